@@ -19,8 +19,8 @@ from checks.contract import Check
 from checks.discover import builtin_checks
 from checks.reasons import REASONS
 from docs.reason_pages import reason_pages
-from healthd.cli.settings.tree import Settings
-from healthd.core.config.schema import key_of
+from healthd.cli.settings.options import Settings
+from healthd.core.config import key_of
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Made by `make docs` from the code: change it there. -->\n\n"

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from statistics import NormalDist, median
 
 from checks.accelerators import find_descriptor
-from checks.collective.nccom.plan import MAIN_DTYPE
+from checks.collective.nccom.run import MAIN_DTYPE
 from checks.contract import Finding, Measurement, Status, Tier
-from checks.learned import hardware_of
+from checks.limits import hardware_of
 from healthd.core.model import CheckResult, Health, NodeState
 
 LEAST_SAMPLES = 11
@@ -51,7 +51,7 @@ MOST_NAME = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What may be compared: `hardware` (see `checks.learned.hardware_of`) and sorted (name, version) pairs."""
+    """What may be compared: `hardware` (see `checks.limits.hardware_of`) and sorted (name, version) pairs."""
 
     hardware: str
     accelerator: str

@@ -61,7 +61,7 @@ MODULES = (
     "healthd.cli.hooks.preflight",
     "healthd.cli.terminal.render",
     "healthd.cli.services",
-    "healthd.core.http.gate_client",
+    "healthd.core.http.client",
     "healthd.aggregator.app",
     "healthd.node.daemon",
     "healthd.hooks.preflight.hook",

@@ -19,13 +19,13 @@ import healthd.node.http.metrics
 from checks.contract import Finding, Measurement, Status, Tier
 from checks.discover import builtin_checks
 from checks.limits import _UNITS
-from healthd.core.http.exposition import exposition
+from healthd.core.http.server import exposition
 from healthd.core.model import CheckResult
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.http.metrics import MAX_RANK_SERIES, registry_of
-from healthd.node.jobs.step_reports import MAX_JOBS, MAX_RANKS, StepReports
 from healthd.node.state.store import NodeStore
-from healthd.steps.detector import WINDOW_STEPS
+from healthd.node.step_reports import MAX_JOBS, MAX_RANKS, StepReports
+from healthd.steps import WINDOW_STEPS
 from tests.node.node_kit import BOOT, MovedClock, finding, measured, result, settings, survey
 
 MOST_SERIES = 600

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from healthd.core.platforms.slurm import Scontrol, SlurmError
-from healthd.core.programs import CalledOffError, Programs
-from healthd.core.threads import use_daemon_threads
+from healthd.core.threads import CalledOffError, Programs, use_daemon_threads
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 

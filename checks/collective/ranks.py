@@ -11,17 +11,167 @@ power of two that lands in the wrong place shows.
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
+from urllib.parse import urlsplit
 
-from checks.collective.own_time import OwnTime
-from checks.collective.store import open_store
-from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Group, Limit, Mesh, Progress, Status
-from checks.device.sampling import median
+from checks.contract import NO_LIMIT, SEVERITY, Context, Device, Evidence, Finding, Group, Limit, Mesh, Progress, Status
+from checks.device.probes import median
+from checks.host.machine import Host, HostError
+from checks.limits import within
+
+# What a rank spends on its own account, so that who is late can be told from those who wait for it.
+
+
+class OwnTime:
+    """Counts from its making."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._since = time.perf_counter()
+        self._withheld = cpu_wait_seconds(host)
+
+    def spent(self, *, without_seconds: float) -> dict[str, float | None]:
+        """
+        `own_seconds` of work that waits for no other rank: all of the time but `without_seconds`, which ranks shared.
+
+        `cpu_wait_seconds` is how long the threads of this process were ready to run and were given no processor, in
+        all that time: near zero on a machine of its own, and large in a rank whose share of the processors is cut,
+        while those that wait for it in an operation sleep. None where the kernel does not count it.
+        """
+        own_seconds = time.perf_counter() - self._since - without_seconds
+        now = cpu_wait_seconds(self._host)
+        known = now is not None and self._withheld is not None
+        return {
+            "own_seconds": max(0.0, own_seconds),
+            "cpu_wait_seconds": max(0.0, (now or 0.0) - (self._withheld or 0.0)) if known else None,
+        }
+
+
+def cpu_wait_seconds(host: Host) -> float | None:
+    """
+    How long all threads of this process have waited for a processor since they began; None where it is not told.
+
+    Source: Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat: time on the cpu and time spent waiting on a
+    runqueue, both in nanoseconds, and timeslices run. A group at its cpu.max counts as waiting.
+    """
+    total = 0
+    try:
+        for thread in host.listdir("/proc/self/task"):
+            total += int(host.read(f"/proc/self/task/{thread}/schedstat").split()[1])
+    except (HostError, ValueError, IndexError):  # also a thread that has just ended: the sum would be no sum
+        return None
+    return total / 1e9
+
+
+# Time and bandwidths of one operation over ranks, by the definitions of nccl-tests (doc/PERFORMANCE.md).
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """What makes the bus bandwidth of the algorithm bandwidth."""
+    return (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def judge_bandwidth(
+    name: str,
+    subject: str,
+    size_bytes: int,
+    seconds: float,
+    *,
+    factor: float,
+    limit: Callable[[str], Limit],
+    labels: Mapping[str, str],
+) -> Finding:
+    """
+    One finding with three measurements, `NAME_` and a suffix; its message is that of the worst.
+
+    `limit` gives the limit of a suffix, `busbw_bytes_per_second` and so on. A time that is none makes no bandwidth.
+    """
+    algbw = size_bytes / seconds if seconds > 0 else math.nan
+    values = {
+        "busbw_bytes_per_second": algbw * factor,
+        "algbw_bytes_per_second": algbw,
+        "duration_seconds": seconds,
+    }
+    judged = [
+        within(
+            value,
+            name=f"{name}_{suffix}",
+            target="node",
+            limit=limit(suffix),
+            reason="SlowLink",
+            subject=f"{subject}: {suffix.partition('_')[0]}",
+            labels=labels,
+        )
+        for suffix, value in values.items()
+    ]
+    worst = max(judged, key=lambda finding: SEVERITY[finding.status])
+    return dataclasses.replace(worst, measurements=tuple(one for finding in judged for one in finding.measurements))
+
+
+def limit_of(size: Mapping[str, Any], suffix: str) -> Limit:
+    """The limit that a rank has told with what it measured at one size."""
+    lower, upper, origin = size["limits"][suffix]
+    return Limit(lower=lower, upper=upper, origin=origin)
+
+
+# Where the ranks of several nodes find each other: a key-value store of torch on the main node, over TCP.
+
+
+_IN_USE = ("eaddrinuse", "address already in use", "errno: 98")
+_KNOWN_SECONDS = 0.5  # rank 0 says which group it is as soon as it listens
+
+
+def open_store(distributed: Any, group: Group) -> Any:
+    """
+    The store of a rendezvous `tcp://HOST:PORT?group=ID` (an IPv6 address in brackets); rank 0 serves it.
+
+    It returns as soon as this rank has reached the main node, and waits for no other rank. A store of another group
+    that has the port, such as the one before, is left alone. Raises RuntimeError in one line.
+    """
+    url = urlsplit(group.rendezvous)
+    if url.hostname is None or url.port is None:
+        raise RuntimeError(f"{group.rendezvous}: no rendezvous; it is written tcp://ADDRESS:PORT?group=ID")
+    key = f"healthd/{url.query}"
+    deadline = time.monotonic() + group.timeout_seconds
+    while True:
+        store = _store(distributed, group, url.hostname, url.port, deadline)
+        if group.rank == 0:
+            store.set(key, "here")
+            return store
+        try:
+            store.wait([key], datetime.timedelta(seconds=_KNOWN_SECONDS))
+        except RuntimeError:  # torch has errors of its own for the network and its stores; all are RuntimeError
+            if time.monotonic() > deadline:
+                text = f"{url.hostname} port {url.port} belongs to another group; peers timed out"
+                raise RuntimeError(text) from None
+        else:
+            return store
+
+
+def _store(distributed: Any, group: Group, host: str, port: int, deadline: float) -> Any:
+    seconds = max(0.1, deadline - time.monotonic())
+    try:
+        return distributed.TCPStore(
+            host,
+            port,
+            group.size,
+            group.rank == 0,
+            timeout=datetime.timedelta(seconds=seconds),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        if any(words in str(error).lower() for words in _IN_USE):
+            raise RuntimeError(f"port {port} is in use on this node; the group needs another") from None
+        raise
+
 
 RENDEZVOUS = "rendezvous"
 CONNECTING = "rendezvous/peers"  # the main node was reached; between nodes alone
@@ -97,7 +247,6 @@ def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
     if device.members:
-        from checks.collective.mesh import run_mesh
 
         yield from run_mesh(ctx, name, cast("Mesh", device), group)
         return
@@ -291,3 +440,53 @@ def limits_of_size(
 
 def progress(step: str, event: str) -> Progress:
     return Progress(step=step, event=event, monotonic_seconds=time.monotonic())
+
+
+# All ranks of a collective in one process, on a mesh: the same data, sizes, comparison and evidence as separate
+# ranks.
+
+
+def run_mesh(ctx: Context[Params], name: str, mesh: Mesh, group: Group) -> Iterator[Evidence | Progress]:
+    """Be all ranks of the collective `name`: run every size, say what each rank measured."""
+    yield progress(RENDEZVOUS, "joined")
+    if len(mesh.members) != group.size:
+        raise ValueError(f"a group of {group.size} ranks needs a mesh of as many devices, not {len(mesh.members)}")
+    rank = Rank(torch=mesh.torch, distributed=None, device=mesh, group=group)
+    yield progress(RENDEZVOUS, "left")
+    sizes: list[list[dict[str, Any]]] = [[] for _ in mesh.members]
+    for size_bytes in ctx.params.sizes_bytes:
+        elements = max(1, size_bytes // ELEMENT_BYTES // group.size) * group.size
+        own = elements // group.size if name == "all_gather" else elements
+        contributions = mesh.torch.stack([rank.values(source, own) for source in range(group.size)])
+        step = f"{name}/{size_bytes}"
+        yield progress(step, "entered")
+        operation = mesh.collective(name, contributions)
+        seconds = mesh.measure(operation.run, repeats=ctx.params.iterations, warmup=max(1, ctx.params.warmup))
+        yield progress(step, "left")
+        for index, (member, output) in enumerate(zip(mesh.members, operation.outputs(), strict=True)):
+            sizes[index].append(
+                {
+                    "size_bytes": size_bytes,
+                    "bytes": elements * ELEMENT_BYTES,
+                    "seconds": median(seconds),
+                    "limits": limits_of(ctx, name, size_bytes),
+                    **compare(
+                        mesh.torch,
+                        member.read(output),
+                        _expected(name, rank, index, elements),
+                        own if name == "all_gather" else None,
+                    ),
+                }
+            )
+    for index, member in enumerate(mesh.members):
+        yield told_by_rank(replace(group, rank=index), member, mesh.key, {"sizes": sizes[index]})
+
+
+def _expected(name: str, rank: Rank, index: int, elements: int) -> Any:
+    """What rank `index` must hold in the end, on the host."""
+    size = rank.group.size
+    share = elements // size
+    if name == "all_gather":
+        return cast("Any", rank.torch.cat([rank.values(source, share) for source in range(size)]))
+    sums = rank.sums(elements)
+    return sums if name == "all_reduce" else sums[index * share : (index + 1) * share]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
-from checks.device.sampling import labelled_limit, median, new_seed, per_second
-from checks.device.trouble import is_out_of_memory, is_trouble
+from checks.device.probes import is_out_of_memory, is_trouble, labelled_limit, median, new_seed, per_second
 from checks.limits import within
 from checks.profiling.operations import with_profile
 

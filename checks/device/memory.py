@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
-from checks.device.sampling import median, new_seed, per_second
-from checks.device.trouble import is_trouble
+from checks.device.probes import is_trouble, median, new_seed, per_second
 from checks.limits import quantity, within
 from checks.profiling.operations import with_profile
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from checks.host.files import HostError
+from checks.host.machine import HostError
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection

@@ -10,14 +10,191 @@ is in `failed`; a GPU that is lost raises.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from checks.host.machine import Host
-from checks.host.nvml_module import NvmlError as NvmlError
-from checks.host.nvml_module import load_module
-from checks.host.nvml_records import Clocks, Links, Memory, Versions, flag, text, total, whole
+
+# Imports nvidia-ml-py, which is optional, when a check asks for it: from the interpreter of the probes, else from
+# beside healthd, so that the extra `nvidia` of the service is enough and an interpreter of jobs need not be changed.
+
+
+PACKAGE = "nvidia-ml-py"
+
+
+class NvmlError(Exception):
+    """
+    NVML as a whole cannot be asked.
+
+    `reason` is a code of `checks.reasons`: MissingTool, NoPermission, VersionMismatch, Timeout or NoData.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def load_module(host: Host) -> Any:
+    """The module. Raises NvmlError MissingTool with the remedy."""
+    missing = NvmlError(
+        "MissingTool",
+        f"{PACKAGE} is neither installed beside healthd nor for {sys.executable}: install the extra nvidia of healthd "
+        "(pip install '.[nvidia]' in a clone), or disable the checks gpu_*",
+    )
+    if host.root is None:
+        try:
+            return _import_installed()
+        except ImportError:
+            if (beside := _import_beside_healthd()) is not None:
+                return beside
+            raise missing from None
+    path = host.path("/python/pynvml/__init__.py")
+    spec = importlib.util.spec_from_file_location("pynvml_of_the_machine", path)
+    if spec is None or spec.loader is None or not host.exists("/python/pynvml/__init__.py"):
+        raise missing
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_installed() -> Any:
+    """The module from site-packages, without which the child of the passive checks starts (-S). Raises ImportError."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        if not sys.flags.no_site:
+            raise
+    import site
+
+    site.main()  # what Python does at its start without -S; a virtual environment shows itself here
+    importlib.invalidate_caches()
+    return importlib.import_module("pynvml")
+
+
+def _import_beside_healthd() -> Any:
+    """
+    The module from the site-packages that healthd itself is installed in, None where it is not there.
+
+    It is one file of pure Python, so that any interpreter can load it. A wheel has this file in
+    `healthd/bundled/checks/host`.
+    """
+    folder = Path(__file__).resolve().parent
+    if folder.parts[-4:] != ("healthd", "bundled", "checks", "host"):
+        return None
+    path = folder.parents[3] / "pynvml.py"
+    spec = importlib.util.spec_from_file_location("pynvml", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pynvml"] = module  # where it looks for itself
+    spec.loader.exec_module(module)
+    return module
+
+
+# Frozen records of what NVML reports about a GPU, and the conversion of its values. `checks.host.nvml` reads them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Errors of the memory."""
+
+    ecc_enabled: bool | None
+    """None where the GPU does not report it; so are the other numbers."""
+    volatile_uncorrected: int | None
+    """Uncorrected ECC errors since the last reset."""
+    aggregate_uncorrected: int | None
+    """Uncorrected ECC errors over the life of the GPU."""
+    remapped_rows: int | None
+    """Rows that were remapped, for correctable and uncorrectable errors."""
+    remap_pending: bool | None
+    """A row is remapped at the next reset."""
+    remap_failed: bool | None
+    """A remapping has failed."""
+    retired_pages: int | None
+    """Pages that were retired, on GPUs without row remapping."""
+    retire_pending: bool | None
+    """A page is retired at the next reset."""
+    failed: tuple[str, ...]
+    """Calls that failed, each with its error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """Why clocks are what they are (a bit mask, nvmlClocksEventReasons) and how hot the GPU is, in degrees Celsius."""
+
+    reasons: int | None
+    temperature: int | None
+    slowdown_temperature: int | None
+    failed: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The state of PCIe, NVLink and the NVSwitch fabric."""
+
+    pcie_width: int | None
+    """Lanes in use; None where the GPU does not report it; so are the other numbers."""
+    pcie_width_max: int | None
+    """The most lanes that the GPU and its slot support."""
+    pcie_generation: int | None
+    """The present generation; an idle GPU lowers it to save power."""
+    pcie_generation_max: int | None
+    """The highest generation that the GPU and its slot support."""
+    pcie_replays: int | None
+    """Replays, as the driver counts them."""
+    busy_ratio: float | None
+    """Which part of the last moment the GPU worked."""
+    nvlink_active: Mapping[int, bool]
+    """Whether each link is active, by its number."""
+    nvlink_errors: Mapping[str, int]
+    """Errors of each active link since the driver was loaded, by kind and link: `replay/3`."""
+    fabric_state: int | None
+    """0 (no fabric), 1 (not started), 2 (in progress) or 3 (completed)."""
+    fabric_status: int | None
+    """The result of joining the fabric, an nvmlReturn_t."""
+    failed: tuple[str, ...]
+    """Calls that failed, each with its error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """The driver's, the library's, and the newest CUDA that the driver can (`12.4`)."""
+
+    driver: str | None
+    nvml: str | None
+    cuda: str | None
+    failed: tuple[str, ...]
+
+
+def whole(value: object) -> int | None:
+    """A count; None for what is none. All ones is how NVML says "not available"."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        return None
+    return value
+
+
+def flag(value: object) -> bool | None:
+    """Of 0 and 1; None for anything else."""
+    return None if (number := whole(value)) is None or number > 1 else bool(number)
+
+
+def text(value: object) -> str | None:
+    """What is no text is None. The module gives bytes in old releases."""
+    said = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return (said.strip() or None) if isinstance(said, str) else None
+
+
+def total(counts: Sequence[int | None]) -> int | None:
+    """The sum; None where one of them is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
 
 MAX_PARTS = 64  # of one GPU; today's have at most 8
 MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest header; asking for more than there are ends the list

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import Context, Device, Finding, Profile, Status
-from checks.contract.records import MAX_PROFILE_BYTES, PROFILE_FORMAT
+from checks.contract import MAX_PROFILE_BYTES, PROFILE_FORMAT, Context, Device, Finding, Profile, Status
 
 SLOW = "SlowDevice"
 MAX_EVENTS = 20_000

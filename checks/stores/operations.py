@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Protocol
+
+from checks.host.machine import Host
+from checks.system.mounts import Mount, find_unmounted, holding, read_fstab, read_points
 
 CHUNK_BYTES = 1 << 20
 _LOOKED_AT = 16  # entries of a folder for each file that is wanted
@@ -201,3 +205,81 @@ def is_url(root: str) -> bool:
 def open_store(root: str) -> Store:
     """The store at a path or URL. Raises ImportError where the library for it is not installed."""
     return ObjectStore(root) if is_url(root) else FileStore(root)
+
+
+# What an error of a store means: a reason code and a sentence.
+
+
+_BY_ERRNO: Mapping[int, tuple[str, str]] = {
+    errno.ENOSPC: ("StoreNoSpace", "no space is left"),
+    errno.EDQUOT: ("StoreQuota", "the quota of the user, group or project is used up"),
+    errno.EROFS: ("StoreReadOnly", "it is mounted read-only"),
+    errno.EACCES: ("StoreNoPermission", "permission denied"),
+    errno.EPERM: ("StoreNoPermission", "operation not permitted"),
+    errno.ESTALE: ("StoreStale", "stale file handle: the server no longer knows what this node has mounted"),
+    errno.ENOTCONN: ("StoreStale", "the program that serves this mount is gone"),
+    errno.ENOENT: ("StoreMissing", "it is not there"),
+    errno.ENOTDIR: ("StoreMissing", "it is no directory"),
+}
+
+
+class StoreFault(Exception):
+    """A fault of a store that has been told apart: `reason` is a code of `checks.reasons`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def explain(error: Exception, step: str, root: str) -> tuple[str, str]:
+    """The reason and one sentence for what a step on the store at `root` raised."""
+    if isinstance(error, StoreFault):
+        return error.reason, str(error)
+    if isinstance(error, ImportError):
+        return "MissingTool", f"{error}; install the object-store extra of healthd where the probes run"
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and isinstance(error, PermissionError):
+        number = errno.EACCES
+    if number is None and isinstance(error, FileNotFoundError):
+        number = errno.ENOENT
+    if number == errno.ENOSPC and _has_no_inodes(root):
+        return "StoreNoInodes", f"{step}: no inodes are left, although there is space: too many files"
+    if number is not None and number in _BY_ERRNO:
+        reason, text = _BY_ERRNO[number]
+        return reason, f"{step}: {text}"
+    said = " ".join(str(error).split())[:300]
+    return "StoreError", f"{step}: {type(error).__name__}: {said}"
+
+
+def _has_no_inodes(root: str) -> bool:
+    try:
+        found = os.statvfs(root)
+    except OSError:
+        return False
+    return found.f_files > 0 and found.f_favail == 0 and found.f_bavail > 0
+
+
+# Whether a path is on the file system that it should be on, and not on the local disk beneath a missing mount.
+
+
+def require_mount(path: str, kinds: Sequence[str]) -> Mount | None:
+    """
+    The mount that a path is on; None where the table of mounts does not have it.
+
+    Raises StoreFault StoreNotMounted where `kinds` are given and it is on another one, or where /etc/fstab mounts
+    something at the path, or above it, that is not mounted.
+    """
+    with suppress(OSError):  # an automounter mounts it when it is opened
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    points = read_points(Host())
+    place = os.path.realpath(path)
+    mount = holding(points, place)
+    if kinds and (mount is None or mount.kind not in kinds):
+        there = "nothing" if mount is None else f"{mount.kind} ({mount.source} on {mount.point})"
+        wanted = " or ".join(kinds)
+        text = f"{path} is on {there}, not on {wanted}: what is written goes to the local disk beneath; mount it"
+        raise StoreFault("StoreNotMounted", text)
+    if point := find_unmounted(place, read_fstab(Host()), points):
+        text = f"/etc/fstab mounts {point}, and nothing is mounted there: what is written to {path} goes beneath"
+        raise StoreFault("StoreNotMounted", text)
+    return mount

@@ -7,16 +7,61 @@ It may hang in the kernel for as long as a store does; whoever started it kills 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from checks.host.guard import STORE_NAME
 from checks.json_text import parse_json
-from checks.stores.errors import StoreFault, explain
-from checks.stores.operations import Store, is_url, open_store
-from checks.stores.report import Report
+from checks.stores.operations import Store, StoreFault, explain, is_url, open_store
+
+# What the child process tells the check: JSON lines on its standard output, written at once.
+
+
+class Report:
+    """The lines of one child. `step` says what comes next, so that a hang has a place."""
+
+    def __init__(self) -> None:
+        self.current = "start"
+        self._send({"pid": os.getpid()})
+
+    def step(self, text: str) -> None:
+        """What is begun now."""
+        self.current = text
+        self._send({"step": text, "at": time.monotonic()})
+
+    def reading(self, name: str, value: float) -> None:
+        """One measured number."""
+        self._send({"reading": name, "value": value})
+
+    def fault(self, reason: str, message: str) -> None:
+        """Something is wrong with the store; the work goes on."""
+        self._send({"fault": reason, "message": message})
+
+    def note(self, text: str) -> None:
+        """A fact for the message of the finding."""
+        self._send({"note": text})
+
+    def done(self) -> None:
+        """All that was asked has been done."""
+        self._send({"done": True})
+
+    @contextmanager
+    def timed(self, text: str, into: dict[str, float], name: str) -> Iterator[None]:
+        """A step, and how long it took, in seconds."""
+        self.step(text)
+        begun = time.perf_counter()
+        yield
+        into[name] = into.get(name, 0.0) + time.perf_counter() - begun
+
+    def _send(self, line: dict[str, object]) -> None:
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
 
 _PR_SET_NAME = 15
 
@@ -28,7 +73,7 @@ def main(argument: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, STORE_NAME.encode(), 0, 0, 0)
     report = Report()
     try:
-        from checks.stores.mounting import require_mount
+        from checks.stores.operations import require_mount
 
         work = _work(order["kind"])  # imported before the user changes, who may not read healthd's own files
         if order.get("user"):
@@ -51,21 +96,21 @@ def main(argument: str) -> None:
 
 def _work(kind: str) -> Callable[[Store, Mapping[str, Any], Report], None]:
     if kind == "write":
-        import checks.stores.markers
-        from checks.stores.writing import probe
+        import checks.stores.probes
+        from checks.stores.probes import probe
 
         return probe
     if kind == "checkpoint":
-        import checks.stores.loading  # noqa: F401
+        import checks.stores.checkpoint  # noqa: F401
         from checks.stores.checkpoint import inspect
 
         return inspect
     if kind == "read":
-        from checks.stores.reading import measure
+        from checks.stores.probes import measure
 
         return measure
     if kind == "look":
-        from checks.stores.looking import look
+        from checks.stores.probes import look
 
         return look
     raise ValueError(f"no such work: {kind}")

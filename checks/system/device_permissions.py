@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from checks.accelerators.neuron.host_index import DEVICE_FILE
+from checks.accelerators.neuron.ls import DEVICE_FILE
 from checks.contract import NO_LIMIT, Context, Finding, NoParams, Status, check
 from checks.host.container import has_own_dev
 from checks.limits import within

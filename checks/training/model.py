@@ -7,13 +7,171 @@ or changed there. All shapes are static: a device that compiles, compiles a step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checks.training.float8 import scaled_product
-from checks.training.places import BLOCKS
+from checks.device.probes import is_out_of_memory, is_trouble
 from checks.training.text import TEXT
+
+# Products whose operands are rounded to fp8 (e4m3), with a scale for each operand: `torch._scaled_mm`.
+
+
+_SIDE = 16
+"""Sides of operands that devices take are multiples of this."""
+
+
+def scaled_product(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
+    """The product x @ weight.T  # [..., outputs] bf16; of x [..., inputs] and weight [outputs, inputs], both bf16."""
+    return _function(torch).apply(x, weight, dtype)
+
+
+def exact_product(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
+    """The same of host tensors in float64, from operands that are rounded alike."""
+    rounded, scale = _rounded(torch, x.reshape(-1, x.shape[-1]), dtype)
+    rounded_weight, scale_weight = _rounded(torch, weight, dtype)
+    product = (rounded.to(torch.float64) * scale) @ (rounded_weight.to(torch.float64) * scale_weight).t()
+    return product.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def why_not(torch: Any, place: Any, dtype: str) -> str | None:
+    """
+    Why the device `place` has no such products, found out by asking for one; None where it has them.
+
+    Raises what a device in trouble raises.
+    """
+    if not hasattr(torch, dtype) or not hasattr(torch, "_scaled_mm"):
+        return f"torch {torch.__version__} does not know it"
+    one = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16).to(place)
+    try:
+        _scaled(torch, one, one, dtype).to("cpu")
+    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        if is_trouble(error) or is_out_of_memory(error):
+            raise
+        return (str(error) or type(error).__name__).splitlines()[0][:200]
+    return None
+
+
+def _rounded(torch: Any, tensor: Any, dtype: str) -> tuple[Any, Any]:
+    """The tensor times a scale, rounded, and what to multiply it with again  # [] fp32."""
+    kind = getattr(torch, dtype)
+    wide = tensor.to(torch.float32)
+    # amax = m 2**e with m in 0.5..1, so that amax 2**(top - e) is within 2**top, the largest power that the format has.
+    _, exponent = torch.frexp(wide.abs().amax().clamp(min=2.0**-100))
+    top = int(torch.finfo(kind).max).bit_length() - 1
+    shift = top - exponent
+    scaled = torch.ldexp(wide, shift)
+    return scaled.to(kind), torch.ldexp(torch.ones((), dtype=torch.float32, device=tensor.device), -shift)
+
+
+def _scaled(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
+    rounded, scale = _rounded(torch, x.reshape(-1, x.shape[-1]), dtype)
+    rounded_weight, scale_weight = _rounded(torch, weight, dtype)
+    product = torch._scaled_mm(
+        rounded, rounded_weight.t(), scale_a=scale, scale_b=scale_weight, out_dtype=torch.bfloat16
+    )
+    return product.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@functools.cache
+def _function(torch: Any) -> Any:
+    class ScaledProduct(torch.autograd.Function):  # type: ignore[misc]
+        """Rounded operands forward, bf16 backward."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, dtype: str) -> Any:
+            ctx.save_for_backward(x, weight)
+            return _scaled(torch, x, weight, dtype)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> tuple[Any, Any, None]:
+            x, weight = ctx.saved_tensors
+            flat = gradient.reshape(-1, gradient.shape[-1])
+            return gradient @ weight, flat.t() @ x.reshape(-1, x.shape[-1]), None
+
+    return ScaledProduct
+
+
+# The names of a step's places: every value that an operation of a layer gives, in forward, backward and optimizer.
+
+
+FORWARD = "forward"
+BACKWARD = "backward"
+REDUCTION = "reduction"
+OPTIMIZER = "optimizer"
+
+BLOCKS = 2
+"""Of every model, small or large, so that a fault's place exists in every tier."""
+
+EMBEDDING = ("token", "position")
+BLOCK = ("norm1", "qkv", "scores", "softmax", "context", "output", "add1", "norm2", "up", "gelu", "down", "add2")
+HEAD = ("norm", "logits", "loss")
+_PARAMETERS = {
+    "embed": ("token_weight", "position_weight"),
+    "block": ("norm1_weight", "qkv_weight", "output_weight", "norm2_weight", "up_weight", "down_weight"),
+    "head": ("norm_weight", "logits_weight"),
+}
+INPUTS = {
+    **{
+        f"block{index}.{product}": f"block{index}.{given}"
+        for index in range(BLOCKS)
+        for product, given in (("qkv", "norm1"), ("output", "context"), ("up", "norm2"), ("down", "gelu"))
+    },
+    "head.logits": "head.norm",
+}
+"""The products with weights, and the place that each takes its other operand from."""
+
+OWN = "own."
+"""How the places of a step of the user's own begin (see `checks.training.own`)."""
+
+
+def layers() -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Each layer with its operations and its parameters, in the order of the forward pass."""
+    found: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [("embed", EMBEDDING, _PARAMETERS["embed"])]
+    found += [(f"block{index}", BLOCK, _PARAMETERS["block"]) for index in range(BLOCKS)]
+    return [*found, ("head", HEAD, _PARAMETERS["head"])]
+
+
+def all_places() -> Iterator[str]:
+    """Every place of a step, layer by layer."""
+    for layer, operations, parameters in layers():
+        for operation in operations:
+            yield f"{layer}.{operation}"
+            yield f"{layer}.{operation}_grad"
+        for parameter in parameters:
+            yield f"{layer}.{parameter}_grad"
+            yield f"{layer}.{parameter}_update"
+
+
+def reduced_places() -> Iterator[str]:
+    """The gradients that a step over several ranks has besides: those after the reduction."""
+    for layer, _, parameters in layers():
+        for parameter in parameters:
+            yield f"{layer}.{parameter}_reduced"
+
+
+def phase_of(place: str) -> str:
+    """Forward, backward, reduction or optimizer."""
+    if place.endswith("_update"):
+        return OPTIMIZER
+    if place.endswith("_reduced"):
+        return REDUCTION
+    return BACKWARD if place.endswith("_grad") else FORWARD
+
+
+def describe(place: str) -> str:
+    """A place in words: its layer, its operation and the phase."""
+    layer, _, name = place.rpartition(".")  # layers of a user's model have dots in their names
+    phase = phase_of(place)
+    if phase == OPTIMIZER:
+        return f"layer {layer}, {name.removesuffix('_update')} after the optimizer"
+    if phase == REDUCTION:
+        return f"layer {layer}, reduced gradient of {name.removesuffix('_reduced')}"
+    if phase == BACKWARD:
+        return f"layer {layer}, gradient of {name.removesuffix('_grad')}"
+    return f"layer {layer}, operation {name}"
+
 
 Tap = Callable[[str, Any], Any]
 """Takes the name of a place and its tensor; the step goes on with the tensor that it gives back."""

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Finding, Limit, Profile, Status
-from checks.device.sampling import labelled_limit, median, per_second
+from checks.device.probes import labelled_limit, median, per_second
 from checks.limits import within
 from checks.profiling.operations import with_profile
-from checks.training.corruption import Strikes
-from checks.training.digests import Digester
-from checks.training.judge import first_difference
-from checks.training.places import describe
-from checks.training.step import Step
+from checks.training.digests import Digester, first_difference
+from checks.training.model import describe
+from checks.training.step import Step, Strikes
 from checks.training.work import Work
 
 MOST_TABLES = 16

@@ -27,9 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.training.float8 import exact_product
-from checks.training.model import VOCABULARY, Format, Size, reference_format
-from checks.training.places import INPUTS, OPTIMIZER, phase_of
+from checks.training.model import INPUTS, OPTIMIZER, VOCABULARY, Format, Size, exact_product, phase_of, reference_format
 from checks.training.step import State, adamw, first_state, run_step
 
 _FACTOR = 6.0

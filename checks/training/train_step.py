@@ -21,17 +21,14 @@ from checks.contract import (
     Tier,
     check,
 )
-from checks.device.sampling import labelled_limit, new_seed
+from checks.device.probes import labelled_limit, new_seed
 from checks.limits import within
-from checks.training.digests import Digester, fold, join
+from checks.training.digests import AFTER, Digester, fold, join, judge_steps
 from checks.training.environment import numeric_settings
-from checks.training.float8 import why_not
-from checks.training.judge import AFTER, judge_steps
-from checks.training.model import FORMATS, Format
+from checks.training.model import FORMATS, Format, why_not
 from checks.training.own import own_step
-from checks.training.parity import parity_limit, run_parity
 from checks.training.probing import Repeats, repeat, right, speed
-from checks.training.work import SMALL, STEP_REVISION, Work, built_in
+from checks.training.work import SMALL, STEP_REVISION, Work, built_in, parity_limit, run_parity
 
 _REPEATS = {Tier.QUICK: 3, Tier.DEEP: 20, Tier.SOAK: 200}
 _PARITY_STEPS = {Tier.QUICK: 8, Tier.DEEP: 200, Tier.SOAK: 200}

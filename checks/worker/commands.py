@@ -2,21 +2,352 @@
 
 from __future__ import annotations
 
-import gc
-import sys
+import base64
+import binascii
+import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.worker.results import ResultWriter
+from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry_of, make_key
+from checks.contract import MAX_PROFILE_BYTES, PROFILE_FORMAT, Device, Finding, Profile, Status
+from checks.profiling.neuron import programs_in, programs_of, remember
+from checks.worker.protocol import ProtocolError, shorten
+
+if TYPE_CHECKING:
+    from checks.accelerators.neuron.cache import ColdCacheError
+    from checks.contract import Finding
+import gc
+import sys
+from contextlib import ExitStack, suppress
 
 if TYPE_CHECKING:
     from checks.accelerators import Accelerator
     from checks.contract import Check, Context, Device, Limit, Profiling
     from checks.host.machine import Host
-    from checks.worker.compiling import Compiling
     from checks.worker.faults import Fault
+
+
+# Compilation in a worker: whether its graphs are compiled, and compiling them once.
+
+
+REMEDY = "run 'healthd warm' on this node, or share compile_cache of [probe] with nodes like it"
+# A single node cannot compile the graphs of ranks of several nodes.
+REMEDY_BETWEEN_NODES = (
+    "let the probes compile (on_cold_cache of [probe]), share compile_cache with a node that has been in such a group, "
+    "or let nccom-test carry collectives between nodes (nccom_launch of [policy])"
+)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graphs of one check as it will be run. `ranks` is None except for collectives."""
+
+    check: str
+    tier: str
+    params: Mapping[str, Any]
+    ranks: int | None
+
+    @property
+    def entry(self) -> str:
+        """Its name in the manifest."""
+        return entry_of(self.check, self.tier, self.params, self.ranks)
+
+
+class Compiling:
+    """
+    The compilation of one worker. `setup_compile` is the member `compile` of its setup: None, or {root, graphs, cold,
+    retry}.
+
+    `cold` says what to do where something is not compiled: `unknown` (report it) or `compile`.
+    """
+
+    def __init__(self, setup_compile: Mapping[str, Any] | None, setup: Mapping[str, Any]) -> None:
+        self._compiles = bool(setup_compile) and setup_compile is not None and setup_compile["cold"] == "compile"
+        self._retry = bool(setup_compile and setup_compile["retry"])
+        self._cache: CompileCache | None = None
+        self._own_ranks = len(((setup.get("options") or {}).get("group") or {}).get("targets") or ())
+        self._before: frozenset[str] = frozenset()
+        self.graphs: tuple[Graphs, ...] = ()
+        if setup_compile:
+            self.graphs = tuple(Graphs(**graphs) for graphs in setup_compile["graphs"])
+            self._cache = cache_of(Path(setup_compile["root"]), setup["inventory"], setup["target"], setup["options"])
+
+    def options(self) -> dict[str, Any]:
+        """The options of `bind` in addition to those of the operator."""
+        if self._cache is None:
+            return {}
+        return {"compile_folder": str(self._cache.folder), "retry_failed": self._retry}
+
+    def cold(self) -> list[str]:
+        """
+        The entries that must be compiled first. Raises ColdCacheError where compiling is not allowed and nothing can
+        run.
+
+        Ranks run together or not at all; other checks that are compiled can run (see `require`).
+        """
+        if self._cache is None:
+            return []
+        missing = self._cache.missing([graphs.entry for graphs in self.graphs])
+        if not self._compiles and any(graphs.ranks is None and graphs.entry not in missing for graphs in self.graphs):
+            return []
+        if missing and not self._compiles:
+            names = ", ".join(dict.fromkeys(entry.partition("/")[0] for entry in missing))
+            ranks = max((graphs.ranks or 0 for graphs in self.graphs), default=0)
+            if self._own_ranks and ranks > self._own_ranks:
+                raise ColdCacheError(f"nothing is compiled here for {names} of {ranks} ranks; {REMEDY_BETWEEN_NODES}")
+            raise ColdCacheError(f"nothing is compiled here for {names}; {REMEDY}")
+        return missing
+
+    def require(self, check: str) -> None:
+        """Raise ColdCacheError where a check's graphs are not compiled and compiling is not allowed."""
+        wanted = [graphs.entry for graphs in self.graphs if graphs.check == check]
+        if self._cache is not None and not self._compiles and self._cache.missing(wanted):
+            raise ColdCacheError(f"nothing is compiled here for {check}; {REMEDY}")
+
+    @contextmanager
+    def alone(self) -> Iterator[list[str]]:
+        """Be the only process that compiles; yields what was removed of earlier failures, in words."""
+        if self._cache is None:
+            yield []
+            return
+        with self._cache.compiling():
+            yield self._cache.clear_stale() if self._retry else []
+
+    def is_compiled(self, graphs: Graphs) -> bool:
+        """Whether the graphs of a check are compiled; always true without a cache."""
+        return self._cache is None or not self._cache.missing([graphs.entry])
+
+    def is_due(self, graphs: Graphs) -> bool:
+        """Whether this worker compiles a check ahead for all others; ranks compile together, when they run."""
+        return self._compiles and graphs.ranks is None and not self.is_compiled(graphs)
+
+    def started(self, check: str) -> None:
+        """A check starts that may compile: what is there from now on is its own."""
+        if self._cache is not None and self._compiles and any(graphs.check == check for graphs in self.graphs):
+            self._before = programs_in(self._cache.folder)
+
+    def programs(self, check: str) -> list[str]:
+        """The compiled programs of a check, the largest first; empty where none are known."""
+        if self._cache is None:
+            return []
+        entries = [graphs.entry for graphs in self.graphs if graphs.check == check and graphs.ranks is None]
+        return [str(path) for entry in entries for path in programs_of(self._cache.folder, entry)]
+
+    def ended(self, check: str, seconds: float) -> None:
+        """A check has run to its end on this device, so its graphs are compiled."""
+        for graphs in self.graphs:
+            if graphs.check == check and self._cache is not None and self._compiles and not self.is_compiled(graphs):
+                self._cache.record(graphs.entry, seconds)
+                remember(self._cache.folder, graphs.entry, programs_in(self._cache.folder) - self._before)
+
+
+def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:
+    """The cache of a worker's device, by what this interpreter has installed. Imports no torch."""
+    from checks.accelerators.neuron.versions import read_versions
+
+    flags: tuple[str, ...] = ()
+    lnc = None
+    if inventory.get("accelerator") == "neuron":
+        from checks.accelerators.neuron.environment import flags_of, lnc_of
+
+        flags, lnc = flags_of(options), lnc_of(inventory, options)
+    return CompileCache(root, make_key(inventory, target, flags, lnc, read_versions()))
+
+
+# What a device counts of a check beside its results: the time it compiled, and the work that it left to the host.
+
+
+class Stopwatch:
+    """How long a device has compiled since the start of the stopwatch: by its own count, else by the clock."""
+
+    def __init__(self, device: Device | None) -> None:
+        self._count = getattr(device, "compile_seconds", None)
+        self._started = time.monotonic()
+        self._before = self._count() if self._count is not None else None
+
+    def seconds(self, *, first_run: bool = False) -> float:
+        """Seconds of compilation; without a count of the device 0.0, or with `first_run` the whole time."""
+        if self._count is not None and self._before is not None:
+            return max(0.0, float(self._count()) - float(self._before))
+        return time.monotonic() - self._started if first_run else 0.0
+
+
+def with_fallbacks(device: Device | None, items: Iterator[Any]) -> Iterator[Any]:
+    """What a check yields, and an unknown finding where the host's processor did work of the device."""
+    fallbacks = getattr(device, "fallbacks", None)
+    if device is None or fallbacks is None:
+        yield from items
+        return
+    fallbacks()
+    yield from items
+    names: Sequence[str] = fallbacks()
+    if names:
+        text = f"the host's processor did {', '.join(names[:8])} for the device, so the device was not tested with it"
+        yield Finding(status=Status.UNKNOWN, reason="HostFallback", message=text, target=device.target)
+
+
+# Profiles on their way from a worker to the runner: in parts that fit in lines of `checks.worker.protocol`.
+
+
+MAX_PROFILES = 16  # of one command
+PROFILE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
+_PART_BYTES = 36 * 1024  # 48 KiB as base64: with the other members less than a line may have
+
+
+def fits(profile: Profile) -> bool:
+    """Whether the runner takes it: any other costs the worker its life, and the check its findings."""
+    known = PROFILE_ID.fullmatch(profile.id) is not None and profile.format == PROFILE_FORMAT
+    return known and len(profile.content) <= MAX_PROFILE_BYTES
+
+
+def split(profile: Profile) -> Iterator[dict[str, Any]]:
+    """The parts of a profile as plain values; the last one says so."""
+    starts = range(0, max(1, len(profile.content)), _PART_BYTES)
+    for start in starts:
+        yield {
+            "id": profile.id,
+            "target": profile.target,
+            "said": shorten(profile.said),
+            "format": profile.format,
+            "data": base64.b64encode(profile.content[start : start + _PART_BYTES]).decode("ascii"),
+            "last": start == starts[-1],
+        }
+
+
+class ProfileParts:
+    """Puts the profiles of one command together. What is too much, or no profile, raises ProtocolError."""
+
+    def __init__(self) -> None:
+        self.whole: list[Profile] = []
+        """The profiles that are complete."""
+        self._id: str | None = None
+        self._content = bytearray()
+
+    def add(self, plain: Any) -> None:
+        """The next part."""
+        if not isinstance(plain, dict):
+            raise ProtocolError("profile is not an object")
+        values: Mapping[str, Any] = plain
+        id_, target, said, form, data = (values.get(name) for name in ("id", "target", "said", "format", "data"))
+        if not isinstance(id_, str) or not PROFILE_ID.fullmatch(id_) or form != PROFILE_FORMAT:
+            raise ProtocolError(f"profile {str(id_)[:60]!r} has no id or no known format")
+        if not (isinstance(target, str) and isinstance(said, str) and isinstance(data, str)):
+            raise ProtocolError(f"profile {id_} lacks members")
+        if self._id not in (None, id_):
+            raise ProtocolError(f"profile {id_} begins before {self._id} is complete")
+        self._id = id_
+        try:
+            self._content += base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            raise ProtocolError(f"profile {id_} is not base64") from None
+        if len(self._content) > MAX_PROFILE_BYTES or len(self.whole) >= MAX_PROFILES:
+            raise ProtocolError(f"profile {id_}: more than {MAX_PROFILES} of {MAX_PROFILE_BYTES} bytes")
+        if values.get("last") is True:
+            content = bytes(self._content)
+            self._content.clear()
+            self._id = None
+            self.whole.append(
+                Profile(id=id_, target=target[:200], said=shorten(said), format=PROFILE_FORMAT, content=content)
+            )
+
+
+# Sends what checks yield and raise from a worker process, as bounded lines of `checks.worker.protocol`.
+
+
+class ResultWriter:
+    """Writes to the descriptor `output`, as answers to the command `command_id`."""
+
+    def __init__(self, output: int) -> None:
+        self.output = output
+        self.command_id = 0
+        self._pid = os.getpid()
+
+    def stream(self, items: Iterable[Any]) -> int:
+        """
+        Send what a check yields as it comes; the number of findings that were left out.
+
+        Of findings above the bound the worst is sent. Profiles above theirs are left out.
+        """
+        from checks.contract import SEVERITY, Evidence, Finding, Profile, Progress
+        from checks.worker.protocol import MAX_FINDINGS, from_evidence, from_finding, from_progress
+
+        findings = dropped = profiles = 0
+        worst_dropped: Finding | None = None
+        for item in items:
+            if isinstance(item, Finding):
+                findings += 1
+                if findings < MAX_FINDINGS:
+                    self.send("finding", finding=from_finding(item))
+                    continue
+                dropped += 1
+                if worst_dropped is None or SEVERITY[item.status] > SEVERITY[worst_dropped.status]:
+                    worst_dropped = item
+            elif isinstance(item, Evidence):
+                self.send("evidence", evidence=from_evidence(item))
+            elif isinstance(item, Progress):
+                self.send("progress", progress=from_progress(item))
+            elif isinstance(item, Profile):
+
+                if profiles >= MAX_PROFILES or not fits(item):
+                    continue  # its finding stands; the runner removes the name of a profile that did not come
+                profiles += 1
+                for part in split(item):
+                    self.send("profile", profile=part)
+            else:
+                raise TypeError(f"yielded {type(item).__name__}; a check yields Finding, Evidence, Progress or Profile")
+        if worst_dropped is not None:
+            self.send("finding", finding=from_finding(worst_dropped))
+        return max(0, dropped - 1)
+
+    def send(self, kind: str, **members: Any) -> None:
+        """
+        Send one message.
+
+        A copy of this process, made by a check that forks, sends no results: it says that it tried, which makes the
+        check unknown, and ends here, before it takes the commands of this process.
+        """
+        if os.getpid() != self._pid:
+            self._write("second_writer", pid=os.getpid())
+            os._exit(1)
+        self._write(kind, **members)
+
+    def _write(self, kind: str, **members: Any) -> None:
+        from checks.worker.protocol import encode
+
+        line = encode({"kind": kind, "id": self.command_id, **members})
+        while line:
+            line = line[os.write(self.output, line) :]
+
+    def raised(self, error: BaseException) -> None:
+        """Report an exception, which is a result as well: its type, its message and its traceback."""
+        import time
+        import traceback
+
+        from checks.host.machine import HostError
+        from checks.worker.protocol import MAX_TRACEBACK_CHARACTERS, shorten
+
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self.send(
+            "raised",
+            type=type(error).__name__,
+            message=shorten(str(error)),
+            # Errors of the host have a reason of their own, and so has a cold cache.
+            reason=error.reason if isinstance(error, (HostError, _cold_cache())) else None,
+            traceback=text[-MAX_TRACEBACK_CHARACTERS:],
+            monotonic_seconds=time.monotonic(),
+        )
+
+
+def _cold_cache() -> type[ColdCacheError]:
+    from checks.accelerators.neuron.cache import ColdCacheError
+
+    return ColdCacheError
+
 
 # Imports stand where they are needed: a passive round imports no torch, and only a part of the checks.
 
@@ -88,7 +419,6 @@ class Worker:
         self._inventory = command["inventory"]  # of an earlier survey, where this worker replaces another one
         cold: list[str] = []
         if target is not None:
-            from checks.worker.compiling import Compiling
 
             accelerator = self._accelerator()
             compiling = Compiling(command.get("compile"), command)
@@ -116,7 +446,7 @@ class Worker:
         configured = options.get("instance_type")
         identity = read_identity(host, configured=configured, inventory=inventory)
         self._inventory = {**inventory, "holders": holders, **({"instance_type": configured} if configured else {})}
-        from checks.learned import hardware_in
+        from checks.limits import hardware_in
 
         self._identity = {
             "hardware": hardware_in(identity["instance_type"], inventory),
@@ -127,8 +457,6 @@ class Worker:
 
     def warm(self, command: Mapping[str, Any]) -> None:
         """Compile what is not compiled yet, by running those checks once unjudged; one process at a time does this."""
-        from checks.worker.device_counts import Stopwatch
-
         compiling = self._compiling
         if compiling is None:
             raise RuntimeError("only the worker of a device can compile")
@@ -153,8 +481,6 @@ class Worker:
 
     def run(self, command: Mapping[str, Any]) -> None:
         """Run one check on this worker's device, or on the node."""
-        from checks.worker.device_counts import Stopwatch, with_fallbacks
-
         check = self._check(command["check"])
         faults = _faults(command)
         context = self._context(check, command, faults)
@@ -184,7 +510,7 @@ class Worker:
     def capture(self, command: Mapping[str, Any]) -> None:
         """Profile a compiled program on a core that no worker has."""
         from checks.profiling.neuron import capture
-        from checks.worker.profile_parts import split
+
 
         self._results.send("started", check=command["check"])
         for part in split(capture(self._on(), command["program"], command["target"], command["check"])):
@@ -272,7 +598,7 @@ class Worker:
 
     def _learned(self) -> dict[str, Limit]:
         """The learned limits for this machine and its versions; none where these are not known."""
-        from checks.learned import choose
+        from checks.limits import choose
 
         sets = self._setup.get("learned")
         return choose(sets, **self._identity) if sets and self._identity else {}

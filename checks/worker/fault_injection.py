@@ -85,7 +85,7 @@ class FaultyDevice:
     """
     A device that is slow, or that flips one bit of one element of the first tensor that the host reads.
 
-    `places` are those of a training step that it corrupts, with their magnitudes (see `checks.training.corruption`);
+    `places` are those of a training step that it corrupts, with their magnitudes (see `checks.training.step`);
     `one_in` says for some of them that they are hit in one step of so many. Everything else is done by the real device.
     See `checks.contract.Device`.
     """

@@ -3,7 +3,7 @@ Faults that an operator injects, as text and as records; `fault_injection` appli
 
 A fault is written `CHECK[@TARGET]=KIND[:VALUE]`. The runner sends a worker only the faults that concern it. Training
 steps have places within their work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE][/STEPS]`, see
-`checks.training.places`; with `/STEPS` the fault strikes one step in so many, by chance, and
+`checks.training.model`; with `/STEPS` the fault strikes one step in so many, by chance, and
 with `/1` every one, so that the device agrees with itself.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.training.places import OWN, all_places, reduced_places
+from checks.training.model import OWN, all_places, reduced_places
 
 KINDS = ("fail", "hang", "crash", "slow", "corrupt", "missing", "garbage", "absent")
 MAX_FACTOR = 10_000.0

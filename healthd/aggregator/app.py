@@ -20,19 +20,17 @@ from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
-from healthd.aggregator.controller.clock import steady_clock
-from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.controller.handshakes import Handshakes
-from healthd.aggregator.drain.build import make_drain_controller
-from healthd.aggregator.drain.metrics import ActuatorCollector
-from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.aggregator.controller.engine import Engine, steady_clock
+from healthd.aggregator.controller.preflights import Handshakes
+from healthd.aggregator.drain.controller import ActuatorCollector, make_drain_controller
+from healthd.aggregator.drain.plan import ActuatorSettings
 from healthd.aggregator.inventory.accusations import MOST_GATES_READ, Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UNGATED, UngatedJobs
-from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
+from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store.changes import PutDuplicate
+from healthd.aggregator.store.rows import PutDuplicate
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.core.errors import HealthdError

@@ -21,19 +21,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
+from healthd.aggregator.api import gates, peers
 from healthd.aggregator.api import gates as api_gates
+from healthd.aggregator.api import gates as api_preflight
 from healthd.aggregator.api import nodes as api_nodes
-from healthd.aggregator.api import overrides, peers, report, validations
-from healthd.aggregator.api import preflight as api_preflight
-from healthd.aggregator.api import rules as api_rules
-from healthd.aggregator.api.handling import READ, Answer, ApiRoute, Parts, parts_of
+from healthd.aggregator.api.handling import READ, Answer, ApiRoute, Parts, TargetGroup, parts_of
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
-from healthd.aggregator.api.records import TargetGroup
 from healthd.aggregator.controller.bulkheads import Fault, Where
 from healthd.aggregator.ui import ROUTERS as PAGE_ROUTERS
 from healthd.aggregator.ui import add_to as add_page_to
 from healthd.aggregator.ui.session import check_origin
-from healthd.core.config.schema import nearest
+from healthd.core.config import nearest
 from healthd.core.errors import BadInputError, HealthdError
 from healthd.core.http.addresses import host_of
 from healthd.core.model import Problem
@@ -66,7 +64,7 @@ def make_app(parts: Parts) -> Application:
     app = Application(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.parts = parts
     known = [Depends(_only_known_query), Depends(_from_here)]
-    app.routers = [*ROUTERS, api_preflight.router] if parts.settings.preflight else ROUTERS
+    app.routers = [*ROUTERS, api_preflight.preflight_router] if parts.settings.preflight else ROUTERS
     for one in app.routers:
         app.include_router(one, dependencies=known)
     add_page_to(app, parts, known)
@@ -240,10 +238,9 @@ async def targets(request: Request, pool: str | None = None) -> Answer[list[Targ
 ROUTERS = [
     router,
     api_gates.router,
-    validations.router,
+    gates.validation_router,
     api_nodes.router,
-    api_rules.router,
-    overrides.router,
+    gates.override_router,
     peers.router,
-    report.router,
+    gates.report_router,
 ]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from healthd.core.bounded import read_file
-from healthd.core.config.toml_text import parse_toml
+from healthd.core.config import parse_toml
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, words_of
 from healthd.core.file_trust import check_file
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from checks.limits import quantity
 from healthd import baselines
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.store.changes import PutEvent
+from healthd.aggregator.store.rows import PutEvent
 from healthd.aggregator.store.store import Store
 from healthd.baselines import Kind, Series
 from healthd.core.errors import StoreError

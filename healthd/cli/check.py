@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from checks.contract import CheckInfo
     from checks.worker.faults import Fault
     from healthd.core.model import CheckResult, Inventory
-    from healthd.node.state.profiles import ProfileFolder
+    from healthd.node.state.saving import ProfileFolder
     from healthd.runner.runner import Runner
     from healthd.runner.settings import RunProgress
 
@@ -210,7 +210,7 @@ async def given_away(settings: CheckSettings) -> str | None:
     A job that was just placed holds no device yet. The job that this process runs in is none of those.
     """
     from healthd.node.clock import system_clock
-    from healthd.node.occupancy.schedulers import Schedulers
+    from healthd.node.occupancy.occupancy import Schedulers
 
     schedulers = Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock())
     for reading in (await schedulers.look()).readings:

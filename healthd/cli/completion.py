@@ -73,7 +73,7 @@ def _asked(ctx: click.Context, what: str, query: dict[str, Any]) -> list[dict[st
     from healthd.cli.settings.options import load_settings
     from healthd.core import wire
     from healthd.core.errors import HealthdError
-    from healthd.core.http.aggregator_client import Aggregator
+    from healthd.core.http.client import Aggregator
 
     names = ("aggregator", "token_file", "ca_file", "config")
     given = {name: value for name, value in ctx.params.items() if name in names}

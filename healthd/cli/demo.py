@@ -3,15 +3,308 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checks.json_text import parse_json
+from healthd.cli.terminal.output import styled
+from healthd.core.errors import HealthdError
+
+if TYPE_CHECKING:
+    import httpx
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
-from healthd.cli.demo_stage import NODES, Stage
+# What `healthd demo` plays on: processes of healthd, commands as a person types them, and what they must come to.
+
+
+NODES = ("n1", "n2", "n3")
+START_SECONDS = 180.0
+GATE_WAIT, COMMAND_SECONDS = "4m", 300.0
+"""What a gate may take on a slow machine; on an idle one it takes seconds."""
+TRIES = 3
+"""Of an act that ends in "it cannot be told", as it does where ranks do not get a turn in time."""
+# A machine that is busy may take so long to start ranks; none of the demonstration's faults is found by these.
+PATIENT = {"HEALTHD_POLICY_COLLECTIVE_START": "180s", "HEALTHD_POLICY_COLLECTIVE_JOIN": "90s"}
+
+
+@dataclass
+class Stage:
+    """The processes of the demonstration; leaving the context ends them all."""
+
+    folder: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    attempts: dict[str, int] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __enter__(self) -> Stage:
+        from healthd.cli.terminal.output import Terminal
+
+        self.console = Terminal(soft_wrap=True)
+        self.environment = _own_environment(self.folder / "healthd.toml")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(timeout=6)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    @property
+    def aggregator(self) -> str:
+        """The aggregator's URL."""
+        return f"http://127.0.0.1:{self.ports['aggregator']}"
+
+    def title(self, text: str) -> None:
+        """Begin an act."""
+        self.console.print(f"\n[bold cyan]{text}[/]")
+
+    def say(self, text: str) -> None:
+        """Tell what happens."""
+        self.console.print(f"[dim]{text}[/]")
+
+    def start_all(self) -> None:
+        """Start the aggregator and the nodes, and wait until they answer."""
+        self.ports = dict(zip(("aggregator", *NODES), _free_ports(1 + len(NODES)), strict=True))
+        self.start(
+            "aggregator",
+            "aggregator",
+            *("--listen", f"127.0.0.1:{self.ports['aggregator']}"),
+            *("--state-dir", str(self.folder / "aggregator")),
+        )
+        for node in NODES:
+            self.start(
+                node,
+                "node",
+                *("--name", node, "--listen", f"127.0.0.1:{self.ports[node]}", "--aggregator", self.aggregator),
+                *("--state-dir", str(self.folder / node), "--run-dir", str(self.folder / node), "--label", "pool=demo"),
+            )
+        with self.console.status("starting"):
+            for name, port in self.ports.items():
+                self.wait_for(f"http://127.0.0.1:{port}/livez", name)
+
+    def start(self, name: str, *arguments: str) -> None:
+        """One process of healthd, its log in the folder; it ends with us whatever happens."""
+        (self.folder / name).mkdir(exist_ok=True)
+        shown = ["healthd", *arguments]
+        self.console.print(f"[green]$[/] {shlex.join(shown)} &".replace(str(self.folder), "$D"))
+        with (self.folder / f"{name}.log").open("wb") as log:
+            environment = {**self.environment, "HEALTHD_POLICY_RECOVERY": "2s", **PATIENT}
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "healthd", *arguments], stdout=log, stderr=log, env=environment
+                )
+            )
+
+    def wait_for(self, url: str, name: str) -> None:
+        """Until a URL answers at all."""
+        import httpx
+
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
+            self.check_alive()
+            with contextlib.suppress(httpx.HTTPError):
+                _get(url)
+                return
+            time.sleep(0.05)
+        raise HealthdError(f"{name} did not answer {url} within {START_SECONDS:.0f} s: {self.log_tail(name)}")
+
+    def check_alive(self) -> None:
+        """HealthdError with the log's end when a process has ended."""
+        for name, process in zip(("aggregator", *NODES), self.processes, strict=False):
+            if process.poll() is not None:
+                raise HealthdError(f"{name} ended with code {process.returncode}: {self.log_tail(name)}")
+
+    def log_tail(self, name: str) -> str:
+        """The last words of a process."""
+        lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def wait_for_health(self, nodes: Sequence[str]) -> None:
+        """Until the nodes have checked themselves and are well, with a spinner."""
+        end = time.monotonic() + START_SECONDS
+        waiting, last = list(nodes), ""
+        with self.console.status("checking"):
+            while waiting:
+                self.check_alive()
+                answer = _get(f"http://127.0.0.1:{self.ports[waiting[0]]}/health")
+                last = answer.json().get("output", "")
+                if answer.status_code == 200:
+                    waiting.pop(0)
+                elif time.monotonic() > end:
+                    why = f"{last}{self.holders(waiting[0])}"
+                    raise HealthdError(f"{waiting[0]} is not healthy after {START_SECONDS:.0f} s: {why}")
+                else:
+                    time.sleep(0.1)
+
+    def holders(self, node: str) -> str:
+        """Who has the devices of this machine, which is then left alone: words for an error; empty where nobody."""
+        found = _get(f"http://127.0.0.1:{self.ports[node]}/v1/node").json()
+        names = ", ".join(claim["holder"] for claim in found.get("allocated", ()))
+        return f"; this machine is in use ({names}), try again when it is free" if names else ""
+
+    def curl(self, path: str, *, expect: int | None, node: str = "n1") -> None:
+        """Show a curl line and the head of its real answer; HealthdError for a status other than `expect`, if given."""
+        url = f"http://127.0.0.1:{self.ports[node]}{path}"
+        answer = _get(url)
+        self.console.print(f"[green]$[/] curl -i {url.removeprefix('http://')}")
+        body = answer.json()
+        shown = json.dumps({key: body[key] for key in ("status", "health", "output") if key in body})
+        self.console.print(f"  HTTP {answer.status_code}  {shown[:-1]}, ...}}", markup=False)
+        if expect is not None and answer.status_code != expect:
+            raise HealthdError(f"{url} answered {answer.status_code}, not {expect}: {body.get('output')}")
+
+    def gate(
+        self, job: str, *arguments: str, expect: int, names: tuple[str, str] | None = None, wait: str = GATE_WAIT
+    ) -> dict[str, Any]:
+        """
+        Ask for a gate as a hook would; the decision, which has the exit code `expect` and, where `names` is given,
+        accuses that node of that reason.
+
+        One that does not is asked again as the next attempt. HealthdError after TRIES of them.
+        """
+        decision: dict[str, Any] = {}
+        for attempt in range(TRIES):
+            again = ("--attempt", str(attempt)) if attempt else ()
+            command = ("gate", "--aggregator", self.aggregator, "--job", job, *again, *arguments, "--wait", wait)
+            code = self.healthd(*command, expect=None)
+            told = self._run(*command, "--json")  # the same job and attempt: the same answer, from the database
+            decision = parse_json(told.stdout) if told.stdout.strip() else {}
+            self.attempts[job] = attempt
+            if code == expect and (names is None or accuses(decision, *names)):
+                return decision
+            if attempt + 1 < TRIES:
+                self.say("That is not what it has to say, as on a machine that is too busy. Once more:")
+        said = "; ".join(reason["message"] for reason in decision.get("reasons", ())) or "nothing"
+        wanted = "admit the nodes" if names is None else f"name {names[1]} for {names[0]}"
+        raise HealthdError(
+            f"this machine is too slow or too busy for the demonstration: after {TRIES} tries the gate of {job} did "
+            f"not {wanted}, and said: {said}. Try again when the machine is idle"
+        )
+
+    def end_job(self, job: str) -> None:
+        """Give the nodes back, as the end of the job would."""
+        again = ("--attempt", str(self.attempts[job])) if self.attempts[job] else ()
+        self.healthd("gate", "release", "--aggregator", self.aggregator, "--job", job, *again, expect=0)
+
+    def healthd(self, *arguments: str, expect: int | None) -> int:
+        """
+        Run a command of healthd as a person would, and show what it prints; its progress is on the terminal.
+
+        Its exit code; HealthdError where it is not `expect` (None: any may be).
+        """
+        shown = shlex.join(["healthd", *arguments]).replace(str(self.folder), "$D")
+        self.console.print(f"[green]$[/] {shown}")
+        done = self._run(*arguments, environment=self._as_here(), live=sys.stderr.isatty())
+        # Its colours are its own, and all else it has escaped already.
+        shown_output = styled(sys.stdout)
+        shown_output.write(
+            "".join(f"  {line}\n" for line in (*done.stdout.splitlines(), *(done.stderr or "").splitlines()))
+        )
+        shown_output.flush()
+        self.console.print(f"  [dim]exit code {done.returncode}[/]")
+        if expect is not None and done.returncode != expect:
+            raise HealthdError(f"'{shown}' ended with {done.returncode}, not {expect}")
+        return done.returncode
+
+    def _as_here(self) -> dict[str, str]:
+        """What makes a command write to a pipe as to this terminal, less the two columns that we put before it."""
+        if not self.console.is_terminal:
+            return self.environment
+        return {**self.environment, "FORCE_COLOR": "1", "COLUMNS": str(max(40, self.console.width - 2))}
+
+    def _run(
+        self, *arguments: str, environment: dict[str, str] | None = None, live: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """`live`: its standard error is ours. Captured, the spinner would be pages of frames."""
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "healthd", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=None if live else subprocess.PIPE,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+            env=environment or self.environment,
+        )
+
+    def linger(self) -> None:
+        """Stay until Ctrl-C."""
+        self.console.print("\n[bold]Left running; Ctrl-C ends everything. Try:[/]")
+        for line in (
+            f"export D={self.folder} PATH={Path(sys.executable).parent}:$PATH",
+            f"curl -s 127.0.0.1:{self.ports['n1']}/health",
+            f"curl -s 127.0.0.1:{self.ports['n1']}/metrics",
+            f"healthd fleet status --aggregator {self.aggregator}",
+            f"healthd fault set digest@cpu:0=corrupt --run-dir {self.folder}/n3",
+            f"healthd gate --aggregator {self.aggregator} --job mine --pool demo --count 2 --max-age 1s",
+        ):
+            self.console.print(f"  {line}", markup=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                self.check_alive()
+                time.sleep(1)
+
+
+def _own_environment(file: Path) -> dict[str, str]:
+    """Of this machine's settings, which may switch actuators on, the probes' interpreter alone; its faults hit CPUs."""
+    from healthd.cli.settings.options import load_settings
+
+    python = load_settings({}, section="node").probe.python
+    file.touch()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
+    own = {"HEALTHD_CONFIG": str(file), "HEALTHD_PROBE_ACCELERATOR": "cpu"}
+    return {**kept, **own, **({} if python is None else {"HEALTHD_PROBE_PYTHON": str(python)})}
+
+
+def accuses(decision: Mapping[str, Any], code: str, node: str) -> bool:
+    """Whether a decision names this node for this reason, at the top or where it is left out."""
+    reasons = [*decision.get("reasons", ())]
+    reasons += [reason for one in decision.get("excluded", ()) for reason in one["reasons"] if one["node"] == node]
+    return any(reason["code"] == code and reason.get("node") in (node, None) for reason in reasons)
+
+
+def _free_ports(count: int) -> list[int]:
+    """The usual ports where they are free, others where not."""
+    wanted = [8090, *range(8080, 8080 + count - 1)]
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for port in wanted:
+            listener = stack.enter_context(socket.socket())
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                listener.bind(("127.0.0.1", 0))
+            sockets.append(listener)
+        return [int(listener.getsockname()[1]) for listener in sockets]
+
+
+def _get(url: str) -> httpx.Response:
+    """The answer of a service of ours, without loading the authorities of the machine each time."""
+    import httpx
+
+    from healthd.core.http.client import verification
+
+    return httpx.get(url, timeout=5.0, trust_env=False, verify=verification(url))
+
 
 FAULT = "matmul@cpu:1=corrupt"
 STEP = "train_step.block1.gelu_grad@cpu:1=corrupt:0.001"

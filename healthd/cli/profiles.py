@@ -13,7 +13,7 @@ from healthd.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from healthd.node.settings import NodeSettings
-    from healthd.node.state.profiles import ProfileFolder
+    from healthd.node.state.saving import ProfileFolder
 
 _LEAST_COUNT = 200
 _LEAST_BYTES = 64 << 20
@@ -23,7 +23,7 @@ def new_folder(settings: NodeSettings, directory: Path | None) -> ProfileFolder:
     """A new folder for the profiles of this run: they are for a person, who removes them."""
     import time
 
-    from healthd.node.state.profiles import ProfileFolder
+    from healthd.node.state.saving import ProfileFolder
 
     wanted = directory or Path(time.strftime("healthd-profiles-%Y%m%dT%H%M%SZ", time.gmtime()))
     try:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from healthd.localize.evidence import Evidence
+from healthd.localize.judge import Evidence
 from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
-from healthd.localize.rounds import by_rounds, final
-from healthd.localize.search import Found
+from healthd.localize.rounds import Found, by_rounds, final
 from healthd.localize.verdict import verdict_of
 
 

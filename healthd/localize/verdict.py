@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from healthd.localize.evidence import SILENT, Evidence, Ids, Parts
-from healthd.localize.judge import Judged, judge
+from healthd.localize.judge import SILENT, Evidence, Ids, Judged, Parts, judge
 from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, TrunkFault, Verdict
-from healthd.localize.rounds import in_doubt, rest_of, rest_state
-from healthd.localize.search import Found, passed_parts
+from healthd.localize.rounds import Found, in_doubt, passed_parts, rest_of, rest_state
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
 

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from checks.collective.nccom.plan import lnc_of
+from checks.collective.nccom.run import lnc_of
 from checks.host.machine import Host
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.http import server as web
@@ -23,21 +23,20 @@ from healthd.core.threads import use_daemon_threads
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock, system_clock
-from healthd.node.condition_writer import ConditionWriter
+from healthd.node.condition import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
-from healthd.node.jobs.step_reports import FILE, StepReports
 from healthd.node.nccom import RoundSettings
-from healthd.node.occupancy.schedulers import Schedulers
+from healthd.node.occupancy.occupancy import Schedulers
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import NodeSettings
 from healthd.node.state import files
-from healthd.node.state.profiles import ProfileFolder
-from healthd.node.state.saving import SavedEvidence, StateFile, StateSaver
+from healthd.node.state.saving import ProfileFolder, SavedEvidence, StateFile, StateSaver
 from healthd.node.state.store import NodeStore
+from healthd.node.step_reports import FILE, StepReports
 from healthd.node.sync import SyncClient
 from healthd.runner.device_claim import write_leases_file
 from healthd.runner.runner import Runner

@@ -23,17 +23,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checks.collective.nccom.environment import FOLDER_PREFIX, environment_of
-from checks.collective.nccom.judge import judge_step
 from checks.collective.nccom.launch import MPI_PREFIX, OverNodes, plan_over_nodes, step_over_nodes
-from checks.collective.nccom.plan import Step
-from checks.collective.nccom.report import Abilities, log_path
-from checks.collective.nccom.run import Ran, find_tool, free_ports, learn_abilities, read_log
+from checks.collective.nccom.run import (
+    FOLDER_PREFIX,
+    Abilities,
+    Ran,
+    Step,
+    environment_of,
+    find_tool,
+    free_ports,
+    learn_abilities,
+    log_path,
+    read_log,
+)
+from checks.collective.nccom.steps import judge_step
 from checks.contract import Finding, Limit, Status
 from checks.host import guard
 from checks.host.machine import Host, HostError
 from healthd.core.model import CollectiveOrder, NccomGroup
-from healthd.runner.collective.session import RefusedError
+from healthd.runner.collective.ranks import RefusedError
 
 _MAX_OUTPUT_BYTES = 1 << 20
 _LEAST_SECONDS = 1.0

@@ -84,7 +84,7 @@ def compile_over_nodes(order: CollectiveOrder, checks: Sequence[CheckInfo], work
 def _setup(
     workers: Workers, graphs: Sequence[tuple[CheckInfo, Tier, int | None]], *, cold: str, retry: bool
 ) -> dict[str, Any]:
-    """The member `compile` of a worker's setup (see `checks.worker.compiling`); None ranks: not a collective."""
+    """The member `compile` of a worker's setup (see `checks.worker.commands`); None ranks: not a collective."""
     params = workers.settings.params
     return {
         "root": str(workers.settings.compile_cache),

@@ -78,7 +78,7 @@ class RunProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """Limits for machines of one kind alone, by its hardware and the versions of its libraries (`checks.learned`)."""
+    """Limits for machines of one kind alone, by its hardware and the versions of its libraries (`checks.limits`)."""
 
     hardware: str
     accelerator: str

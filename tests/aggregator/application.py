@@ -6,12 +6,12 @@ from pathlib import Path
 
 from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.auth import Guard
-from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.controller.handshakes import Handshakes
+from healthd.aggregator.controller.engine import Engine
+from healthd.aggregator.controller.preflights import Handshakes
 from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedJobs
-from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
+from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.stragglers import Stragglers

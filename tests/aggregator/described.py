@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import httpx
 import jsonschema
 
-from healthd.aggregator.api import preflight as api_preflight
+from healthd.aggregator.api import gates as api_preflight
 from healthd.aggregator.api.openapi import describe
 from healthd.aggregator.application import ROUTERS
 
@@ -19,7 +19,7 @@ METHODS = ("GET", "POST", "PUT", "DELETE")
 
 @functools.cache
 def description() -> dict[str, Any]:
-    return describe(route for router in (*ROUTERS, api_preflight.router) for route in router.routes)
+    return describe(route for router in (*ROUTERS, api_preflight.preflight_router) for route in router.routes)
 
 
 @functools.cache

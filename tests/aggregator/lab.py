@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checks.contract import Tier
-from healthd.aggregator.model.claims import Claim, ClaimKind
-from healthd.aggregator.model.effects import Accuse, Effect, WakeAt
-from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.model.gates import Accuse, Claim, ClaimKind, Effect, Gate, WakeAt
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.validation.groups import orders_of

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from checks.contract import Action, Tier
 from checks.reasons import action_of
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome, PoolLimit
 from healthd.aggregator.model.quarantines import (
     Effect,
+    Facts,
+    Fault,
     HistoryNote,
     Latch,
     LiftQuarantine,
     OpenBreaker,
+    Outcome,
+    PoolLimit,
     RuleRecord,
     SetQuarantine,
     VerdictChanged,

@@ -11,7 +11,7 @@ import pytest
 
 from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.model.gates import Decided, Gate
-from healthd.aggregator.store.changes import PutGate
+from healthd.aggregator.store.rows import PutGate
 from healthd.aggregator.store.store import Store
 from tests.aggregator.lab import Lab
 from tests.cli.cli_kit import healthd

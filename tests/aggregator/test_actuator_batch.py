@@ -11,8 +11,15 @@ import pytest
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[aws]'")
 from healthd.aggregator.drain.batch import OWNER, BatchActuator, make
-from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
-from healthd.aggregator.drain.settings import ActuatorSettings, BatchActuatorSettings
+from healthd.aggregator.drain.plan import (
+    ActuatorError,
+    ActuatorSettings,
+    BatchActuatorSettings,
+    Done,
+    Outcome,
+    Removal,
+    Why,
+)
 from healthd.core.errors import ConfigError
 from tests.deploy import moto_kit
 from tests.deploy.moto_kit import Aws
@@ -373,7 +380,7 @@ def test_call_that_nobody_waits_for_any_more_terminates_nothing(monkeypatch: pyt
             await hand.remove(asked)
         aws.go.set()  # and the loop waits for the thread when it closes
 
-    monkeypatch.setattr("healthd.aggregator.drain.aws_calls.METHOD_SECONDS", 0.05)
+    monkeypatch.setattr("healthd.aggregator.drain.batch.METHOD_SECONDS", 0.05)
     asyncio.run(late())
     assert aws.changed == []
     monkeypatch.undo()

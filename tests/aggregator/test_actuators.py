@@ -15,13 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Status
-from healthd.aggregator.drain.build import make_actuator, observe
-from healthd.aggregator.drain.controller import DrainController
+from healthd.aggregator.drain.controller import ActuatorCollector, DrainController, make_actuator, observe
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
-from healthd.aggregator.drain.metrics import ActuatorCollector
-from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
-from healthd.aggregator.drain.plan import Candidate, Observed, PoolSize, RejectedNode, culprits, make_plan
-from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.drain.plan import (
+    ActuatorError,
+    ActuatorSettings,
+    Candidate,
+    Done,
+    KubernetesActuatorSettings,
+    Observed,
+    Outcome,
+    PoolSize,
+    RejectedNode,
+    Removal,
+    Why,
+    culprits,
+    make_plan,
+)
 from healthd.aggregator.model.gates import Decided
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConfigError, HealthdError, StoreError

@@ -14,7 +14,7 @@ import httpx
 
 from checks.contract import Status
 from healthd.aggregator.app import aggregator
-from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.drain.plan import ActuatorSettings, KubernetesActuatorSettings
 from healthd.aggregator.settings import AggregatorSettings
 from tests.aggregator.test_api import POLICY, living
 from tests.node.api_server_kit import Cluster, cluster

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from checks.contract import Blame
 from healthd.aggregator.application import make_app
-from healthd.aggregator.controller.state.batch import Batch
-from healthd.aggregator.model.effects import Accuse
+from healthd.aggregator.controller.fleet_state import Batch
+from healthd.aggregator.model.gates import Accuse
 from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.store.changes import PutEvent
+from healthd.aggregator.store.rows import PutEvent
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, GateRequest, Mode, Order, Verdict

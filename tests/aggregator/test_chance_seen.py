@@ -8,10 +8,9 @@ import dataclasses
 from healthd.aggregator.model import validations as model
 from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Validation
-from healthd.aggregator.validation.chance_seen import MOST_TESTS, add
+from healthd.aggregator.validation.plan import MOST_TESTS, add
 from healthd.core.model import Decision, Order, OrderReport, Verdict
-from healthd.localize.chance import chance_of
-from healthd.localize.evidence import Evidence
+from healthd.localize.judge import Evidence, chance_of
 from healthd.localize.model import Outcome, Problem
 from healthd.localize.model import Verdict as Found
 from tests.aggregator.lab import POLICY, Lab, inventory

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.model.claims import LeaseState
-from healthd.aggregator.store.history import read_history
+from healthd.aggregator.model.gates import LeaseState
+from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join, Verdict
 from tests.aggregator.parts import Clock, Node

@@ -13,14 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.aggregator.controller.request_rules import check_request
-from healthd.aggregator.controller.state.batch import Batch
-from healthd.aggregator.controller.state.fleet_state import FleetState
-from healthd.aggregator.controller.state.node_orders import orders_for
-from healthd.aggregator.gate.members import group_of
-from healthd.aggregator.model.claims import LeaseState, Override
-from healthd.aggregator.model.effects import WakeAt
-from healthd.aggregator.model.gates import Gate, Phase
+from healthd.aggregator.controller.admission import check_request
+from healthd.aggregator.controller.fleet_state import Batch, FleetState, orders_for
+from healthd.aggregator.gate.rendezvous import group_of
+from healthd.aggregator.model.gates import Gate, LeaseState, Override, Phase, WakeAt
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
 from tests.aggregator.test_engine import Running, of_states, running

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from healthd.aggregator.inventory.executors import joined
+from healthd.aggregator.inventory.node_record import joined
 from healthd.aggregator.model.gates import OrderedRun
 from healthd.aggregator.model.nodes import MOST_COMPILE_SECONDS, FleetNode
 from healthd.aggregator.model.validations import Validation
-from healthd.aggregator.quarantine.facts import facts_of
+from healthd.aggregator.quarantine.counting import facts_of
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import advance, begin
 from healthd.core.model import CollectiveOrder, OrderReport, RankReport

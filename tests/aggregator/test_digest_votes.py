@@ -14,16 +14,21 @@ from hypothesis import strategies as st
 from checks.contract import Action, Evidence, Status, Tier
 from healthd.aggregator.auth import key_hash
 from healthd.aggregator.gate.eligibility import judge
-from healthd.aggregator.inventory.compact_state import CompactState
-from healthd.aggregator.inventory.digest_comparison import MOST_OF_NODE, DigestComparison
-from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
-from healthd.aggregator.inventory.peer_findings import AT_ONCE, SILENT_SECONDS
-from healthd.aggregator.store import history
+from healthd.aggregator.inventory.comparison import (
+    AT_ONCE,
+    MOST_OF_NODE,
+    MOST_ROOTS,
+    SILENT_SECONDS,
+    DigestComparison,
+    Standing,
+)
+from healthd.aggregator.inventory.node_record import CompactState
+from healthd.aggregator.store import reading
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.stragglers import PeerEvents
 from healthd.core import wire
 from healthd.core.model import CheckResult, DeviceRecord, Health, Inventory, NodeState, SyncRequest
-from healthd.core.model.work_digests import MOST_PLACES_CHARACTERS, digests_of, pack, unpack
+from healthd.core.model.results import MOST_PLACES_CHARACTERS, digests_of, pack, unpack
 from tests.aggregator.parts import KEY as NODE_KEY
 from tests.aggregator.parts import Clock, fleet, result, spec, state
 
@@ -499,8 +504,8 @@ def test_history_is_written_once_and_not_of_what_came_and_went() -> None:
         found.put("n1", reported("n1", "a"))
         found.judge("n1")
         await events.write()
-        rows = await store.read(lambda connection: history.read_history(connection, "n1", limit=10))
-        others = await store.read(lambda connection: history.read_history(connection, "n0", limit=10))
+        rows = await store.read(lambda connection: reading.read_history(connection, "n1", limit=10))
+        others = await store.read(lambda connection: reading.read_history(connection, "n0", limit=10))
         store.close()
         assert others == ()
         return [(one.kind, one.message[:16]) for one in rows]

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from healthd.aggregator.controller.clock import steady_clock
-from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.model.claims import LeaseState, Override
-from healthd.aggregator.model.gates import Gate, Phase
+from healthd.aggregator.controller.engine import Engine, steady_clock
+from healthd.aggregator.model.gates import Gate, LeaseState, Override, Phase
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError, StoreError

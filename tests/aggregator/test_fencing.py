@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store.changes import Kind, PutMeta, PutRecord
-from healthd.aggregator.store.leadership import FencedError
+from healthd.aggregator.store.rows import Kind, PutMeta, PutRecord
+from healthd.aggregator.store.session import FencedError
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError
 from healthd.core.model import GateRequest, Verdict

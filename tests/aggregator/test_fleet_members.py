@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.store.history import read_history
+from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import ConflictError
 from healthd.core.model import Quarantine
 from tests.aggregator.parts import KEY, Clock, Node, fleet, state

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from checks.contract import Blame, Status, Tier
 from checks.reasons import action_of
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
+from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model import validations
 from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Terms
 from healthd.core.model import Decision, ExcludedNode, GateRequest, Health, Mode, Quarantine, Reason, Verdict

@@ -10,10 +10,20 @@ import pytest
 from checks.contract import Blame, Status, Tier
 from healthd.aggregator.gate import decisions
 from healthd.aggregator.gate.eligibility import judge
-from healthd.aggregator.inventory.executors import joined
-from healthd.aggregator.model.claims import Claim, ClaimKind, Override
-from healthd.aggregator.model.effects import Effect, GrantLease, RevokeLease, WakeAt
-from healthd.aggregator.model.gates import Closing, Gate, Phase, RunStatus
+from healthd.aggregator.inventory.node_record import joined
+from healthd.aggregator.model.gates import (
+    Claim,
+    ClaimKind,
+    Closing,
+    Effect,
+    Gate,
+    GrantLease,
+    Override,
+    Phase,
+    RevokeLease,
+    RunStatus,
+    WakeAt,
+)
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.core import wire

@@ -14,7 +14,7 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.auth import Scope
-from healthd.aggregator.controller.request_rules import less_than_policy
+from healthd.aggregator.controller.admission import less_than_policy
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import GateRequest, GateTerm, Join, Mode

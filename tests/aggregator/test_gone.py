@@ -12,9 +12,8 @@ import httpx
 import pytest
 
 from healthd.aggregator.app import aggregator
-from healthd.aggregator.drain.build import observe
-from healthd.aggregator.drain.plan import Candidate, make_plan
-from healthd.aggregator.drain.settings import KubernetesActuatorSettings
+from healthd.aggregator.drain.controller import observe
+from healthd.aggregator.drain.plan import Candidate, KubernetesActuatorSettings, make_plan
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Quarantine

@@ -9,8 +9,8 @@ from typing import TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.aggregator.controller.handshakes import MOST_HANDSHAKES, HandshakeAnswer, HandshakeBody, Handshakes
-from healthd.aggregator.gate.handshake import Handshake
+from healthd.aggregator.controller.preflights import MOST_HANDSHAKES, HandshakeAnswer, HandshakeBody, Handshakes
+from healthd.aggregator.gate.rendezvous import Handshake
 from healthd.core.model import AdmittedNode, Decision, Verdict
 
 Step: TypeAlias = Callable[[Handshake, str, float], Handshake]

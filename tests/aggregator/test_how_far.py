@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthd.aggregator.model.validations import Group, RankRange
-from healthd.aggregator.validation.progress import how_far
+from healthd.aggregator.validation.groups import how_far
 from healthd.core.model import RANK_READY, OrderReport, RankReport
 
 GROUP = Group(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.controller.engine import Engine
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.aggregator.inventory.known_names import Names
+from healthd.aggregator.inventory.registry import Names
 from healthd.core.node_name import names_of
 from tests.aggregator.parts import state
 from tests.aggregator.test_api import POLICY, Daemon, living, scenario

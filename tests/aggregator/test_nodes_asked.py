@@ -11,7 +11,7 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.aggregator.model.policy import Policy
-from healthd.cli.terminal import fleet_view
+from healthd.cli.terminal import render
 from healthd.core.model import Decision, OrderReport
 from healthd.core.wire import decode
 from tests.aggregator.lab import POLICY as VALIDATED
@@ -108,10 +108,10 @@ def test_collectives_that_the_deadline_cut_off_make_nobody_well() -> None:
 def test_what_people_read_names_all_nodes_what_was_asked_and_what_was_applied() -> None:
     fleet = (node("n1"), node("n2", state("n2", with_wrong())), node("n3"), node("n4", state("n4", STALE)))
     decision = decided(*fleet, nodes=("n1", "n2", "n3", "n4"), tier=Tier.QUICK, max_age_seconds=60.0)
-    in_short = plain(*fleet_view.decision_report(decision))
+    in_short = plain(*render.decision_report(decision))
     assert "n2: WrongResult" in in_short[1]
     assert in_short[2:] == ["  not known to be well: n4 (Stale)", "  well: n1, n3"]
-    whole = plain(*fleet_view.decision_report(decision, whole=True))
+    whole = plain(*render.decision_report(decision, whole=True))
     assert whole[1] == "  asked for: n1, n2, n3, n4"
     assert "tier quick (asked for), evidence not older than 60 s (asked for), wait 5 s, " in whole[2]
     assert "  left out: n2 (as said above)" in whole

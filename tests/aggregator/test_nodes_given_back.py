@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from healthd.aggregator.model.claims import Claim, ClaimKind
-from healthd.aggregator.model.gates import Gate, Phase
+from healthd.aggregator.model.gates import Claim, ClaimKind, Gate, Phase
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.core.model import OrderReport, Verdict
 from tests.aggregator.lab import Lab

@@ -13,7 +13,7 @@ import pytest
 from checks.contract import Blame, Finding, Measurement, Status
 from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.model.validations import Tested as Seen
-from healthd.aggregator.validation.group_outcome import read_group
+from healthd.aggregator.validation.outcome import read_group
 from healthd.core.model import OrderReport, RankReport
 from healthd.localize.model import Outcome
 

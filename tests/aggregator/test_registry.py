@@ -8,8 +8,7 @@ import dataclasses
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.inventory.registry import DuplicateError, Fleet
-from healthd.aggregator.inventory.roster import FullError
+from healthd.aggregator.inventory.registry import DuplicateError, Fleet, FullError
 from healthd.core.errors import BadInputError, StoreError
 from healthd.core.model import Allocation, Health, Order, OrderReport, Quarantine
 from tests.aggregator.parts import Clock, Node, fleet, key_hash, state

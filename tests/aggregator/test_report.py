@@ -16,16 +16,23 @@ from hypothesis import strategies as st
 
 from checks.contract import Status
 from checks.reasons import action_of, blame_of
-from healthd.aggregator.calibration.facts import facts_of, way_of
-from healthd.aggregator.calibration.report import ExitRule, exit_of, needed, report_of, word_of
-from healthd.aggregator.calibration.shares import quantile, share, wilson
+from healthd.aggregator.calibration import (
+    ExitRule,
+    exit_of,
+    facts_of,
+    needed,
+    quantile,
+    report_of,
+    share,
+    way_of,
+    wilson,
+    word_of,
+)
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
+from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.calibration import Counts, DecisionRow, Ended, EndRow, GateEnding
-from healthd.aggregator.model.claims import Override
-from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Waiting
-from healthd.aggregator.store.calibration_rows import read_counts, read_facts
-from healthd.aggregator.store.changes import Change, PutFacts, PutGate, PutOutcome
+from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Override, Waiting
+from healthd.aggregator.store.rows import Change, PutFacts, PutGate, PutOutcome, read_counts, read_facts
 from healthd.aggregator.store.store import Store
 from healthd.core.model import AdmittedNode, Decision, ExcludedNode, GateRequest, Inventory, Mode, Reason, Verdict
 from tests.aggregator.parts import fleet

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.controller.roll_call import MOST_ASKED, RollCall, RollCallBody, difference
+from healthd.aggregator.controller.preflights import MOST_ASKED, RollCall, RollCallBody, difference
 from healthd.core.errors import BadInputError
-from healthd.hooks.preflight import with_hosts
+from healthd.hooks.preflight.hook import with_hosts
 from tests.aggregator.test_api import living, scenario
 
 

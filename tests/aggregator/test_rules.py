@@ -9,9 +9,8 @@ import pytest
 from checks.contract import Action, Blame, Status, Tier
 from checks.reasons import REASONS
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Fault, PoolLimit
-from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, HistoryNote, RuleRecord
-from healthd.aggregator.quarantine.facts import accusation
+from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, Fault, HistoryNote, PoolLimit, RuleRecord
+from healthd.aggregator.quarantine.counting import accusation
 from healthd.core.model import Reason
 from tests.aggregator.ruling import DAY, HOUR, MINUTE, POLICY, Case, fault, outcome
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Action, Blame, Status
-from healthd.aggregator.model.effects import Accuse
+from healthd.aggregator.model.gates import Accuse
 from healthd.aggregator.model.quarantines import Mode
-from healthd.aggregator.store.history import read_history
+from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import StoreError
 from healthd.core.model import CheckResult, DeviceRecord, Inventory, OrderReport, Quarantine, Reason, Verdict
 from tests.aggregator.test_engine import Running, running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from checks.contract import Status
-from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.controller.engine import Engine
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.store import Store
 from tests.aggregator.parts import Clock, Node, fleet, key_hash, result, state

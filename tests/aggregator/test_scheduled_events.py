@@ -10,10 +10,9 @@ import pytest
 
 from checks.contract import Status, Tier
 from checks.system.scheduled_events import MAINTENANCE, scheduled_events
-from healthd.aggregator.controller.request_rules import check_request
-from healthd.aggregator.inventory.compact_state import CompactState
-from healthd.aggregator.inventory.executors import joined
-from healthd.aggregator.model.effects import WakeAt
+from healthd.aggregator.controller.admission import check_request
+from healthd.aggregator.inventory.node_record import CompactState, joined
+from healthd.aggregator.model.gates import WakeAt
 from healthd.aggregator.model.nodes import FleetNode, ScheduledEvent
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import BadInputError

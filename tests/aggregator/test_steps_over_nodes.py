@@ -12,7 +12,7 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.aggregator.auth import key_hash
-from healthd.aggregator.inventory.job_comparison import (
+from healthd.aggregator.inventory.comparison import (
     FORGET_SECONDS,
     MOST_AT_ONCE,
     MOST_BLOCKS,
@@ -21,7 +21,7 @@ from healthd.aggregator.inventory.job_comparison import (
 )
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.core.model import Health, NodeState, StepBlock, SyncRequest
-from healthd.steps.blocks import Block
+from healthd.steps import Block
 from tests import prepared
 from tests.aggregator.cluster import Cluster, ask
 from tests.aggregator.parts import KEY, Clock, fleet, result, spec, state

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.gate.decisions import close
-from healthd.aggregator.model.claims import LeaseRow, LeaseState, Override
-from healthd.aggregator.model.gates import Closing, Gate
+from healthd.aggregator.model.gates import Closing, Gate, LeaseRow, LeaseState, Override
 from healthd.aggregator.store import reading
-from healthd.aggregator.store.changes import (
+from healthd.aggregator.store.reading import read_history
+from healthd.aggregator.store.rows import (
     Change,
     ForgetNode,
     Kind,
@@ -31,7 +31,6 @@ from healthd.aggregator.store.changes import (
     PutOutcome,
     PutRecord,
 )
-from healthd.aggregator.store.history import read_history
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConfigError, HealthdError, StoreError
 from healthd.core.model import GateRequest, Quarantine

@@ -18,8 +18,7 @@ import pytest
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store.changes import PutMeta
-from healthd.aggregator.store.rows import apply_changes
+from healthd.aggregator.store.rows import PutMeta, apply_changes
 from healthd.aggregator.store.session import UnsureError
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 
 from checks.contract import Blame, Status
 from healthd.aggregator.application import make_app
-from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.controller.engine import Engine
 from healthd.aggregator.model.calibration import Fault, GateEnding, GateFacts
-from healthd.aggregator.store import calibration_rows, reading
-from healthd.aggregator.store.changes import PutEvent, PutFacts, PutGate, PutMeta, PutOutcome
+from healthd.aggregator.store import reading, rows
+from healthd.aggregator.store.rows import PutEvent, PutFacts, PutGate, PutMeta, PutOutcome
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.store.tables import GATE_FAULTS
 from healthd.core.errors import StoreError
@@ -57,7 +57,7 @@ def test_odd_text_of_one_node_is_written_and_does_not_stop_the_transaction(url: 
         outcome = await store.run(lambda c: reading.read_outcome(c, ended(1).id))
         assert outcome is not None
         assert (outcome.status, outcome.message) == (("ok " * 99)[:64], "x y")
-        assert await store.run(lambda c: calibration_rows.read_facts(c, ended(1).id)) is not None
+        assert await store.run(lambda c: rows.read_facts(c, ended(1).id)) is not None
         (row,) = await store.run(lambda c: c.execute(sa.select(GATE_FAULTS)).all())
         assert (len(row.check_name), len(row.code), row.code[:4]) == (128, 64, "a b ")
         store.close()

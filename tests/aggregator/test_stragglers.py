@@ -17,7 +17,7 @@ from healthd.aggregator import stragglers
 from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.model.validations import Tested as Outcomes
 from healthd.aggregator.stragglers import RATE_FLOOR_RATIO, Peers, Sample, Suspect
-from healthd.aggregator.validation.late_ranks import LATE_SECONDS, of_group
+from healthd.aggregator.validation.outcome import LATE_SECONDS, of_group
 from healthd.baselines import Kind
 from healthd.core.model import RankReport, Verdict
 from healthd.localize.model import Outcome

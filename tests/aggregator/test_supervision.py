@@ -11,9 +11,7 @@ import httpx
 import pytest
 
 from healthd.aggregator.app import aggregator
-from healthd.aggregator.drain.model import ActuatorError
-from healthd.aggregator.drain.plan import Observed, RejectedNode
-from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.aggregator.drain.plan import ActuatorError, ActuatorSettings, Observed, RejectedNode
 from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings

@@ -15,22 +15,11 @@ from hypothesis import strategies as st
 
 from healthd.aggregator import model
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.gate import (
-    decisions,
-    eligibility,
-    granting,
-    members,
-    name_resolution,
-    rendezvous,
-    reservation,
-    transitions,
-    validating,
-)
+from healthd.aggregator.gate import decisions, eligibility, machine, rendezvous, reservation, transitions
 from healthd.aggregator.gate import machine as gate_module
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
-from healthd.aggregator.model.claims import Claim, ClaimKind, Override
-from healthd.aggregator.model.gates import Closing, Decided, Gate, Phase
+from healthd.aggregator.model.gates import Claim, ClaimKind, Closing, Decided, Gate, Override, Phase
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import GateRequest, Join, Mode
@@ -79,7 +68,7 @@ class History(Lab):
 
     def arrive(self, rank: int, member: str) -> None:
         join = dataclasses.replace(self.gate.request.join or JOIN, rank=rank, member=member, node=f"n{rank + 1}")
-        self.gate = members.add_member(self.now, self.gate, join, None)
+        self.gate = rendezvous.add_member(self.now, self.gate, join, None)
 
     def _node(self, name: str, current: Gate) -> FleetNode:
         found, condition = super()._node(name, current), self.condition[name]
@@ -211,7 +200,7 @@ def test_no_history_leaves_the_table_and_what_is_held_is_what_the_phase_says(
             run.overrides = {"train": Override(job="train", reason="now", owner="ana", since=0.0, until=run.now + 9)}
         elif run.gate.request.join is not None and run.gate.decision is None and number < 20:
             if action == "leave":
-                run.gate = members.remove_member(run.gate, f"m{rank}")
+                run.gate = rendezvous.remove_member(run.gate, f"m{rank}")
             else:
                 run.arrive(rank, f"m{rank}" if action != "arrive" else f"m{rank}-{number}")
         run.turn(seconds, **conditions)
@@ -240,16 +229,16 @@ def test_the_table_of_the_docstring_is_the_table() -> None:
 
 PURE = (
     decisions,
-    name_resolution,
+    eligibility,
     rendezvous,
     gate_module,
-    granting,
-    members,
+    reservation,
+    rendezvous,
     model,
     eligibility,
     reservation,
     transitions,
-    validating,
+    machine,
 )
 IMPURE = ("asyncio", "threading", "time", "logging", "sqlalchemy", "fastapi", "starlette", "uvicorn", "httpx")
 OUTSIDE = ("store", "writer", "session", "databases", "changes", "ledger", "turns", "engine", "registry", "api", "app")

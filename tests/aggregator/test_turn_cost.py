@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.inventory.compact_state import CompactState
+from healthd.aggregator.controller.engine import Engine
+from healthd.aggregator.inventory.node_record import CompactState
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy

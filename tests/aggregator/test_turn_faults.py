@@ -12,8 +12,8 @@ import pytest
 
 from healthd.aggregator.application import make_app
 from healthd.aggregator.controller.bulkheads import Fault
-from healthd.aggregator.gate.members import with_group
-from healthd.aggregator.store.changes import PutEvidence, PutOutcome
+from healthd.aggregator.gate.rendezvous import with_group
+from healthd.aggregator.store.rows import PutEvidence, PutOutcome
 from healthd.aggregator.store.session import RefusedWorkError
 from healthd.core.errors import HealthdError, NotFoundError, StoreError
 from healthd.core.model import GateRequest, Join, Verdict

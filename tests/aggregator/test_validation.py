@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Blame, Status
-from healthd.aggregator.model.effects import Accuse, RevokeLease
-from healthd.aggregator.model.gates import Gate, Phase
+from healthd.aggregator.model.gates import Accuse, Gate, Phase, RevokeLease
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import Decision, Verdict

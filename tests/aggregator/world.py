@@ -13,9 +13,7 @@ from checks.contract import Blame, Finding, Status, Tier
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.gate import machine as gates
 from healthd.aggregator.gate.transitions import Move
-from healthd.aggregator.model.claims import Claim, Override
-from healthd.aggregator.model.effects import Effect
-from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.model.gates import Claim, Effect, Gate, Override
 from healthd.aggregator.model.nodes import FleetNode, Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.core.model import (

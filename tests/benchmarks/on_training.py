@@ -21,16 +21,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from checks.accelerators import find_accelerator
-from checks.device.sampling import new_seed
+from checks.device.probes import new_seed
 from checks.host.machine import Host
-from checks.training.corruption import Strikes, spoil
-from checks.training.digests import Digester
-from checks.training.judge import RARE, missed_ratio
-from checks.training.model import FORMATS, Format, Size, make_batch, make_parameters
+from checks.training.digests import RARE, Digester, missed_ratio
+from checks.training.model import FORMATS, Format, Size, all_places, make_batch, make_parameters
 from checks.training.own import own_step
-from checks.training.places import all_places
 from checks.training.probing import repeat
-from checks.training.step import State, first_state, run_step
+from checks.training.step import State, Strikes, first_state, run_step, spoil
 from checks.training.work import LARGE, SMALL, on_device
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault

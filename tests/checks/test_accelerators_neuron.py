@@ -14,7 +14,7 @@ import pytest
 
 from checks.accelerators import DeviceMissingError, detect, neuron
 from checks.accelerators.neuron import ls as neuron_ls
-from checks.accelerators.neuron.numbering import LNC_VARIABLE
+from checks.accelerators.neuron.ls import LNC_VARIABLE
 from checks.worker.protocol import MAX_LINE_BYTES, encode
 from tests.fakes.neuron import NeuronMachine
 from tests.patience import PATIENCE

@@ -365,7 +365,7 @@ print(json.dumps({"graphs": said, "seconds": seconds, "fallbacks": device.fallba
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from checks.accelerators import xla
-from checks.worker.device_counts import with_fallbacks
+from checks.worker.commands import with_fallbacks
 from checks.host.machine import Host
 device = xla.bind("xla:1", xla.find(Host(None), {}), {})
 torch = device.torch

@@ -19,7 +19,7 @@ from checks.reasons import REASONS
 from checks.storage.checkpoint_load import checkpoint_load
 from checks.storage.checkpoint_store import checkpoint_store
 from checks.stores.checkpoint import read_shards
-from checks.stores.errors import StoreFault
+from checks.stores.operations import StoreFault
 
 SAVE = """
 import sys

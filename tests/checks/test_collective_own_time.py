@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.collective.own_time import OwnTime, cpu_wait_seconds
+from checks.collective.ranks import OwnTime, cpu_wait_seconds
 from checks.host.machine import Host
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checks.collective.training.data_parallel_step import data_parallel_step
-from checks.collective.training.told import digests_text, names_of
+from checks.collective.training.shard import digests_text, names_of
 from checks.contract import Evidence, Finding, Group, Missing, Status, worst
 
 NAME = "data_parallel_step"

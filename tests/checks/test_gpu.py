@@ -31,7 +31,7 @@ from checks.system.gpu.gpu_driver import gpu_driver
 from checks.system.gpu.gpu_links import gpu_links
 from checks.system.gpu.gpu_memory import gpu_memory
 from checks.system.gpu.gpu_throttle import gpu_throttle
-from checks.training.judge import judge_steps
+from checks.training.digests import judge_steps
 from checks.worker.protocol import to_finding, to_record
 
 HERE = Host(None)

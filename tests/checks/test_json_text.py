@@ -12,14 +12,13 @@ import pytest
 
 from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron import monitor
-from checks.collective.nccom.report import read_report
+from checks.collective.nccom.run import read_report
 from checks.host.machine import Host, HostError
 from checks.json_text import MAX_DEPTH, TooDeepError, parse_json, require_shallow
 from checks.worker import protocol
-from healthd.cli.settings.tree import Settings
+from healthd.cli.settings.options import Settings
 from healthd.core import wire
-from healthd.core.config.load import load
-from healthd.core.config.toml_text import parse_toml
+from healthd.core.config import load, parse_toml
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.model import SyncAnswer
 from healthd.node.occupancy import ecs
@@ -115,7 +114,7 @@ def test_text_from_outside_is_decoded_in_one_place() -> None:
         for path in sorted((ROOT / folder).rglob("*.py")):
             calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
             found += [str(path.relative_to(ROOT)) for call in calls if ast.unparse(call.func) in bare]
-    assert sorted(found) == ["checks/json_text.py", "healthd/core/config/toml_text.py", "healthd/core/wire.py"]
+    assert sorted(found) == ["checks/json_text.py", "healthd/core/config.py", "healthd/core/wire.py"]
 
 
 def test_error_of_a_settings_file_names_it(tmp_path: Path) -> None:

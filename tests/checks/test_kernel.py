@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.host import kernel
+from checks.host import machine
 from tests.patience import PATIENCE
 
 
@@ -21,7 +21,7 @@ def test_a_log_that_has_no_more_to_say_is_not_waited_for(tmp_path: Path) -> None
     with open(os.open(tmp_path / "kmsg", os.O_RDWR), "wb", buffering=0) as writer:
         writer.write(b"6,1,1500000,-;first\n")
         start = time.monotonic()
-        assert kernel.read_log(str(tmp_path / "kmsg")) == [(1.5, "first")]
+        assert machine.read_log(str(tmp_path / "kmsg")) == [(1.5, "first")]
         assert time.monotonic() - start < 5 * PATIENCE
 
 
@@ -31,14 +31,14 @@ def test_of_a_very_long_log_the_newest_lines_are_kept(tmp_path: Path) -> None:
         file.truncate(8192 * 30)
         file.seek(-8192, os.SEEK_END)
         file.write(b"6,1,2000000,-;newest\n")
-    lines = kernel.read_log(str(tmp_path / "kmsg"), max_lines=20)
+    lines = machine.read_log(str(tmp_path / "kmsg"), max_lines=20)
     assert len(lines) == 20
     assert lines[-1] == (2.0, "newest")
 
 
 def test_no_log_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="kmsg"):
-        kernel.read_log(str(tmp_path / "kmsg"))
+        machine.read_log(str(tmp_path / "kmsg"))
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_no_log_is_an_error_that_names_it(tmp_path: Path) -> None:
         ("6,1," + "9" * 5000 + ",-;text", (None, "text")),
     ],
 )
-def test_records_of_kmsg(record: str, line: kernel.LogLine) -> None:
-    assert kernel.parse_record(record) == line
+def test_records_of_kmsg(record: str, line: machine.LogLine) -> None:
+    assert machine.parse_record(record) == line
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,19 @@ def test_records_of_kmsg(record: str, line: kernel.LogLine) -> None:
         ("BUG: a; b", (None, "BUG: a; b")),
     ],
 )
-def test_lines_as_dmesg_prints_them(text: str, line: kernel.LogLine) -> None:
-    assert kernel.parse_line(text) == line
+def test_lines_as_dmesg_prints_them(text: str, line: machine.LogLine) -> None:
+    assert machine.parse_line(text) == line
 
 
 @given(st.text())
 def test_any_text_gives_a_line_with_a_finite_time_or_none(text: str) -> None:
-    for parse in (kernel.parse_line, kernel.parse_record):
+    for parse in (machine.parse_line, machine.parse_record):
         stamp, said = parse(text)
         assert stamp is None or math.isfinite(stamp)
         assert isinstance(said, str)
 
 
 def test_the_clock_of_this_machine_can_be_read_and_is_plausible() -> None:
-    state = kernel.read_clock()
+    state = machine.read_clock()
     assert abs(state.offset_seconds) < 1  # the kernel's own bound is half a second
     assert state.max_error_seconds >= 0

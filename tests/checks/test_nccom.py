@@ -15,11 +15,8 @@ from typing import Any
 
 import pytest
 
-from checks.collective.nccom.environment import environment_of
-from checks.collective.nccom.nccom_all_gather import nccom_all_gather
-from checks.collective.nccom.nccom_all_reduce import nccom_all_reduce
-from checks.collective.nccom.nccom_reduce_scatter import nccom_reduce_scatter
-from checks.collective.nccom.plan import plan_steps, rank_counts, visible_cores
+from checks.collective.nccom.run import environment_of, plan_steps, rank_counts, visible_cores
+from checks.collective.nccom.steps import nccom_all_gather, nccom_all_reduce, nccom_reduce_scatter
 from checks.contract import Blame, Check, Context, Finding, Limit, Progress, Status, Tier, load_params
 from checks.host.machine import Host
 from tests.fakes.neuron import NeuronMachine

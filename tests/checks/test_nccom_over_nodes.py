@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from checks.collective.nccom.judge import judge_step
 from checks.collective.nccom.launch import (
     OverNodes,
     checks_over_nodes,
@@ -26,9 +25,8 @@ from checks.collective.nccom.launch import (
     plan_over_nodes,
     step_over_nodes,
 )
-from checks.collective.nccom.plan import Step
-from checks.collective.nccom.report import Abilities, read_report
-from checks.collective.nccom.run import Ran
+from checks.collective.nccom.run import Abilities, Ran, Step, read_report
+from checks.collective.nccom.steps import judge_step
 from checks.contract import Status
 from tests.fakes.remote_shell import ssh_command
 

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks.collective.nccom.judge import judge_step
-from checks.collective.nccom.plan import Step
-from checks.collective.nccom.report import believable, log_path, read_help, read_report, read_table
-from checks.collective.nccom.run import Ran
+from checks.collective.nccom.run import Ran, Step, believable, log_path, read_help, read_report, read_table
+from checks.collective.nccom.steps import judge_step
 from checks.contract import Limit, Status, worst
 
 SIZES = (1024, 32768, 1048576)

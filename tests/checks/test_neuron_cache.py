@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checks.accelerators.neuron import cache
-from checks.accelerators.neuron import packages as neuron_packages
+from checks.accelerators.neuron import versions as neuron_packages
 from checks.accelerators.neuron.cache import (
     MANIFEST,
     CacheKey,
@@ -28,7 +28,7 @@ from checks.accelerators.neuron.cache import (
     make_key,
     to_key,
 )
-from checks.worker.compiling import Compiling
+from checks.worker.commands import Compiling
 
 KEY = CacheKey(
     accelerator="neuron",

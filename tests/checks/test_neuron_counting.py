@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron.leaves import (
-    HARDWARE_STATUSES,
-    REQUIRED,
-    parse_count,
-    sort_leaves,
-)
+from checks.accelerators.neuron.sysfs import HARDWARE_STATUSES, REQUIRED, parse_count, sort_leaves
 from checks.host.machine import Host
-from checks.system.neuron.neuron_counting import WINDOW_SECONDS, next_history
-from checks.system.neuron.neuron_kinds import KINDS
+from checks.system.neuron.neuron_counters import KINDS, WINDOW_SECONDS, next_history
 from checks.worker.protocol import MAX_LINE_BYTES, encode
 
 names = st.sampled_from(["neuron:0", "neuron:1"])

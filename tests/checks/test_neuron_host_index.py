@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checks.accelerators import neuron
-from checks.accelerators.neuron.host_index import match_neighbours
+from checks.accelerators.neuron.ls import match_neighbours
 from checks.accelerators.neuron.sysfs import SysfsDevice
 from checks.contract import Action, Finding, Status
 from checks.host.machine import Host

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 from checks.contract import Action, Evidence, Finding, Previous, Status
-from checks.system.kernel.fault_lines import find_fault
-from checks.system.kernel.kernel_log import kernel_log
-from checks.system.neuron.neuron_aborts import Abort, next_abort
-from checks.system.neuron.neuron_counters import neuron_counters
+from checks.system.kernel_log import find_fault, kernel_log
+from checks.system.neuron.neuron_counters import Abort, neuron_counters, next_abort
 from tests.checks.neuron_looks import SYSFS, Looks, look
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from checks.accelerators.neuron.errors import diagnose
-from checks.collective.nccom.judge import judge_step
-from checks.collective.nccom.plan import Step
-from checks.collective.nccom.run import Ran
+from checks.collective.nccom.run import Ran, Step
+from checks.collective.nccom.steps import judge_step
 from checks.contract import Action, Finding, Status
 
 NO_DEVICE = "2026-Nov-21 10:00:00.0768 19:19 ERROR  TDRV:tdrv_get_dev_info            No neuron device available"

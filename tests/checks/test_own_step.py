@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from checks.contract import Evidence, Finding, Status
-from checks.training.judge import judge_steps
+from checks.training.digests import judge_steps
+from checks.training.model import describe
 from checks.training.own import own_step
-from checks.training.places import describe
 from checks.training.probing import repeat
 from checks.training.train_step import train_step
 from checks.worker.fault_injection import faulty

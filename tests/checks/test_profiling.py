@@ -12,18 +12,16 @@ from typing import Any
 
 import pytest
 
-from checks.contract import Finding, Limit, Profile, Profiling, Status
-from checks.contract.records import MAX_PROFILE_BYTES, PROFILE_FORMAT
+from checks.contract import MAX_PROFILE_BYTES, PROFILE_FORMAT, Finding, Limit, Profile, Profiling, Status
 from checks.device.matmul import matmul
 from checks.device.memory import memory
 from checks.device.transfer import transfer
 from checks.profiling.operations import in_words, packed, with_profile
 from checks.training.train_step import train_step
+from checks.worker.commands import MAX_PROFILES, PROFILE_ID, ProfileParts, ResultWriter, split
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
-from checks.worker.profile_parts import MAX_PROFILES, PROFILE_ID, ProfileParts, split
 from checks.worker.protocol import MAX_LINE_BYTES, ProtocolError, encode
-from checks.worker.results import ResultWriter
 
 SHORT: dict[str, Any] = {"repeats": 2, "parity_steps": 0, "timed": 1, "dtypes": ["bf16"]}
 TOO_FAST = Limit(lower=1e30, upper=None, origin="config")

@@ -11,7 +11,7 @@ import pytest
 
 from checks.accelerators.holding import find_holders
 from checks.accelerators.neuron import sysfs
-from checks.accelerators.neuron.leaves import find_leaves, read_devices
+from checks.accelerators.neuron.sysfs import find_leaves, read_counters
 from checks.catalog import TYPES
 from checks.host.efa import count_efa, read_adapters
 from checks.host.identity import read_identity
@@ -84,7 +84,7 @@ def test_files_that_are_left_out_are_those_that_no_check_reads(tmp_path: Path, n
     found = []
     for whole in (True, False):
         machine = NeuronMachine(tmp_path / str(whole), name, driver=driver, whole=whole)
-        devices = {number: device._replace(inode=None) for number, device in read_devices(machine.host).items()}
+        devices = {number: device._replace(inode=None) for number, device in read_counters(machine.host).items()}
         leaves = [find_leaves(machine.host, f"/{SYSFS}/neuron{number}") for number in devices]
         found.append((leaves, devices, sysfs.read_devices(machine.host)))
     assert found[0] == found[1]

@@ -19,10 +19,9 @@ from checks.reasons import REASONS
 from checks.storage.checkpoint_store import checkpoint_store
 from checks.storage.data_store import data_store
 from checks.storage.store_access import store_access
-from checks.stores import markers, reading
-from checks.stores.errors import StoreFault
-from checks.stores.operations import FileStore, open_store
-from checks.stores.writing import PREFIX
+from checks.stores import probes
+from checks.stores.operations import FileStore, StoreFault, open_store
+from checks.stores.probes import PREFIX
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunnerSettings
 from tests.checks.store_kit import ext4, fuse, mounted, tmpfs
@@ -283,8 +282,8 @@ def test_slow_store_has_a_speed_and_is_no_hang(save: Callable[..., list[Finding]
 
 def exchange(root: Path, node: str, *peers: str, seconds: float = 60.0, wait: float = 0.3) -> list[tuple[str, str]]:
     """What one node says of the markers of its peers: (reason, message)."""
-    from checks.stores.markers import exchange as run
     from checks.stores.operations import FileStore
+    from checks.stores.probes import exchange as run
 
     class Faults:
         def __init__(self) -> None:
@@ -311,7 +310,7 @@ def test_nodes_of_one_store_see_each_other_and_replace_their_own_marker(tmp_path
 
 
 def test_peer_is_seen_among_more_markers_than_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(markers, "_MOST_MARKERS", 2)
+    monkeypatch.setattr(probes, "_MOST_MARKERS", 2)
     for name in ("n1", "n2", "n3"):
         exchange(tmp_path, name)
     folder = tmp_path / ".healthd-markers"
@@ -383,7 +382,7 @@ def test_of_a_folder_with_very_many_files_no_more_are_looked_at_than_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each file is a question to the server: for a million of them the time would be up, and the store be blamed."""
-    monkeypatch.setattr(reading, "_MOST_FILES", 5)
+    monkeypatch.setattr(probes, "_MOST_FILES", 5)
     for number in range(9):
         (tmp_path / f"{number}.jpg").write_bytes(b"x")
         (tmp_path / f"of-a-class-{number}").mkdir()
@@ -394,18 +393,18 @@ def test_of_a_folder_with_very_many_files_no_more_are_looked_at_than_are_needed(
             looked.append(name)
             return super().folders(name)
 
-    assert len(list(reading.find_files(Counting(str(tmp_path))))) == 5
+    assert len(list(probes.find_files(Counting(str(tmp_path))))) == 5
     assert looked == []
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_hidden_files_take_no_place_of_the_data(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_MOST_FILES", 5)
+    monkeypatch.setattr(probes, "_MOST_FILES", 5)
     for number in range(9):
         (tmp_path / f".{number}.swp").write_bytes(b"x")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/1.bin").write_bytes(b"xy")
-    assert list(reading.find_files(open_store(f"{scheme}{tmp_path}"))) == [("data/1.bin", 2)]
+    assert list(probes.find_files(open_store(f"{scheme}{tmp_path}"))) == [("data/1.bin", 2)]
     assert len(open_store(f"{scheme}{tmp_path}").sizes("")) == 9, "without a bound they are files as others"
 
 

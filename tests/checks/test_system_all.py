@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import checks
 from checks.contract import Check, Status
 from checks.discover import PACKAGES, builtin_checks
-from checks.host.kernel import parse_line, parse_record
-from checks.host.machine import HostError
+from checks.host.machine import HostError, parse_line, parse_record
 from checks.reasons import REASONS
 from checks.system.host_name import parse_fib_trie, parse_if_inet6
 from checks.system.load import parse_cpu_list, parse_loadavg

@@ -15,8 +15,7 @@ from checks.catalog import TYPES
 from checks.contract import Evidence, Finding, Limit, Previous, Status
 from checks.host.efa import address_of, count_efa, name_at
 from checks.host.machine import Host
-from checks.system.efa.efa import Params, efa
-from checks.system.efa.efa_links import MAPS, RATE_LIMITS, map_devices, parse_fi_info, rates
+from checks.system.efa import MAPS, RATE_LIMITS, Params, efa, map_devices, parse_fi_info, rates
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine, number, worst_of
 

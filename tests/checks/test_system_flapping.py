@@ -9,7 +9,7 @@ import pytest
 
 from checks.contract import Evidence, Finding, Previous, Status
 from checks.host.machine import Host
-from checks.system.kernel.fault_lines import PATTERNS, find_fault
+from checks.system.kernel_log import PATTERNS, find_fault
 from checks.system.processes import processes
 from tests.hosts.machine import Machine
 from tests.patience import PATIENCE

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Evidence, Finding, Previous, Status
-from checks.system.kernel.fault_lines import BENIGN, PATTERNS, find_fault
-from checks.system.kernel.kernel_log import find_target, kernel_log, recall_faults
+from checks.system.kernel_log import BENIGN, PATTERNS, find_fault, find_target, kernel_log, recall_faults
 from checks.worker.protocol import encode, from_evidence
 from tests.hosts.machine import Machine, number, worst_of
 from tests.patience import PATIENCE

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checks.accelerators import detect, neuron
-from checks.accelerators.neuron.numbering import LNC_VARIABLE
+from checks.accelerators.neuron.ls import LNC_VARIABLE
 from checks.contract import Action, Finding, Status
 from checks.host.machine import Host
 from checks.reasons import action_of, blame_of

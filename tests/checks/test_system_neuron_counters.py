@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron.leaves import (
-    HARDWARE_STATUSES,
-    NEWER,
-    OTHER_STATUSES,
-    REQUIRED,
-)
+from checks.accelerators.neuron.sysfs import HARDWARE_STATUSES, NEWER, OTHER_STATUSES, REQUIRED
 from checks.contract import Action, Blame, Status
-from checks.system.neuron.neuron_counters import neuron_counters
-from checks.system.neuron.neuron_health import parse_components
-from checks.system.neuron.neuron_kinds import KINDS
+from checks.system.neuron.neuron_counters import KINDS, neuron_counters, parse_components
 from tests.checks.neuron_looks import SYSFS, Looks, inventory, look
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import number, worst_of

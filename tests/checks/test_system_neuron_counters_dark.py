@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from checks.accelerators.neuron.leaves import (
-    NEWER,
-    REQUIRED,
-)
+from checks.accelerators.neuron.sysfs import NEWER, REQUIRED
 from checks.contract import Status
-from checks.system.neuron.neuron_watch import Watch, judge_watch
+from checks.system.neuron.neuron_counters import Watch, judge_watch
 from tests.checks.neuron_looks import SYSFS, Looks, inventory, look
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import worst_of

@@ -11,21 +11,29 @@ from typing import Any
 import pytest
 
 from checks.contract import Evidence, Finding, Limit, Missing, Status, Tier
-from checks.training.corruption import Strikes, corrupting
-from checks.training.digests import Digester
+from checks.training.digests import Digester, judge_steps, missed_ratio
 from checks.training.environment import COMPILER_PREFIXES, NUMERIC_PREFIXES
-from checks.training.float8 import exact_product, scaled_product
-from checks.training.judge import judge_steps, missed_ratio
-from checks.training.model import FORMATS, make_batch, make_parameters
-from checks.training.parity import EXACT_RATIO, parity_limit, run_parity
-from checks.training.places import BACKWARD, FORWARD, INPUTS, OPTIMIZER, all_places, describe, phase_of
-from checks.training.step import Step, first_state, run_step
+from checks.training.model import (
+    BACKWARD,
+    FORMATS,
+    FORWARD,
+    INPUTS,
+    OPTIMIZER,
+    all_places,
+    describe,
+    exact_product,
+    make_batch,
+    make_parameters,
+    phase_of,
+    scaled_product,
+)
+from checks.training.step import Step, Strikes, corrupting, first_state, run_step
 from checks.training.train_step import train_step
-from checks.training.work import SMALL, STEP_REVISION, built_in
+from checks.training.work import EXACT_RATIO, SMALL, STEP_REVISION, built_in, parity_limit, run_parity
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
 from checks.worker.protocol import encode, from_evidence
-from healthd.core.model.work_digests import digests_of
+from healthd.core.model.results import digests_of
 
 MAGNITUDES = (1e-12, 1e-3, 1.0, None)  # the last bit of the mantissa, two errors, a bit of the exponent
 PLACES = list(all_places())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from checks.collective.training.told import (
+from checks.collective.training.shard import (
     digests_text,
     first_difference,
     is_digests_text,
@@ -12,7 +12,7 @@ from checks.collective.training.told import (
     names_text,
     rounded,
 )
-from checks.training.places import OPTIMIZER, REDUCTION, layers
+from checks.training.model import OPTIMIZER, REDUCTION, layers
 
 NAMES = [f"{layer}.{parameter}" for layer, _, parameters in layers() for parameter in parameters]
 RANKS = 64  # of a node with 16 devices of 4 logical cores each

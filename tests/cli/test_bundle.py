@@ -19,10 +19,7 @@ from hypothesis import strategies as st
 
 from checks.host.machine import Host
 from healthd.cli.settings.options import load_settings
-from healthd.cli.support.bundle import render
-from healthd.cli.support.collecting import collect, hosts_of
-from healthd.cli.support.logs import NoLogError, journal, nccom_logs
-from healthd.cli.support.pseudonyms import Redactor
+from healthd.cli.support.bundle import NoLogError, Redactor, collect, hosts_of, journal, nccom_logs, render
 from healthd.core.redaction import GONE
 from tests.cli.cli_kit import environment, healthd
 from tests.fakes.hollow_torch import make_python

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.demo_stage import Stage, accuses
+from healthd.cli.demo import Stage, accuses
 from healthd.cli.settings.options import load_settings
 from healthd.core.errors import HealthdError
 from healthd.core.model import Mode
@@ -29,7 +29,7 @@ NAMED = ("--node", "n1", "--node", "n2", "--node", "n3")
 # One command of the demonstration, with a spinner of two seconds: nobody listens there.
 ONE_COMMAND = """
 import pathlib, sys
-from healthd.cli.demo_stage import Stage
+from healthd.cli.demo import Stage
 with Stage(pathlib.Path(sys.argv[1])) as stage:
     stage.healthd("gate", "--aggregator", sys.argv[2], "--job", "j", "--node", "n1", "--wait", "2s", expect=75)
 """

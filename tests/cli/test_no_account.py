@@ -14,12 +14,12 @@ from tests.patience import PATIENCE
 LOAD = """
 import msgspec, socket, tempfile
 from healthd.cli.settings.options import load_check_settings
-from healthd.cli.settings.tree import Settings
+from healthd.cli.settings.options import Settings
 from healthd.core.errors import ConfigError
 """
 
 USE = f"""{LOAD}
-import healthd.node.occupancy.own, healthd.runner.settings
+import healthd.node.occupancy.occupancy, healthd.runner.settings
 from healthd.cli.settings.options import load_settings
 from healthd.cli.support.doctor import _run_folder
 """

@@ -21,11 +21,18 @@ from healthd.cli.check import examine
 from healthd.cli.support.record import record as command
 from healthd.core.errors import BadInputError
 from healthd.core.model import Health
-from healthd.record import record
-from healthd.record.copying import Copier
-from healthd.record.machine import record_machine
-from healthd.record.sources import redact_line, redact_mounts
-from healthd.record.tools import TOOLS, ToolRun, program_text, redact_output, run_tool
+from healthd.record import (
+    TOOLS,
+    Copier,
+    ToolRun,
+    program_text,
+    record,
+    record_machine,
+    redact_line,
+    redact_mounts,
+    redact_output,
+    run_tool,
+)
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine
 from tests.node.standin_kit import settings

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from checks.contract import Action, Blame, Finding, Status, Tier
-from healthd.cli.terminal import fleet_view, render
-from healthd.cli.terminal.console import Terminal
+from healthd.cli.terminal import render
+from healthd.cli.terminal.output import Terminal
 from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
 from tests.aggregator.parts import state
 from tests.cli.cli_kit import healthd
@@ -126,7 +126,7 @@ def test_what_gate_prints_of_a_rejection_has_each_sentence_once() -> None:
         decided_at=0.0,
         duration_seconds=1.0,
     )
-    assert "".join(plain(*fleet_view.decision_report(decision))).count(PRODUCT) == 1
+    assert "".join(plain(*render.decision_report(decision))).count(PRODUCT) == 1
 
 
 def test_a_report_ends_with_how_many_checks_came_to_what() -> None:
@@ -231,7 +231,7 @@ def test_a_warning_accuses_nobody_where_a_gate_says_no() -> None:
         decided_at=0.0,
         duration_seconds=1.0,
     )
-    said = plain(*fleet_view.decision_report(decision))
+    said = plain(*render.decision_report(decision))
     assert said[-1] == "  not known to be well: n1 (ColdCache)"
     assert not any("left out" in line for line in said)
 
@@ -260,12 +260,10 @@ WRONG = replace(
 
 
 def test_a_drill_is_said_first_and_nobody_is_told_to_replace_a_node() -> None:
-    first, why = plain(*fleet_view.decision_report(rejected(WRONG)))
+    first, why = plain(*render.decision_report(rejected(WRONG)))
     assert first.startswith("✗ REJECT  DRILL  no node")
     assert why == "  ✗ DRILL n2: WrongResult matmul cpu:1: product is wrong (injected)"
-    first, second, *_ = plain(
-        *fleet_view.decision_report(rejected(WRONG, decision=Verdict.ADMIT, would=Verdict.REJECT))
-    )
+    first, second, *_ = plain(*render.decision_report(rejected(WRONG, decision=Verdict.ADMIT, would=Verdict.REJECT)))
     assert first.startswith("✓ ADMIT  no node")
     assert second.endswith("✗ REJECT  DRILL")
 
@@ -281,7 +279,7 @@ def test_a_gate_that_only_watched_says_so_once(would: Verdict) -> None:
     )
     why = () if would is Verdict.ADMIT else (replace(WRONG, injected=False),)
     decision = replace(rejected(*why, decision=Verdict.ADMIT, would=would), reasons=(watched, *why))
-    said = plain(*fleet_view.decision_report(decision))
+    said = plain(*render.decision_report(decision))
     signs = {Verdict.ADMIT: "✓ ADMIT", Verdict.REJECT: "✗ REJECT"}
     assert said[1] == f"  observe mode; enforce mode would have said: {signs[would]}"
     assert len(said) == 2 + len(why)
@@ -290,7 +288,7 @@ def test_a_gate_that_only_watched_says_so_once(would: Verdict) -> None:
 
 def test_a_real_fault_beside_a_drill_is_no_drill_and_keeps_its_advice() -> None:
     real = replace(WRONG, node="n3", injected=False, message="matmul cpu:1: product is wrong")
-    first, *whys = plain(*fleet_view.decision_report(rejected(WRONG, real)))
+    first, *whys = plain(*render.decision_report(rejected(WRONG, real)))
     assert "DRILL" not in first
     assert whys[0].startswith("  ✗ DRILL n2: ")
     assert whys[1] == "  ✗ n3: WrongResult matmul cpu:1: product is wrong → replace"

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Limit, Measurement, Status, Tier
-from checks.learned import choose
+from checks.limits import choose
 from healthd import baselines
 from healthd.baselines import (
     Kind,
@@ -31,9 +31,9 @@ from healthd.baselines import (
     widening,
 )
 from healthd.cli.fleet.baseline import settings_text
-from healthd.cli.settings.tree import Settings
+from healthd.cli.settings.options import Settings
 from healthd.core import wire
-from healthd.core.config.load import load
+from healthd.core.config import load
 from healthd.core.errors import ConfigError
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, Health, NodeState, Quarantine

@@ -14,9 +14,7 @@ import pytest
 
 from healthd.core import wire
 from healthd.core.errors import ConfigError, UnreachableError, connection_words
-from healthd.core.http.aggregator_client import Endpoint, RefusedError, read_token
-from healthd.core.http.gate_client import GateClient, NotAdmittedError
-from healthd.core.http.tls import verification
+from healthd.core.http.client import Endpoint, GateClient, NotAdmittedError, RefusedError, read_token, verification
 from healthd.core.model import AdmittedNode, Decision, GateRequest, Verdict
 from tests.patience import PATIENCE
 

@@ -15,7 +15,7 @@ from healthd.aggregator.auth import Scope, new_token, read_tokens
 from healthd.cli.settings.options import load_settings
 from healthd.core.errors import ConfigError
 from healthd.core.file_trust import check_file
-from healthd.core.http.aggregator_client import Aggregator, Endpoint, read_token
+from healthd.core.http.client import Aggregator, Endpoint, read_token
 from tests.aggregator.test_api import scenario
 from tests.hooks.inside import run_inside
 

@@ -20,14 +20,12 @@ from checks.contract import Action, Blame, Finding, Status
 from checks.printable import printable, printable_bytes, printable_line
 from checks.worker.protocol import from_finding
 from healthd.aggregator.ui import rendering
+from healthd.cli.support.bundle import Redactor
 from healthd.cli.support.bundle import render as bundled
-from healthd.cli.support.pseudonyms import Redactor
-from healthd.cli.terminal.console import Terminal
-from healthd.cli.terminal.fleet_view import decision_report
-from healthd.cli.terminal.output import CarefulOutput, LogFormatter, PrintableOutput, styled
-from healthd.cli.terminal.render import node_report, show
+from healthd.cli.terminal.output import CarefulOutput, LogFormatter, PrintableOutput, Terminal, styled
+from healthd.cli.terminal.render import decision_report, node_report, show
 from healthd.core import wire
-from healthd.core.http.exposition import exposition
+from healthd.core.http.server import exposition
 from healthd.core.model import Decision, Reason, Verdict
 from healthd.core.platforms.slurm import reason_text
 from healthd.node.condition import conditions

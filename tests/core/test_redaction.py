@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.cli.support.pseudonyms import Redactor
+from healthd.cli.support.bundle import Redactor
 from healthd.cli.terminal.output import LogFormatter
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.redaction import GONE, is_secret_name, redact
-from healthd.record.sources import redact_line, redact_mounts
-from healthd.record.tools import redact_output
+from healthd.record import redact_line, redact_mounts, redact_output
 from tests.core.secret_forms import FORMS, HARMLESS, SECRET
 from tests.hooks.inside import run_inside
 from tests.hooks.preflight_kit import free_port

@@ -185,8 +185,8 @@ def test_a_standing_gate_is_asked_by_every_node_with_what_its_host_has_for_it() 
 
 
 def load_settings(environ: Mapping[str, str]) -> Any:
-    from healthd.cli.settings.tree import Settings
-    from healthd.core.config.load import load as load_config
+    from healthd.cli.settings.options import Settings
+    from healthd.core.config import load as load_config
 
     defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
     return load_config(Settings, file=None, environ=environ, arguments={}, sections=("preflight",), defaults=defaults)
@@ -237,7 +237,7 @@ def test_without_the_catch_all_a_broken_script_would_run_five_times() -> None:
 
 
 def test_the_code_that_is_tried_again_is_the_one_that_the_gate_ends_with() -> None:
-    from healthd.hooks.preflight import NOT_ADMITTED
+    from healthd.hooks.preflight.hook import NOT_ADMITTED
 
     assert str(NOT_ADMITTED) == definitions.NOT_ADMITTED
 
@@ -281,8 +281,8 @@ def test_user_data_is_mime_multi_part_as_batch_wants_it_and_holds_the_script() -
 
 @pytest.mark.parametrize("page", ["batch.md", "sagemaker.md"])
 def test_settings_in_the_docs_are_settings_that_healthd_has(page: str, tmp_path: Path) -> None:
-    from healthd.cli.settings.tree import Settings
-    from healthd.core.config.load import load as load_config
+    from healthd.cli.settings.options import Settings
+    from healthd.core.config import load as load_config
 
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     example = {"WAIT": "1m", "MODE": "observe", "TOKEN_FILE": "/t", "ATTEMPT": "1", "ON_COLD_CACHE": "compile"}

@@ -12,8 +12,8 @@ import pytest
 
 from checks.contract import Tier
 from checks.discover import builtin_checks
-from healthd.cli.settings.tree import Settings
-from healthd.core.config.load import load as load_config
+from healthd.cli.settings.options import Settings
+from healthd.core.config import load as load_config
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import enabled_checks

@@ -28,14 +28,12 @@ from healthd.aggregator.auth import check_exposure
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
 from healthd.cli.hooks.gate import gate
 from healthd.cli.hooks.preflight import preflight
-from healthd.cli.settings.tree import Settings
-from healthd.core.config.load import load
+from healthd.cli.settings.options import Settings
+from healthd.core.config import load
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
-from healthd.node.checks.catalogue import enabled_checks, under_rule
-from healthd.node.checks.timetable import QuickFacts, quick_due_at
-from healthd.node.condition_writer import NEEDS
-from healthd.node.kubernetes_events import NEEDS_EVENTS
+from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
+from healthd.node.condition import NEEDS, NEEDS_EVENTS
 from tests.aggregator.world import result, state
 from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
 

@@ -23,7 +23,7 @@ from tests.patience import PATIENCE
 pytestmark = pytest.mark.system("systemd-analyze")
 
 ROOT = Path(__file__).parents[2]
-# What checks/host/kernel.py asks of the kernel: its log and its clock. glibc makes the one of the other.
+# What checks/host/machine.py asks of the kernel: its log and its clock. glibc makes the one of the other.
 CALLS = {"openat", "read", "close", "adjtimex", "clock_adjtime"}
 # <linux/capability.h>: those that the unit keeps.
 CAPABILITIES = {

@@ -14,8 +14,7 @@ import pytest
 import trustme
 
 from healthd.core.errors import ConfigError, UnreachableError
-from healthd.core.http.aggregator_client import Endpoint
-from healthd.core.http.gate_client import GateClient
+from healthd.core.http.client import Endpoint, GateClient
 from healthd.core.model import GateRequest
 from tests.cli.cli_kit import healthd
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.hooks.execute import LEFT_SECONDS, sweep
+from healthd.cli.hooks.join import LEFT_SECONDS, sweep
 
 
 def folder(place: Path, name: str, *, age_seconds: float) -> Path:

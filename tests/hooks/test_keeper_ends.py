@@ -12,8 +12,7 @@ import pytest
 from healthd.core import wire
 from healthd.core.errors import HealthdError
 from healthd.hooks.launchers import Place
-from healthd.hooks.preflight import Outcome
-from healthd.hooks.preflight.hook import run_hook
+from healthd.hooks.preflight.hook import Outcome, run_hook
 from healthd.hooks.stopping import Signals
 
 PLACE = Place(job="a", attempt=0, rank=0, size=1, main="127.0.0.1", local_rank=0, local_size=1, source="options")

@@ -10,7 +10,7 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.core.model import Quarantine
-from healthd.node.http.readiness import Question, readiness
+from healthd.node.http.health import Question, readiness
 from healthd.node.occupancy.model import Reading, Scheduled, Workload
 from healthd.node.settings import SyncSettings
 from healthd.node.state.saving import StateFile

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from healthd.hooks.preflight.job import write_hostfile
+from healthd.hooks.preflight.hook import write_hostfile
 
 
 def ended() -> int:

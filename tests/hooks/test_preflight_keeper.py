@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from healthd.core.errors import HealthdError
 from healthd.core.model import GateRequest
-from healthd.hooks.preflight import Outcome, Task
+from healthd.hooks.preflight.hook import Outcome, Task
 from healthd.hooks.preflight.sidecar import keep
 from tests.aggregator.service import until
 from tests.hooks.test_hook_answers import Answers, serving

@@ -9,18 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checks.contract import (
-    Check,
-    Context,
-    Evidence,
-    Finding,
-    Limit,
-    Measurement,
-    Previous,
-    Status,
-    Tier,
-    load_params,
-)
+from checks.contract import Check, Context, Evidence, Finding, Limit, Measurement, Previous, Status, Tier, load_params
 from checks.host.machine import Host
 from tests.hosts.tree import Tree, read_tree, write_tree
 

@@ -13,10 +13,8 @@ import pytest
 
 from healthd.core.threads import in_thread
 from healthd.node.checks.catalogue import unprompted_by
-from healthd.node.occupancy.model import Scheduled
-from healthd.node.occupancy.present import find_schedulers
-from healthd.node.occupancy.processes import read_processes
-from healthd.node.occupancy.schedulers import Schedulers
+from healthd.node.occupancy.model import Scheduled, read_processes
+from healthd.node.occupancy.occupancy import Schedulers, find_schedulers
 from healthd.node.settings import AllocationSettings, Unprompted
 from tests.node.allocation_kit import http_server, process, slurm_config
 from tests.node.node_kit import MovedClock

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.node.occupancy import kubelet, protobuf
+from healthd.node.occupancy import kubelet
 from healthd.node.occupancy.model import Reading
 from tests.node.allocation_kit import claim, devices, field, pod
 
@@ -170,7 +170,7 @@ names = st.text("abcdefgh-.", min_size=1, max_size=8)
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_pods_or_an_error(answer: bytes) -> None:
-    with contextlib.suppress(protobuf.ProtobufError):
+    with contextlib.suppress(kubelet.ProtobufError):
         kubelet.parse_pods(answer, {})
 
 
@@ -180,7 +180,7 @@ def test_cut_answer_never_hides_a_pod_silently(name: str, namespace: str, count:
     (whole,) = kubelet.parse_pods(answer, {})
     assert (whole.name, whole.uses) == (f"pod:{namespace}/{name}", f"{count} aws.amazon.com/neuron")
     cut = answer[: data.draw(st.integers(1, len(answer) - 1))]
-    with pytest.raises(protobuf.ProtobufError):
+    with pytest.raises(kubelet.ProtobufError):
         kubelet.parse_pods(cut, {})
 
 
@@ -193,5 +193,5 @@ def test_members_of_later_versions_change_nothing(number: int, value: int | byte
 
 
 def test_retyped_member_is_an_error() -> None:
-    with pytest.raises(protobuf.ProtobufError):
+    with pytest.raises(kubelet.ProtobufError):
         kubelet.parse_pods(field(1, field(1, "p") + field(2, "n") + field(3, 7)), {})

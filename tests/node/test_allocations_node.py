@@ -10,7 +10,7 @@ import pytest
 from checks.contract import Tier
 from healthd.cli.hooks.gate import own_workload
 from healthd.core.model import RunOrder
-from healthd.node.checks.active_runner import ALLOCATION_WATCH_SECONDS
+from healthd.node.checks.scheduler import ALLOCATION_WATCH_SECONDS
 from healthd.node.occupancy.model import NO_SCHEDULERS, Reading, Scheduled, Workload, allocations
 from healthd.node.orders.leases import HeldLease, Observations, judge_lease
 from healthd.node.settings import ActiveSettings, Unprompted

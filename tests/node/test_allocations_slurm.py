@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.node.occupancy import slurm
-from healthd.node.occupancy.model import Reading
-from healthd.node.occupancy.processes import read_processes
+from healthd.node.occupancy.model import Reading, read_processes
 from tests.node.allocation_kit import process, slurm_config
 from tests.slurm.slurm_kit import Slurm, until
 

@@ -11,7 +11,7 @@ import pytest
 
 from checks.worker.faults import Fault
 from healthd.core.model import OrderReport, OrderStatus
-from healthd.node.orders import collective_session
+from healthd.node.orders import collectives
 from healthd.node.orders.orders import END_SECONDS
 from tests.node.node_kit import eventually, lease, lease_order, quiet, run, run_order
 from tests.node.test_node_collectives import ScriptedSession, Site, collective
@@ -75,7 +75,7 @@ def test_an_order_ends_where_the_interface_to_its_main_node_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     look_up = SlowLookUp(error)
-    monkeypatch.setattr(collective_session, "interface_to", look_up)
+    monkeypatch.setattr(collectives, "interface_to", look_up)
 
     async def main() -> None:
         async with Site(tmp_path, interface=None) as site:
@@ -94,7 +94,7 @@ def test_an_order_is_called_off_while_the_interface_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_up = SlowLookUp()
-    monkeypatch.setattr(collective_session, "interface_to", look_up)
+    monkeypatch.setattr(collectives, "interface_to", look_up)
 
     async def main() -> None:
         async with Site(tmp_path, interface=None) as site:

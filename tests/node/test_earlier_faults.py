@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Blame, Finding, Status, Tier
-from healthd.aggregator.quarantine.facts import facts_of
+from healthd.aggregator.quarantine.counting import facts_of
 from healthd.core.evidence import judge_tier
 from healthd.core.model import CheckResult, Health
 from healthd.node.state.store import NodeStore

@@ -12,14 +12,13 @@ import pytest
 
 from checks.contract import Status, Tier
 from checks.discover import builtin_checks
-from healthd.aggregator.inventory.compact_state import CompactState
+from healthd.aggregator.inventory.node_record import CompactState
 from healthd.core.evidence import judge_tier
 from healthd.core.model import Health, NodeState
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.clock import system_clock
-from healthd.node.state.digest import digest_of
 from healthd.node.state.saving import StateFile
-from healthd.node.state.store import NodeStore
+from healthd.node.state.store import NodeStore, digest_of
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan
 from tests.fakes.neuron import NeuronMachine

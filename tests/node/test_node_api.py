@@ -18,7 +18,7 @@ from checks.contract import Scope, Status, Tier
 from healthd.core import wire
 from healthd.core.errors import BadInputError
 from healthd.core.http import server
-from healthd.core.http.exposition import exposition
+from healthd.core.http.server import exposition
 from healthd.core.model import CheckSpec, NodeState
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.http.health import parse_demand

@@ -17,12 +17,10 @@ from healthd.core.errors import ConfigError
 from healthd.core.model import CollectiveOrder, Order, OrderReport, RankReport
 from healthd.node.interfaces import addresses, check_interface, interface_to, peer_address, source_to
 from healthd.node.orders import collectives
-from healthd.node.orders.collective_session import MAX_WAITING
-from healthd.node.orders.collectives import Collectives
+from healthd.node.orders.collectives import MAX_WAITING, Collectives
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.runner.collective.order_ranks import OnReport
-from healthd.runner.collective.session import RefusedError
+from healthd.runner.collective.ranks import OnReport, RefusedError
 from tests.node.node_kit import World, eventually, lease, lease_order, quiet, run, run_order
 from tests.runner.ranks_kit import orders
 from tests.runner.runner_kit import make_runner, workers_left

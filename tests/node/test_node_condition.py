@@ -21,13 +21,12 @@ from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Status
 from checks.discover import builtin_checks
-from checks.system.kernel.kernel_log import kernel_log
+from checks.system.kernel_log import kernel_log
 from healthd.core.errors import ConfigError
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckSpec, Health, NodeState, Quarantine, Reason
 from healthd.core.platforms.kubernetes import STRATEGIC, KubernetesError, api_server
-from healthd.node.condition import ACCELERATED_HARDWARE_READY, conditions
-from healthd.node.condition_writer import ConditionWriter
+from healthd.node.condition import ACCELERATED_HARDWARE_READY, ConditionWriter, conditions
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
 from tests.hosts.machine import Machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from checks.contract import Scope, Tier
-from healthd.core.http.exposition import exposition
+from healthd.core.http.server import exposition
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.http.metrics import registry_of
 from healthd.node.state.store import NodeStore

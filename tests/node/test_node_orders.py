@@ -14,8 +14,8 @@ import pytest
 
 from checks.contract import Tier
 from healthd.core.model import Order, OrderReport
-from healthd.node.occupancy.processes import read_process
-from healthd.node.orders import lease_claim
+from healthd.node.occupancy.model import read_process
+from healthd.node.orders import leases
 from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, judge_lease, process_of, process_start
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from tests.node import node_kit
@@ -149,7 +149,7 @@ def test_lease_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
 def test_second_lease_is_refused_and_so_is_one_where_somebody_else_has_the_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "LOOK_AGAIN_SECONDS", 0.0)
 
     async def main() -> None:
         async with World(tmp_path, active=ON_ORDER) as world:
@@ -167,7 +167,7 @@ def test_second_lease_is_refused_and_so_is_one_where_somebody_else_has_the_devic
 
 def test_a_lease_waits_for_processes_that_are_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the ranks of the validation of the same gate are, when it is granted the node."""
-    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(leases, "LOOK_AGAIN_SECONDS", 0.01)
 
     async def main() -> None:
         async with World(tmp_path, active=ON_ORDER) as world:
@@ -185,7 +185,7 @@ def test_a_lease_waits_for_processes_that_are_about_to_end(tmp_path: Path, monke
 def test_a_lease_that_a_restart_kept_from_looking_is_no_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holders: tuple[str, ...], status: str
 ) -> None:
-    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "LOOK_AGAIN_SECONDS", 0.0)
 
     async def main() -> None:
         async with World(tmp_path, active=ON_ORDER) as world:
@@ -210,7 +210,7 @@ def test_a_lease_that_a_restart_kept_from_looking_is_no_promise(
 def test_a_lease_survives_one_look_at_the_devices_that_fails_and_goes_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holders: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "LOOK_AGAIN_SECONDS", 0.0)
 
     async def main() -> None:
         async with World(tmp_path, active=ON_ORDER) as world:
@@ -229,7 +229,7 @@ def test_a_lease_survives_one_look_at_the_devices_that_fails_and_goes_by_the_nex
 def test_a_lease_is_refused_where_two_looks_at_the_devices_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
-    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "LOOK_AGAIN_SECONDS", 0.0)
 
     async def main() -> None:
         async with World(tmp_path, active=ON_ORDER) as world:

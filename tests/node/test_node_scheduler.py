@@ -14,12 +14,10 @@ from checks.contract import Status, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult, OrderReport
 from healthd.node.checks.active_run import DeviceUse
-from healthd.node.checks.catalogue import enabled_checks
-from healthd.node.checks.timetable import PassiveTimetable, QuickFacts, quick_due_at
+from healthd.node.checks.catalogue import PassiveTimetable, QuickFacts, enabled_checks, quick_due_at
 from healthd.node.http.control_socket import without
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.node.state.results import StampedResult
-from healthd.node.state.store import NodeStore
+from healthd.node.state.store import NodeStore, StampedResult
 from healthd.runner.settings import Survey
 from tests.node.node_kit import BOOT as NODE_BOOT
 from tests.node.node_kit import (

@@ -12,12 +12,11 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core import wire
 from healthd.core.model import Health, Quarantine
-from healthd.node.http.readiness import Question, document, readiness
+from healthd.node.http.health import Question, readiness, readiness_document
 from healthd.node.occupancy.model import allocations, describe
 from healthd.node.state import files
-from healthd.node.state.digest import digest_of
 from healthd.node.state.saving import StateFile
-from healthd.node.state.store import NodeStore
+from healthd.node.state.store import NodeStore, digest_of
 from healthd.runner.settings import Survey
 from tests.aggregator.cluster import full_disk
 from tests.node.node_kit import BOOT, MovedClock, finding, lease, result, settings, specs, survey
@@ -274,12 +273,12 @@ def test_node_whose_state_directory_cannot_be_written_is_not_ready_until_it_can(
     blocked = tmp_path / ".state.json.new"
     blocked.mkdir()
     file.save()
-    ready, text = document(one.snapshot(), readiness(one.snapshot(), unwritable=one.unwritable), Question())
+    ready, text = readiness_document(one.snapshot(), readiness(one.snapshot(), unwritable=one.unwritable), Question())
     assert not ready
     assert text == f"leases: no lease can be stored: {tmp_path}: Is a directory; make it writable\nn1 is not ready\n"
     blocked.rmdir()
     file.save()
-    assert document(one.snapshot(), readiness(one.snapshot(), unwritable=one.unwritable), Question())[0]
+    assert readiness_document(one.snapshot(), readiness(one.snapshot(), unwritable=one.unwritable), Question())[0]
 
 
 @pytest.mark.system(root=True)  # mounting a file system

@@ -21,7 +21,7 @@ from healthd.core import wire
 from healthd.core.errors import ConfigError
 from healthd.core.http import server as web
 from healthd.core.model import Order, Quarantine, SyncAnswer, SyncRequest
-from healthd.node import sync_http
+from healthd.node import sync
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from healthd.node.sync import GATHER_SECONDS, SyncClient
 from tests.node.node_kit import World, eventually, finding, lease, lease_order, quiet, result, run, run_order
@@ -365,7 +365,7 @@ def test_answer_that_cannot_be_used_is_said_clearly_and_changes_nothing(
 def test_answer_that_comes_byte_by_byte_without_an_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sync_http, "SLACK_SECONDS", 0.2)
+    monkeypatch.setattr(sync, "SLACK_SECONDS", 0.2)
 
     over = asyncio.Event()
     dribbling: set[asyncio.Task[None] | None] = set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.core.http.exposition import exposition
+from healthd.core.http.server import exposition
 from healthd.core.model import CheckResult
 from healthd.core.tasks import Tasks
 from healthd.node.http.metrics import registry_of

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from checks.contract import Profile
-from checks.contract.records import PROFILE_FORMAT
+from checks.contract import PROFILE_FORMAT, Profile
 from healthd.cli.profiles import new_folder
 from healthd.core import wire
 from healthd.core.errors import ConfigError, UnreachableError
 from healthd.node.http import control_socket
 from healthd.node.http.control_socket import ProfileList, RefusedError
 from healthd.node.settings import NodeSettings, ProfileSettings
-from healthd.node.state.profiles import ProfileFolder
+from healthd.node.state.saving import ProfileFolder
 from tests.cli.cli_kit import end, healthd, start
 from tests.node.test_node_daemon import until
 

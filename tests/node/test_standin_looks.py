@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Tier
-from checks.system.efa.efa_links import MIN_ELAPSED_SECONDS
+from checks.system.efa import MIN_ELAPSED_SECONDS
 from healthd.core.model import Health
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan

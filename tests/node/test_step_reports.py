@@ -18,9 +18,9 @@ from checks.contract import Context, Finding, Status, Tier
 from checks.host.machine import Host
 from checks.system.job_steps import Params, job_steps
 from healthd.core.tasks import Tasks
-from healthd.node.jobs import step_reports
-from healthd.node.jobs.step_reports import FILE, MAX_JOBS, MAX_RANKS, StepReports
-from healthd.steps.detector import WINDOW_STEPS, JobSteps
+from healthd.node import step_reports
+from healthd.node.step_reports import FILE, MAX_JOBS, MAX_RANKS, StepReports
+from healthd.steps import WINDOW_STEPS, JobSteps
 from tests import prepared
 
 RANKS = 4

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from checks.contract import Blame, Status, Tier
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.model.claims import Claim, ClaimKind
-from healthd.aggregator.model.effects import GrantLease, WakeAt
-from healthd.aggregator.model.gates import Gate, Phase, RunStatus
+from healthd.aggregator.model.gates import Claim, ClaimKind, Gate, GrantLease, Phase, RunStatus, WakeAt
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import Allocation, CheckResult, GateRequest, Mode, OrderReport, Verdict

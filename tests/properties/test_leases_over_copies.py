@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checks.contract import Tier
-from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.controller.engine import Engine
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.store.changes import PutKey
+from healthd.aggregator.store.rows import PutKey
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConflictError, NotFoundError
 from healthd.core.model import Decision, GateRequest, Verdict

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from checks.reasons import REASONS
-from healthd.aggregator.model.quarantine_facts import PoolLimit
-from healthd.aggregator.model.quarantines import Latch, LiftQuarantine, RuleRecord, SetQuarantine
-from healthd.aggregator.quarantine.facts import counts, facts_of
+from healthd.aggregator.model.quarantines import Latch, LiftQuarantine, PoolLimit, RuleRecord, SetQuarantine
+from healthd.aggregator.quarantine.counting import counts, facts_of
 from healthd.aggregator.quarantine.judge import judge
 from healthd.core import wire
 from healthd.core.model import DeviceRecord, Inventory, Reason

@@ -13,7 +13,7 @@ from typing import Any
 
 from checks.worker.faults import parse_fault
 from healthd.core.model import CollectiveOrder, RankReport
-from healthd.runner.collective.session import Session
+from healthd.runner.collective.ranks import Session
 from healthd.runner.runner import Runner
 from tests.aggregator.service import free_port
 from tests.patience import PATIENCE

@@ -20,9 +20,9 @@ import pytest
 from checks.accelerators.neuron.cache import ColdCacheError
 from checks.accelerators.neuron.environment import environment_of, xla_environment
 from checks.discover import builtin_checks
-from checks.worker.compiling import Compiling
+from checks.worker.commands import Compiling
 from healthd.core.model import CollectiveOrder, RankReport
-from healthd.runner.collective.rank_group import group_over_nodes
+from healthd.runner.collective.ranks import group_over_nodes
 from healthd.runner.compilation import compile_over_nodes
 from healthd.runner.settings import RunnerSettings
 from healthd.runner.workers.workers import Unreaped, Workers

@@ -12,7 +12,7 @@ import pytest
 
 from checks.accelerators.neuron.environment import environment_of
 from healthd.core.model import CollectiveOrder
-from healthd.runner.collective.rank_group import group_of, group_over_nodes
+from healthd.runner.collective.ranks import group_of, group_over_nodes
 from tests.runner.ranks_kit import orders
 
 TARGETS = ("neuroncore:0", "neuroncore:1")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from checks.contract import Finding, Missing, Profile, Status, Tier
-from checks.profiling.programs import PROGRAMS, programs_in, programs_of, remember
+from checks.profiling.neuron import PROGRAMS, programs_in, programs_of, remember
 from healthd.core.model import CheckResult
-from healthd.runner.program_profiles import ProgramProfiles
+from healthd.runner.device_checks import ProgramProfiles
 from healthd.runner.run_record import RunRecord, RunRequest
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunProgress
@@ -232,7 +232,7 @@ def test_a_run_that_is_cancelled_while_a_program_is_captured_has_measured_every_
 def test_the_captures_of_a_run_have_one_bound_of_time_together(
     trn1: NeuronMachine, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("healthd.runner.program_profiles.RUN_SECONDS", 130.0)
+    monkeypatch.setattr("healthd.runner.device_checks.RUN_SECONDS", 130.0)
     first, second = outcome(program), outcome(program)
 
     async def both() -> None:

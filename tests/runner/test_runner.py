@@ -16,12 +16,12 @@ import pytest
 from checks.contract import CheckInfo, Previous, Program, Status, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
-from healthd.runner.composition import compose
+from healthd.runner.run_record import compose
 from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers.launch import environment
 from healthd.runner.workers.node_lane import in_order_of_end
 from healthd.runner.workers.outcome import Outcome
-from healthd.runner.workers.process import WorkerProcess
+from healthd.runner.workers.workers import WorkerProcess
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import CHECKS, make_runner, run_checks, tracer, wait_gone, workers_left

@@ -23,11 +23,10 @@ from checks.contract import Program, Status, Tier
 from checks.discover import builtin_checks
 from healthd.core.model import CheckResult
 from healthd.runner.device_claim import lock_file, write_leases_file
-from healthd.runner.execution import Execution
 from healthd.runner.run_record import RunRequest
+from healthd.runner.runner import Execution
 from healthd.runner.settings import Plan, RunProgress
-from healthd.runner.workers.process import WorkerProcess
-from healthd.runner.workers.workers import Unreaped, Workers
+from healthd.runner.workers.workers import Unreaped, WorkerProcess, Workers
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import make_runner, run_checks, tracer, workers_left

@@ -11,13 +11,11 @@ import pytest
 from checks.accelerators.cpu import DEVICE_COUNT_MAX
 from checks.contract import CheckInfo, Evidence, Finding, Scope, Status, Tier
 from healthd.core.model import CheckResult
-from healthd.runner.composition import compose
 from healthd.runner.device_claim import busy_by
-from healthd.runner.run_record import RunRecord, RunRequest
+from healthd.runner.run_record import RunRecord, RunRequest, compose
 from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers.outcome import Outcome, explain_raised
-from healthd.runner.workers.process import WorkerProcess
-from healthd.runner.workers.workers import Unreaped, Workers
+from healthd.runner.workers.workers import Unreaped, WorkerProcess, Workers
 
 INFO = CheckInfo(
     name="digest",

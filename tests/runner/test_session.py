@@ -19,7 +19,7 @@ import pytest
 from checks.collective.judge import judge_ranks
 from checks.contract import CheckInfo, Evidence, Finding, Missing, Progress, Status
 from healthd.core.model import RankReport
-from healthd.runner.collective.session import RefusedError
+from healthd.runner.collective.ranks import RefusedError
 from healthd.runner.device_claim import lock_file
 from tests.node.node_kit import eventually
 from tests.patience import PATIENCE

@@ -12,7 +12,7 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.core.model import CheckResult
-from healthd.runner.collective.silence_limits import (
+from healthd.runner.collective.node_collective import (
     FACTOR,
     KEPT_RUNS,
     Silence,

@@ -15,8 +15,7 @@ from checks.reasons import REASONS
 from checks.worker.faults import parse_fault
 from healthd.core.model import CheckResult
 from healthd.localize.model import Outcome
-from healthd.runner.collective.node_collective import NodeCollective
-from healthd.runner.collective.subgroups import Subgroups, is_unresolved, outcome_of
+from healthd.runner.collective.node_collective import NodeCollective, Subgroups, is_unresolved, outcome_of
 from healthd.runner.settings import OnProgress, Plan, RunProgress
 from healthd.runner.workers.outcome import Outcome as RankOutcome
 from healthd.runner.workers.workers import Unreaped, Workers

@@ -9,11 +9,10 @@ import sys
 
 import pytest
 
-from checks.collective.last_words import tells_of_peers
+from checks.collective.judge import tells_of_peers
 from healthd.runner.workers.launch import Launch, command
-from healthd.runner.workers.oom_kills import WINDOW_SECONDS, OomKills, read_oom_kills
 from healthd.runner.workers.outcome import Outcome, last_line
-from healthd.runner.workers.process import WorkerProcess
+from healthd.runner.workers.workers import WINDOW_SECONDS, OomKills, WorkerProcess, read_oom_kills
 from tests.node.node_kit import eventually
 
 

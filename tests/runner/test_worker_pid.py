@@ -9,9 +9,8 @@ import sys
 from checks.host.descendants import first_child, parent_of
 from healthd.runner.collective.node_collective import signs_of_life
 from healthd.runner.workers.launch import Launch, command
-from healthd.runner.workers.process import WorkerProcess
 from healthd.runner.workers.worker_lane import WorkerLane
-from healthd.runner.workers.workers import Unreaped, Workers
+from healthd.runner.workers.workers import Unreaped, WorkerProcess, Workers
 from tests.node.node_kit import eventually
 from tests.runner.runner_kit import make_runner
 

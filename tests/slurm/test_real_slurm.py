@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.aggregator.drain.model import ActuatorError, Done, Removal, Why
+from healthd.aggregator.drain.plan import ActuatorError, Done, Removal, Why
 from healthd.aggregator.drain.slurm import SlurmActuator
-from healthd.cli.hooks.slurm_job import read_job
+from healthd.cli.hooks.slurm import read_job
 from healthd.core.errors import ConfigError
 from healthd.core.platforms.slurm import MARK, Scontrol, SlurmError
 from tests.aggregator.cluster import Cluster, ask, release

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.hooks.slurm_doctor import CONTROLLER_HOOKS, LEAST_SECONDS, NODE_HOOKS, judge
+from healthd.cli.hooks.slurm import CONTROLLER_HOOKS, LEAST_SECONDS, NODE_HOOKS, judge
 from healthd.core.platforms.slurm import Scontrol, SlurmError
 from tests.aggregator.service import free_port
 from tests.cli.cli_kit import Said

@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Status
-from healthd.cli.hooks.readiness import Fitness
-from healthd.cli.hooks.slurm_job import at_fault, outcome_of, read_ids, read_job
-from healthd.cli.hooks.slurm_rules import ADOPT_SECONDS, culprits, next_step
+from healthd.cli.hooks.slurm import (
+    ADOPT_SECONDS,
+    Fitness,
+    at_fault,
+    culprits,
+    next_step,
+    outcome_of,
+    read_ids,
+    read_job,
+)
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.model import Decision, ExcludedNode, Reason, Verdict
 from healthd.core.platforms.slurm import (

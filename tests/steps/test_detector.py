@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.steps.datagram import StepReport, parse
-from healthd.steps.detector import WINDOW_STEPS, JobSteps, change_point
+from healthd.steps import WINDOW_STEPS, JobSteps, StepReport, change_point, parse
 
 STEP_SECONDS = 0.2
 Own = Callable[[int, int], float]  # (step, rank) -> own seconds

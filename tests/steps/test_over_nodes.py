@@ -7,9 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from healthd.steps.blocks import BLOCK_STEPS, LEAST_KNOWN_STEPS, MOST_WAITING, Block, Blocks
-from healthd.steps.datagram import StepReport
-from healthd.steps.over_nodes import MOST_OPEN, JobOverNodes, are_bounded
+from healthd.steps import (
+    BLOCK_STEPS,
+    LEAST_KNOWN_STEPS,
+    MOST_OPEN,
+    MOST_WAITING,
+    Block,
+    Blocks,
+    JobOverNodes,
+    StepReport,
+    are_bounded,
+)
 from tests.steps.test_detector import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 
 

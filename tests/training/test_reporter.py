@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from healthd.steps.datagram import RankEnd, StepReport, parse, parse_end
+from healthd.steps import RankEnd, StepReport, parse, parse_end
 from healthd.training import StepReporter
 from healthd.training.callbacks import LightningCallback, TrainerCallback
 from tests import prepared

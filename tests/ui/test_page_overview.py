@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from checks.contract import Status
 from healthd.aggregator.auth import Scope
-from healthd.aggregator.ui.overview import fleet as fleet_page
+from healthd.aggregator.ui import overview as fleet_page
 from tests.ui.fleet import report
 from tests.ui.stage import Stage, Watch, stage, tokens
 

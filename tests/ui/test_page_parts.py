@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 import healthd.aggregator.ui
 from checks.contract import Finding, Measurement, Status
-from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.controller.engine import Engine
 from healthd.aggregator.model.gates import Decided, Gate
-from healthd.aggregator.ui import charts, fleet_grid, formatting, gate_view, node_view, rendering, samples
-from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, Feed, FullError
-from healthd.aggregator.ui.overview.heat_map import HeatCell, heat_map
-from healthd.aggregator.ui.overview.readings import Reading
-from healthd.aggregator.ui.ring import RING
+from healthd.aggregator.ui import fleet_grid, gate_view, node_view, rendering, samples
+from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, RING, Feed, FullError
+from healthd.aggregator.ui.overview import HeatCell, heat_map
+from healthd.aggregator.ui.samples import Reading
 from healthd.aggregator.ui.session import local_path
 from healthd.core import text
 from healthd.core.model import Health
@@ -199,11 +198,11 @@ def test_what_is_wrong_is_told_by_reason_the_worst_first() -> None:
 
 @given(st.lists(st.text(max_size=30), max_size=20))
 def test_any_names_can_be_sorted_and_none_is_lost(names: list[str]) -> None:
-    assert sorted(sorted(names, key=formatting.natural)) == sorted(names)
+    assert sorted(sorted(names, key=rendering.natural)) == sorted(names)
 
 
 def test_numbers_in_names_count() -> None:
-    assert sorted(["n10", "n2", "n1"], key=formatting.natural) == ["n1", "n2", "n10"]
+    assert sorted(["n10", "n2", "n1"], key=rendering.natural) == ["n1", "n2", "n10"]
 
 
 @given(st.floats())
@@ -238,7 +237,7 @@ def test_whatever_was_measured_every_point_of_a_chart_lies_inside_it(
     series: list[samples.Point], limit: float | None
 ) -> None:
     series.sort(key=lambda point: point.at)
-    made = charts.chart(series, limit)
+    made = samples.chart(series, limit)
     assert (made is None) == (len(series) < 2)
     if made is not None:
         ys = [dot.y for dot in made.dots] + ([made.limit_y] if made.limit_y is not None else [])

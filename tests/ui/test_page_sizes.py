@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from checks.contract import Status
-from healthd.aggregator.ui import fleet_grid, formatting, rendering
+from healthd.aggregator.ui import fleet_grid, rendering
 from healthd.aggregator.ui.events import FLEET
 from healthd.core.model import Health
 from tests.ui.test_page_parts import filled
@@ -44,7 +44,7 @@ def grid(cells: list[fleet_grid.Cell]) -> str:
         topic=FLEET,
         part=None,
         total=len(cells),
-        counts=[(one, sum(cell.health is one for cell in cells)) for one in formatting.WORST_FIRST],
+        counts=[(one, sum(cell.health is one for cell in cells)) for one in rendering.WORST_FIRST],
         marks={"quarantined": 0, "taken": 0},
         troubles=fleet_grid.troubles(cells),
         more_troubles=0,

@@ -11,11 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checks.contract import Blame, Finding, Measurement, Status, Tier
 from checks.reasons import action_of
-from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
+from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.gates import Decided, Gate, Terms
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError
-from healthd.core.http.exposition import exposition
+from healthd.core.http.server import exposition
 from healthd.core.model import Decision, GateRequest, Mode, Quarantine, Reason, Verdict
 from healthd.node.http.metrics import MAX_READINGS, registry_of
 from healthd.node.state.store import NodeStore

@@ -19,13 +19,15 @@ from typing import Any
 from checks.accelerators import Descriptor, DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders, is_ours, may_miss
 from checks.accelerators.neuron import ls as neuron_ls
-from checks.accelerators.neuron import owners as neuron_owners
+from checks.accelerators.neuron import ls as neuron_owners
 from checks.accelerators.neuron import sysfs as neuron_sysfs
-from checks.accelerators.neuron.host_index import DEVICE_FILE, find_host_indices
-from checks.accelerators.neuron.ls import Entry, Listing
-from checks.accelerators.neuron.numbering import (
+from checks.accelerators.neuron.ls import (
+    DEVICE_FILE,
+    Entry,
+    Listing,
     core_range,
     find_chip,
+    find_host_indices,
     first_cores,
     in_force,
     logical_from_sysfs,

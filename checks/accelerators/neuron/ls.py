@@ -13,11 +13,14 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from checks.catalog import type_name
+from checks.accelerators.neuron import sysfs as neuron_sysfs
+from checks.accelerators.neuron.sysfs import SysfsDevice
+from checks.catalog import Chip, find_type, type_name
+from checks.host.container import PID_NAMESPACE, in_container
 from checks.host.machine import Host, HostError
 from checks.json_text import parse_json
 
@@ -257,3 +260,201 @@ def _agreed(values: list[str | None]) -> str | None:
     """What the entries say, where they do not contradict each other."""
     names = {value for value in values if value is not None}
     return names.pop() if len(names) == 1 else None
+
+
+# Who owns NeuronCores, by neuron-ls, and whether these processes are still there. No accelerator of its own.
+
+
+_MAX_OWNERS = 192  # of one inventory, which is one bounded line; the largest machine has 128 logical cores
+
+
+def read_owners(host: Host, listing: Listing) -> list[dict[str, Any]] | None:
+    """
+    The owners, those without a process first. None where a device does not tell its processes.
+
+    `alive` None: it cannot be seen from here. `cores` is None: neuron-ls tells devices, not cores.
+    """
+    found = _owners(listing)
+    if found is None:
+        return None
+    alive = {pid: _is_alive(host, pid) for pid in found}
+    if False in alive.values():
+        again, _ = query(host)
+        still = _owners(again) if again is not None else None
+        for pid, state in alive.items():
+            if state is False and (still is None or pid not in still):
+                alive[pid] = None
+        # What has just ended is no owner any more.
+        found = {pid: one for pid, one in found.items() if alive[pid] is not None or still is None or pid in still}
+    owners = [
+        {
+            "pid": pid,
+            "command": one["command"] or _command(host, pid),
+            "alive": alive[pid],
+            "cores": None,
+            "devices": one["devices"],
+            "runtime_version": one["runtime_version"],
+        }
+        for pid, one in found.items()
+    ]
+    return sorted(owners, key=lambda owner: (owner["alive"] is not False, owner["pid"]))[:_MAX_OWNERS]
+
+
+def devices_of_the_dead(owners: list[dict[str, Any]] | None) -> set[int]:
+    """The numbers of devices with cores that nobody is left to release."""
+    return {index for owner in owners or () if owner["alive"] is False for index in owner["devices"]}
+
+
+def _owners(listing: Listing) -> dict[int, dict[str, Any]] | None:
+    found: dict[int, dict[str, Any]] = {}
+    for device in listing.devices:
+        if device.processes is None:
+            return None
+        for process in device.processes:
+            if process.runtime_version is not None:
+                one = found.setdefault(
+                    process.pid,
+                    {"command": process.command, "devices": [], "runtime_version": process.runtime_version},
+                )
+                one["devices"].append(device.number)
+    return found
+
+
+def _is_alive(host: Host, pid: int) -> bool | None:
+    """Whether there is such a process; None where the processes of the whole machine cannot be seen."""
+    if host.pid_namespace() != PID_NAMESPACE:
+        return None
+    if host.exists(f"/proc/{pid}"):
+        return True
+    if host.root is not None:
+        return False
+    try:
+        os.kill(pid, 0)  # asks alone; /proc may be mounted so that it hides the processes of others
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _command(host: Host, pid: int) -> str:
+    """The name by the kernel, where neuron-ls gives none."""
+    try:
+        return host.read(f"/proc/{pid}/comm").strip()[:64]
+    except HostError:
+        return ""
+
+
+# How NeuronCores are counted and numbered: physical and logical ones, by neuron-ls and by sysfs.
+
+
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+
+
+def wanted_lnc(options: Mapping[str, Any]) -> int | None:
+    """The configuration of jobs by the option or the variable. Raises ValueError for an option that makes no sense."""
+    value = options.get("neuron_lnc")
+    if value is None:
+        said = os.environ.get(LNC_VARIABLE, "").strip()
+        return int(said) if said in ("1", "2") else None
+    if isinstance(value, bool) or value not in (1, 2):
+        raise ValueError(f"neuron_lnc must be 1 or 2 (physical NeuronCores in a logical one), not {value!r}")
+    return int(value)
+
+
+def find_chip(kind: str | None, type_name: object) -> Chip | None:
+    """The chip by the driver's name for it, else by the instance type; None where neither is known."""
+    known = find_type(type_name) if isinstance(type_name, str) else None
+    return neuron_sysfs.chip_of(kind) or (known.chip if known and known.chip.accelerator == "neuron" else None)
+
+
+def in_force(wanted: int | None, chip: Chip | None) -> int | None:
+    """The configuration that is wanted, unless the chip has it not: then nobody can have meant it for this machine."""
+    return wanted if wanted is None or chip is None or wanted in chip.lnc else None
+
+
+def shown_lnc(listing: Listing, chip: Chip | None) -> int | None:
+    """By which neuron-ls has counted: what it says, else what the chip can have and the cores fit."""
+    said = {entry.lnc for entry in listing.devices} - {None}
+    if said:
+        return said.pop() if len(said) == 1 else None
+    if chip is None or chip.cores is None:
+        return None
+    counts = [entry.cores for entry in listing.devices if entry.cores is not None]
+    most = max(counts, default=0)
+    return next((lnc for lnc in chip.lnc if most * lnc == chip.cores), chip.lnc[0] if len(chip.lnc) == 1 else None)
+
+
+def to_logical(number: int | None, shown: int | None, lnc: int | None) -> int | None:
+    """A number of cores, or of a core, that was told by one configuration, in another."""
+    if number is None or shown == lnc:
+        return number
+    return None if shown is None or lnc is None or number * shown % lnc else number * shown // lnc
+
+
+def logical_from_sysfs(cores: int | None, chip: Chip | None, lnc: int | None) -> int | None:
+    """
+    Logical cores of a device by its `core_count`, which is of physical or of logical cores.
+
+    More than the logical ones that a whole chip has are physical ones.
+    """
+    if cores is None or chip is None or chip.cores is None or lnc is None:
+        return None
+    return cores // lnc if cores > chip.cores // lnc else cores
+
+
+def first_cores(counts: Sequence[int | None]) -> list[int | None]:
+    """The first core of each device where cores are numbered through; None behind a device that does not tell."""
+    starts: list[int | None] = []
+    at: int | None = 0
+    for count in counts:
+        starts.append(at)
+        at = None if at is None or count is None else at + count
+    return starts
+
+
+def core_range(start: int | None, count: int | None) -> list[int] | None:
+    """The numbers of the cores of one device."""
+    return None if start is None or count is None else list(range(start, start + count))
+
+
+# Which of the host's devices each device is that can be used here. No accelerator of its own.
+
+
+DEVICE_FILE = "/dev/neuron{index}"
+
+Links = Mapping[int, "Sequence[int] | None"]
+
+
+def find_host_indices(host: Host, links: Links, shown: Sequence[SysfsDevice] | None) -> dict[int, int | None]:
+    """
+    The host's index of each device; None where it cannot be told.
+
+    `links` are the devices of a listing by the number that it gives them, with their neighbours; `shown` is what sysfs
+    shows. The minor number of the device's file tells; outside of a container every number is the host's.
+    """
+    minors = {number: host.device_minor(DEVICE_FILE.format(index=number)) for number in links}
+    if not in_container(host):
+        return {number: number if minor is None else minor for number, minor in minors.items()}
+    guessed = match_neighbours(links, shown)
+    found = {number: guessed[number] if minor is None else minor for number, minor in minors.items()}
+    told = [index for index in found.values() if index is not None]
+    # Two devices cannot be one of the host's.
+    return {number: index if index is None or told.count(index) == 1 else None for number, index in found.items()}
+
+
+def match_neighbours(links: Links, shown: Sequence[SysfsDevice] | None) -> dict[int, int | None]:
+    """
+    The devices of sysfs by their neighbours, where only one has the same; pure.
+
+    Without neighbours the numbers are the host's where they are those of all devices that sysfs shows.
+    """
+    by_links: dict[frozenset[int], list[int]] = {}
+    for device in shown or ():
+        by_links.setdefault(frozenset(device.connected_to or ()), []).append(device.number)
+    whole = set(links) == {device.number for device in shown or ()}
+    found: dict[int, int | None] = {}
+    for number, neighbours in links.items():
+        same = by_links.get(frozenset(neighbours), []) if neighbours else []
+        found[number] = same[0] if len(same) == 1 else number if whole and not neighbours else None
+    return found

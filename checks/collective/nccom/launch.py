@@ -15,8 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks.collective.nccom.plan import OPERATIONS, Step, arguments, lnc_environment, plan_steps
-from checks.collective.nccom.report import Abilities
+from checks.collective.nccom.run import OPERATIONS, Abilities, Step, arguments, lnc_environment, plan_steps
 from checks.contract import Tier
 
 PREFIX = "nccom_nodes_"

@@ -7,10 +7,11 @@ import functools
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from checks.collective.own_time import OwnTime
 from checks.collective.ranks import (
+    RENDEZVOUS,
+    OwnTime,
     Rank,
     ends_with_failure,
     leave_unwanted,
@@ -20,11 +21,44 @@ from checks.collective.ranks import (
     told_by_rank,
 )
 from checks.collective.training.judge import judge_data_parallel
-from checks.collective.training.mesh import mesh_steps
 from checks.collective.training.shard import Shard, one_thread
 from checks.contract import Context, Device, Evidence, Finding, Group, Mesh, Progress, Status, check
-from checks.device.sampling import median
+from checks.device.probes import median
+from checks.training.model import Size
 from checks.training.work import LARGE, SMALL
+
+# All ranks of data-parallel steps in one process, on a mesh: they compute one after the other and reduce together.
+
+
+def mesh_steps(
+    mesh: Mesh, group: Group, name: str, size: Size, steps: int
+) -> Generator[Progress, None, tuple[list[Shard], list[dict[str, Any]]]]:
+    """Be all ranks: the work of each, and its times."""
+    yield progress(RENDEZVOUS, "joined")
+    if len(mesh.members) != group.size:
+        raise ValueError(f"a group of {group.size} ranks needs a mesh of as many devices, not {len(mesh.members)}")
+    shards = [Shard(member, dataclasses.replace(group, rank=rank), size) for rank, member in enumerate(mesh.members)]
+    yield progress(RENDEZVOUS, "left")
+    own_seconds, seconds = [0.0] * group.size, []
+    for number in range(steps):
+        for rank, shard in enumerate(shards):
+            began = time.perf_counter()
+            shard.compute(number)
+            own_seconds[rank] += time.perf_counter() - began if number else 0.0
+        yield progress(f"{name}/{number + 1}", "entered")
+        parts = mesh.torch.stack([member.read(s.flat) for member, s in zip(mesh.members, shards, strict=True)])
+        operation = mesh.collective("all_reduce", parts)
+        took = mesh.measure(operation.run, repeats=1, warmup=0 if number else 1)
+        seconds += took if number else []
+        yield progress(f"{name}/{number + 1}", "left")
+        for rank, (shard, output) in enumerate(zip(shards, operation.outputs(), strict=True)):
+            began = time.perf_counter()
+            shard.flat = output.to(mesh.torch_device)
+            shard.update()
+            own_seconds[rank] += time.perf_counter() - began if number else 0.0
+    times = {"seconds": median(seconds), "cpu_wait_seconds": None}
+    return shards, [{**times, "own_seconds": own} for own in own_seconds]
+
 
 NAME = "data_parallel_step"
 LEAST_STEPS, MOST_STEPS = 2, 16

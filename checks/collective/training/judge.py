@@ -13,12 +13,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from checks.collective.bandwidth import bus_factor, judge_bandwidth, limit_of
 from checks.collective.judge import judge_missing, present_and_gone
-from checks.collective.training.told import first_difference
+from checks.collective.ranks import bus_factor, judge_bandwidth, limit_of
+from checks.collective.training.shard import first_difference
 from checks.contract import Evidence, Finding, Missing, Status
 from checks.limits import quantity, within
-from checks.training.places import OPTIMIZER, REDUCTION, describe
+from checks.training.model import OPTIMIZER, REDUCTION, describe
 
 _FACTOR = 6.0  # as in checks/training/reference.py: rounding explains more once in 3e7
 _U_FP32 = 2.0**-24

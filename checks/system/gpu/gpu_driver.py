@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from checks.contract import Context, Finding, Measurement, Status, check, make_finding
 from checks.host.machine import Host, HostError
-from checks.host.nvml import Gpu, NvmlError, opened
-from checks.host.nvml_records import Versions
+from checks.host.nvml import Gpu, NvmlError, Versions, opened
 from checks.limits import within
 from checks.system.gpu.gpu_reading import of_nvml, read_gpus
 

@@ -11,8 +11,7 @@ from typing import Any
 from checks.catalog import find_type
 from checks.contract import Context, Evidence, Finding, Status, check, make_finding
 from checks.host.identity import read_identity
-from checks.host.nvml import Gpu
-from checks.host.nvml_records import Links
+from checks.host.nvml import Gpu, Links
 from checks.limits import within
 from checks.system.bounds import bound
 from checks.system.gpu.gpu_reading import Reading, earlier, not_told, read_gpus, risen

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.contract import Action, Context, Evidence, Finding, Measurement, Status, check, make_finding
-from checks.host.nvml import Gpu
-from checks.host.nvml_records import Memory
+from checks.host.nvml import Gpu, Memory
 from checks.limits import within
 from checks.system.bounds import bound
 from checks.system.gpu.gpu_reading import Reading, not_told, read_gpus, remembered

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check, make_finding
-from checks.host.nvml import Gpu
-from checks.host.nvml_records import Clocks
+from checks.host.nvml import Clocks, Gpu
 from checks.limits import within
 from checks.system.gpu.gpu_reading import Reading, earlier, not_told, read_gpus
 

@@ -3,25 +3,431 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
-from checks.accelerators.neuron.leaves import (
-    CORRECTED,
-    REQUIRED,
-    DeviceCounters,
-    read_devices,
-)
-from checks.contract import Action, Context, Evidence, Finding, Measurement, Status, check
-from checks.host.machine import HostError
+from checks.accelerators.neuron.monitor import Reading, read_monitor
+from checks.accelerators.neuron.sysfs import COMPONENTS, CORRECTED, REQUIRED, DeviceCounters, read_counters
+from checks.contract import Action, Blame, Context, Evidence, Finding, Measurement, Status, check
+from checks.host.machine import Host, HostError, LogLine
 from checks.limits import within
 from checks.printable import some
 from checks.system.bounds import bound
-from checks.system.neuron.neuron_aborts import ABORTS, Abort, abort_kind, read_aborts
-from checks.system.neuron.neuron_counting import History, next_history
-from checks.system.neuron.neuron_health import judge_components, judge_state
-from checks.system.neuron.neuron_kinds import KINDS, UNKNOWN_KIND, over_cores
-from checks.system.neuron.neuron_watch import Watch, judge_watch, next_watch
+from checks.system.kernel_log import Stage, find_fault
+from checks.system.neuron.neuron_log import Devices, ResetReader, target_of
+
+# Counters from one look to the next: what rose, what was set back, what an hour brought. Pure.
+
+
+WINDOW_SECONDS = 3600.0
+
+Counts = dict[str, dict[str, int]]  # target -> name -> count; what is 0 may be left out
+
+
+@dataclass
+class History:
+    """
+    What is carried from look to look.
+
+    `counts` and `inodes` are those of the last look. `rises` are of the window that runs since `seconds`, `before` of
+    the one before it, so that what rose within the last hour is in one of the two. `wiped` is what counters held that
+    were set back: a reading of 0 does not mean that nothing was.
+    """
+
+    counts: Counts = field(default_factory=dict)
+    inodes: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    rises: Counts = field(default_factory=dict)
+    before_seconds: float = 0.0
+    before: Counts = field(default_factory=dict)
+    wiped: Counts = field(default_factory=dict)
+
+    def recent(self, target: str, name: str) -> int:
+        """By how much a counter rose within the last one to two hours, as far as it was looked at."""
+        return self.rises.get(target, {}).get(name, 0) + self.before.get(target, {}).get(name, 0)
+
+    def recent_per_hour(self, target: str, name: str) -> float:
+        """The same by hour; of less than an hour it is what there was so far, so that a second look is no rate."""
+        return self.recent(target, name) / max(1.0, (self.seconds + self.before_seconds) / WINDOW_SECONDS)
+
+    def as_data(self) -> dict[str, Any]:
+        """JSON values for the evidence."""
+        return {
+            "counts": self.counts,
+            "inodes": self.inodes,
+            "seconds": self.seconds,
+            "rises": self.rises,
+            "before_seconds": self.before_seconds,
+            "before": self.before,
+            "wiped": self.wiped,
+        }
+
+
+def next_history(
+    data: Mapping[str, Any] | None, elapsed_seconds: float, counts: Counts, inodes: Mapping[str, int]
+) -> History:
+    """
+    The history after a look that read `counts`; `data` is that of the last look (None: there was none in this boot).
+
+    A target that was not seen last time has nothing to be compared with, and neither has a first look.
+    """
+    if data is None:
+        return History(counts=_nonzero(counts), inodes=dict(inodes))
+    # What another version of this check has left may have other members.
+    last = History(**{one.name: data[one.name] for one in fields(History) if one.name in data})
+    rises = {target: dict(names) for target, names in last.rises.items()}
+    wiped = {target: dict(names) for target, names in last.wiped.items()}
+    for target, names in counts.items():
+        if target not in last.inodes:
+            continue
+        anew = last.inodes[target] != inodes.get(target, last.inodes[target])
+        for name, count in names.items():
+            held = last.counts.get(target, {}).get(name, 0)
+            back = count < held or (anew and (count != held or "_ecc_" not in name))
+            if back and held:
+                _add(wiped, target, name, held)
+            if count > (0 if back else held):
+                _add(rises, target, name, count - (0 if back else held))
+    history = History(
+        # What could not be read this time keeps what it had.
+        counts=_nonzero({**last.counts, **{t: {**last.counts.get(t, {}), **n} for t, n in counts.items()}}),
+        inodes={**last.inodes, **inodes},
+        seconds=last.seconds + elapsed_seconds,
+        rises=rises,
+        before_seconds=last.before_seconds,
+        before=last.before,
+        wiped=wiped,
+    )
+    if history.seconds >= WINDOW_SECONDS:
+        history.before, history.before_seconds = history.rises, history.seconds
+        history.rises, history.seconds = {}, 0.0
+    return history
+
+
+def _add(counts: Counts, target: str, name: str, count: int) -> None:
+    names = counts.setdefault(target, {})
+    names[name] = names.get(name, 0) + count
+
+
+def _nonzero(counts: Counts) -> Counts:
+    kept = {target: {name: count for name, count in names.items() if count} for target, names in counts.items()}
+    return {target: names for target, names in kept.items() if names}
+
+
+# What each counter of a Neuron device means: how it is judged, whose fault it is, what to do.
+
+
+REPLACE_IT = "stop and start the instance, or replace it"
+
+
+class Kind(NamedTuple):
+    """How a counter is judged: since the load of the driver, or by what the last hours brought (`recent`)."""
+
+    subject: str
+    measurement: str
+    param: str
+    reason: str
+    action: Action
+    advice: str
+    status: Status = Status.FAIL
+    blame: Blame | None = None
+    recent: bool = False
+
+
+_ECC = ("neuron_uncorrected_errors_count", "max_uncorrected_count", "EccErrors")
+_REPAIRABLE = ("neuron_repairable_errors_count", "max_repairable_count", "EccErrors")
+_CORRECTED = ("neuron_corrected_errors_per_hour_count", "max_corrected_per_hour_count", "CorrectedErrors")
+_HARDWARE = ("neuron_hardware_errors_count", "max_hardware_errors_count", "HardwareErrors")
+_SUSPECT = ("neuron_suspect_errors_count", "max_suspect_errors_count", "HardwareErrors")
+_RESET = f"reset the device and run the active checks; when it aborts again, {REPLACE_IT}"
+_RELOAD = "reload the driver or reboot, which repairs it"
+_WATCH = "watch whether it grows"
+_OTHERS = "look at the other nodes of the job for the cause"
+_EITHER = "a program can cause them as well: run the active checks"
+
+KINDS: Mapping[str, Kind] = {
+    "mem_ecc_uncorrected": Kind("uncorrectable HBM errors", *_ECC, Action.REPLACE, REPLACE_IT),
+    "sram_ecc_uncorrected": Kind("uncorrectable SRAM errors", *_ECC, Action.REPLACE, REPLACE_IT),
+    "mem_ecc_repairable_uncorrected": Kind("repairable HBM errors", *_REPAIRABLE, Action.REBOOT, _RELOAD),
+    "hw_nc_ue_error": Kind("uncorrectable core errors", *_HARDWARE, Action.REPLACE, REPLACE_IT),
+    "hw_hbm_ue_error": Kind("executions that met HBM errors", *_HARDWARE, Action.REPLACE, REPLACE_IT),
+    "hw_repairable_hbm_ue_error": Kind("executions that met repairable errors", *_HARDWARE, Action.REBOOT, _RELOAD),
+    "hw_dma_abort_error": Kind("DMA aborts", *_HARDWARE, Action.RESET_DEVICE, _RESET),
+    "hw_error": Kind("hardware errors", *_HARDWARE, Action.INSPECT, "see the runtime's log for the kind"),
+    "reset_fail_count": Kind("resets that failed", *_HARDWARE, Action.REBOOT, "reboot", Status.WARN),
+    "mem_ecc_corrected": Kind(
+        "corrected HBM errors an hour", *_CORRECTED, Action.INSPECT, _WATCH, Status.WARN, recent=True
+    ),
+    "sram_ecc_corrected": Kind(
+        "corrected SRAM errors an hour", *_CORRECTED, Action.INSPECT, _WATCH, Status.WARN, recent=True
+    ),
+    "hw_collectives_error": Kind(
+        "hangs in collectives", *_SUSPECT, Action.INSPECT, _OTHERS, Status.WARN, Blame.PATH, recent=True
+    ),
+    "timeout": Kind("executions timed out", *_SUSPECT, Action.INSPECT, _EITHER, Status.WARN, recent=True),
+    "execute_completed_with_error": Kind(
+        "executions ended with an error", *_SUSPECT, Action.INSPECT, _EITHER, Status.WARN, recent=True
+    ),
+}
+UNKNOWN_KIND = Kind("hardware errors of a kind unknown here", *_HARDWARE, Action.INSPECT, "see the runtime's log")
+
+# One number of the device that the driver shows at each of its cores: nsysfsmetric_inc_reset_fail_count.
+_SHARED = frozenset({"reset_fail_count"})
+
+
+def over_cores(name: str, counts: Sequence[int]) -> int:
+    """A counter over the cores of a device."""
+    return max(counts, default=0) if name in _SHARED else sum(counts)
+
+
+# neuron-monitor as the other source of ECC counters, where sysfs has none.
+
+
+class Watch(NamedTuple):
+    """
+    What was seen so far in this boot.
+
+    `age_seconds` since neuron-monitor was started last, `watched_seconds` of all its periods together; `seen` are the
+    events by target and counter (0 included: it is what says that there is a counter at all); `error` is a reason and a
+    text where the last start gave nothing.
+    """
+
+    age_seconds: float
+    watched_seconds: float
+    seen: dict[str, dict[str, int]]
+    hardware_errors: int
+    error: tuple[str, str] | None
+    skipped: tuple[str, ...]
+
+
+def next_watch(host: Host, data: Mapping[str, Any] | None, elapsed_seconds: float, params: Params) -> Watch:
+    """The watch after this look: neuron-monitor is started where it has not been for a while."""
+    last = Watch(float("inf"), 0.0, {}, 0, None, ())
+    if data:  # what another version of this check has left may have other members
+        last = last._replace(**{name: data[name] for name in Watch._fields if name in data})
+    last = last._replace(age_seconds=last.age_seconds + elapsed_seconds)
+    if not params.monitor:
+        return last._replace(age_seconds=0.0, error=("NoData", "neuron-monitor is not to be started (monitor = false)"))
+    if last.age_seconds < params.monitor_interval_seconds:
+        return last
+    try:
+        reading = read_monitor(host, timeout_seconds=params.monitor_timeout_seconds)
+    except HostError as error:
+        return last._replace(age_seconds=0.0, error=(error.reason, str(error)), skipped=())
+    return add_reading(last._replace(age_seconds=0.0), reading)
+
+
+def add_reading(last: Watch, reading: Reading | None) -> Watch:
+    """The watch with one more object of the stream; events add up, because each object counts its own period."""
+    if reading is None:
+        return last._replace(error=("NoData", "neuron-monitor wrote something that is not understood"), skipped=())
+    seen = {target: dict(names) for target, names in last.seen.items()}
+    for index, counts in (reading.ecc or {}).items():
+        names = seen.setdefault(f"neuron:{index}", {})
+        for name, count in counts.items():
+            if count is None:
+                names.pop(name, None)
+            else:
+                names[name] = names.get(name, 0) + count
+    return Watch(
+        age_seconds=last.age_seconds,
+        watched_seconds=last.watched_seconds + (reading.period_seconds or 0.0),
+        seen=seen,
+        hardware_errors=last.hardware_errors + (reading.hardware_errors or 0),
+        error=None if reading.ecc is not None else ("NoData", "neuron-monitor tells no hardware counters"),
+        skipped=reading.skipped,
+    )
+
+
+def judge_watch(watch: Watch, lacking: Mapping[str, Sequence[str]], why: str | None) -> Iterator[Finding]:
+    """
+    What neuron-monitor saw of the counters that sysfs lacks, by target.
+
+    Events fail, as they would have been counted; a counter without events is a warning, none at all unknown.
+    """
+    for target, names in lacking.items():
+        for name in names:
+            if count := watch.seen.get(target, {}).get(name, 0):
+                text = f"{name}: {count} seen by neuron-monitor; {REPLACE_IT}"
+                yield Finding(
+                    status=Status.FAIL, reason="EccErrors", message=text, target=target, action=Action.REPLACE
+                )
+    if watch.hardware_errors:
+        text = f"{watch.hardware_errors} executions failed by hardware while neuron-monitor watched"
+        yield Finding(status=Status.FAIL, reason="HardwareErrors", message=text, target="node")
+    told = {
+        target
+        for target, names in lacking.items()
+        if watch.error is None and all(name in watch.seen.get(target, {}) for name in names)
+    }
+    unseen = [target for target in lacking if target not in told]
+    if told:
+        text = (
+            f"sysfs has no ECC counters of {some(sorted(told))}, so errors are seen only while neuron-monitor is "
+            f"asked: {watch.watched_seconds:.3g} s so far; see whether /sys is the host's and which driver is loaded"
+        )
+        yield Finding(status=Status.WARN, reason="NoData", message=text, target="node")
+    if unseen or not lacking:
+        reason, text = watch.error or ("NoData", "neuron-monitor does not name it")
+        skipped = f" ({'; '.join(watch.skipped)})" if watch.skipped else ""
+        what = f"of {some(unseen)}" if unseen else "of any Neuron device"
+        yield Finding(
+            status=Status.UNKNOWN,
+            reason=reason,
+            message=f"sysfs has no ECC counters {what}{': ' if why else ''}{why or ''}; {text}{skipped}",
+            target=unseen[0] if len(unseen) == 1 else "node",
+        )
+
+
+# DMA aborts as the driver counts them: whether the device was reset after the last one, and whether it came again.
+
+
+ABORTS = "hw_dma_abort_error"
+_LINE = "Neuron DMA error"
+
+
+class Abort(NamedTuple):
+    """
+    What is known of a device that has counted aborts, `total` in all. `seen_seconds` is when the last one came, since
+    boot, as nearly as that is known; `again`: one came after a reset that had followed another.
+    """
+
+    total: int
+    seen_seconds: float
+    again: bool
+    stage: Stage
+
+
+def read_aborts(
+    host: Host, devices: Mapping[str, DeviceCounters], before: Mapping[str, Mapping[str, Any]] | None
+) -> dict[str, Abort]:
+    """
+    The devices that have counted aborts; `before` is what the last look of this boot has returned, as JSON.
+
+    Of a device whose count cannot be read this time that is what is known of it still.
+    """
+    earlier = {target: Abort(**one) for target, one in (before or {}).items() if set(one) == set(Abort._fields)}
+    counts = {target: _count(device) for target, device in devices.items()}
+    found = {target: abort for target, abort in earlier.items() if counts.get(target) is None}
+    if not any(counts.values()):
+        return found
+    try:
+        lines = host.kernel_log()
+    except HostError:  # `kernel_log` tells that; no reset is known then
+        lines = []
+    names = Devices({}, {device.number: target for target, device in devices.items()}, whole=True)
+    for target, count in counts.items():
+        if count:
+            resets, aborts = read_times(lines, target, names)
+            found[target] = next_abort(earlier.get(target), count, host.uptime_seconds(), resets, aborts)
+    return found
+
+
+def _count(device: DeviceCounters) -> int | None:
+    """Over the cores of a device; None where one of them does not tell."""
+    row, cores = device.cores.get(ABORTS, {}), {core for row in device.cores.values() for core in row}
+    known = [count for core in cores if (count := row.get(core)) is not None]
+    return sum(known) if cores and len(known) == len(cores) else None
+
+
+def read_times(lines: list[LogLine], target: str, devices: Devices) -> tuple[list[float], list[float]]:
+    """When a device was reset, and when the runtime logged aborts of it, in seconds since boot."""
+    reader, resets, aborts = ResetReader(), [], []
+    for stamp, text in lines:
+        reset = reader.read(text)
+        if stamp is None:
+            continue
+        if reset is not None and reset.covers(target, devices):
+            resets.append(stamp)
+        elif _is_abort(text) and target_of(text, devices) == target:
+            aborts.append(stamp)
+    return resets, aborts
+
+
+def _is_abort(text: str) -> bool:
+    pattern = find_fault(text)
+    return pattern is not None and pattern.name == _LINE
+
+
+def next_abort(before: Abort | None, count: int, now_seconds: float, resets: list[float], aborts: list[float]) -> Abort:
+    """
+    What is known after a look; pure. Without a line of the log the last abort came when its count was seen.
+
+    The log forgets old lines: a reset that an earlier look has seen stays one.
+    """
+    logged = max(aborts, default=None)
+    known_reset = before is not None and before.stage == "reset"
+    if before is not None and count == before.total:
+        seen, again = before.seen_seconds, before.again
+    else:
+        seen = now_seconds if logged is None else logged
+        earlier = [stamp for stamp in aborts if stamp < seen]
+        if before is not None and count > before.total:
+            earlier.append(before.seen_seconds)
+            again = before.again or known_reset
+        else:
+            again = False
+        known_reset = False  # it was of the abort before
+        again = again or (logged is not None and any(old < reset < logged for reset in resets for old in earlier))
+    was_reset = known_reset or any(reset > seen for reset in resets)
+    stage: Stage = "again" if again else "reset" if was_reset else "new"
+    return Abort(count, seen, again, stage)
+
+
+def abort_kind(stage: Stage) -> Kind:
+    """How the count is judged."""
+    kind = KINDS[ABORTS]
+    if stage == "reset":
+        advice = "the device was reset since: run the active checks"
+        return kind._replace(status=Status.WARN, action=Action.INSPECT, advice=advice)
+    if stage == "again":
+        return kind._replace(action=Action.REPLACE, advice=f"it came back after a reset: {REPLACE_IT}")
+    return kind
+
+
+# What the driver and the firmware say of a Neuron device as a whole: its state, and parts that are unhealthy.
+
+
+_LINKS = ("link_intraserver", "link_host", "link_efa", "link_interserver", "link_switch")
+_PARTS = ("hbm", "sram", "firmware_service_api", "firmware_service_processor", *_LINKS, "axi_fabric")
+_NONE = ("", "none")
+# The driver's states of a device: enum neuron_device_state in neuron_device.h.
+_RESETTING, _READY, _INVALID = 0, 1, 2
+
+
+def judge_state(target: str, device: DeviceCounters) -> Iterator[Finding]:
+    """What the leaf `reset` says, where it may be read: nobody can open a device that is not ready."""
+    if device.state == _INVALID:
+        text = (
+            "the driver holds this device in an invalid state, because a reset of it failed: no process can open it; "
+            f"load the driver again or reboot, and {REPLACE_IT} if that does not help"
+        )
+        yield Finding(status=Status.FAIL, reason="DeviceLost", message=text, target=target, action=Action.REBOOT)
+    elif device.state == _RESETTING:
+        text = "the driver is resetting this device: processes that open it wait until that has ended"
+        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target, action=Action.RETRY)
+    elif device.state not in (None, _READY):
+        text = f"the driver says that the state of this device is {device.state}, which is not known here"
+        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
+
+
+def judge_components(target: str, device: DeviceCounters) -> Iterator[Finding]:
+    """The comma list of parts that the firmware calls unhealthy."""
+    words = parse_components(device.components)
+    strange = [word for word in words if word not in _PARTS]
+    known = [word for word in words if word in _PARTS]
+    if known:
+        text = f"the firmware calls unhealthy: {', '.join(known)}; {REPLACE_IT} if it stays"
+        yield Finding(status=Status.FAIL, reason="UnhealthyComponent", message=text, target=target)
+    if strange:
+        text = f"{COMPONENTS} says {' '.join(strange)[:100]!r}, which is no part that is known here"
+        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
+
+
+def parse_components(text: str | None) -> list[str]:
+    """The words of the list; none where there is no such leaf (older drivers, Trainium1), or it is empty."""
+    words = [word.strip().lower() for word in (text or "").split(",")]
+    return [word for word in words if word not in _NONE]
 
 
 @dataclass(frozen=True)
@@ -245,7 +651,7 @@ def judge_gaps(target: str, device: DeviceCounters) -> Iterator[Finding]:
 def _read(ctx: Context[Params]) -> tuple[dict[int, DeviceCounters], str | None]:
     """What sysfs shows, and why it shows nothing."""
     try:
-        return read_devices(ctx.host), None
+        return read_counters(ctx.host), None
     except HostError as error:
         return {}, str(error)
 

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from checks.host.container import in_container
-from checks.host.kernel import LogLine
-from checks.host.machine import Host
+from checks.host.machine import Host, LogLine
 
 NODE = "node"
 _SERIAL = re.compile(r"\bserial-num=([0-9A-Za-z-]{4,64})\b", re.ASCII)

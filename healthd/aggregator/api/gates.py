@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,27 +11,36 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from msgspec import Meta
 
+from checks.contract import Tier
 from healthd.aggregator.api.handling import (
     GATE,
     READ,
+    Admin,
     Answer,
     ApiRoute,
     Body,
     GateCaller,
+    GateList,
+    GateReleased,
+    GateRow,
+    OutcomeKept,
+    OverrideEnded,
     Parts,
+    ValidationState,
     Wait,
     parts_of,
     problems,
 )
-from healthd.aggregator.api.records import GateList, GateReleased, GateRow, OutcomeKept
+from healthd.aggregator.api.nodes import Word, checked, end_of, owner_of
 from healthd.aggregator.auth import AuthError, Caller, Scope
-from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.controller.gates import Explanation, GivenBack
-from healthd.aggregator.controller.handshakes import HandshakeAnswer, HandshakeBody
-from healthd.aggregator.controller.request_rules import less_than_policy
-from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.calibration import Report, report_of
+from healthd.aggregator.controller.admission import less_than_policy
+from healthd.aggregator.controller.engine import Engine, Explanation, GivenBack
+from healthd.aggregator.controller.preflights import HandshakeAnswer, HandshakeBody, RollCallAnswer, RollCallBody
+from healthd.aggregator.model.gates import Gate, Override
+from healthd.aggregator.store.rows import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
-from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Verdict
+from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Mode, ValidationKind, Verdict
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
@@ -232,3 +242,149 @@ def _summary(parts: Parts, gate: Gate) -> GateRow:
         excluded=len(decision.excluded),
         duration_seconds=decision.duration_seconds,
     )
+
+
+# The paths of overrides: a person admits a job by hand, whatever its nodes are.
+
+
+# An override of a year was a mistake.
+MAX_OVERRIDE_SECONDS = 30 * 86400.0
+
+override_router = APIRouter(prefix="/v1/overrides", route_class=ApiRoute, tags=["overrides"])
+
+
+@override_router.get("/{job:path}", dependencies=[READ])
+async def override(request: Request, job: str) -> Answer[Override]:
+    """The override of a job that is in force."""
+    return Answer(_override(parts_of(request), job))
+
+
+@override_router.put("/{job:path}")
+async def put_override(request: Request, job: str, caller: Admin, body: Body[Word]) -> Answer[Override]:
+    """Admit a job by hand, whatever its nodes are, until a time that must be given."""
+    word, now = checked(body), parts_of(request).engine.now()
+    until = end_of(word, now)
+    if until is None or until > now + MAX_OVERRIDE_SECONDS:
+        raise BadInputError("override: 'until' or 'for_seconds' must give an end within 30 days")
+    if not job or len(job) > 256 or not job.isprintable():
+        raise BadInputError("override: the job's name has 1 to 256 printable characters")
+    record = Override(job=job, reason=word.reason, owner=owner_of(word.owner, caller), since=now, until=until)
+    await parts_of(request).engine.override(job, record)
+    return Answer(record)
+
+
+@override_router.delete("/{job:path}")
+async def delete_override(request: Request, job: str, _caller: Admin) -> Answer[OverrideEnded]:
+    """Take an override back."""
+    parts = parts_of(request)
+    _override(parts, job)
+    await parts.engine.override(job, None)
+    return Answer(OverrideEnded(job=job))
+
+
+def _override(parts: Parts, job: str) -> Override:
+    for record in parts.engine.overrides():
+        if record.job == job:
+            return record
+    raise NotFoundError(f"no override of job {job[:80]!r} is in force")
+
+
+# The path of a preflight's roll call, before its gate is asked.
+
+
+preflight_router = APIRouter(prefix="/v1/preflight", route_class=ApiRoute, tags=["preflight"])
+
+
+@preflight_router.post("/ranks", dependencies=[GATE], responses=problems(409))
+async def ranks(request: Request, body: Body[RollCallBody]) -> Answer[RollCallAnswer]:
+    """A rank has come: whether all who have were started alike, and how long the gate will hold. Safe to repeat."""
+    return Answer(parts_of(request).rollcall.answer(body))
+
+
+# The paths of validations by hand: collectives over nodes, with the search for who is at fault, and no lease.
+
+
+validation_router = APIRouter(prefix="/v1/validations", route_class=ApiRoute, tags=["validations"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationBody:
+    """
+    Which nodes: `nodes`, or `pool` and `count`. `kind`: what they run together. `wait_seconds` None means the
+    aggregator's policy.
+    """
+
+    nodes: tuple[str, ...] = ()
+    pool: str | None = None
+    count: int | None = None
+    min_nodes: int | None = None
+    kind: ValidationKind = ValidationKind.COLLECTIVES
+    tier: Tier | None = None
+    wait_seconds: float | None = None
+
+
+@validation_router.post("", dependencies=[GATE])
+async def start(request: Request, wait: Wait, body: Body[ValidationBody]) -> Answer[ValidationState]:
+    """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
+    parts = parts_of(request)
+    gate = await parts.engine.ask(request_of(body))
+    await parts.engine.wait(gate.id, wait)
+    found = await parts.engine.get(gate.id)
+    return Answer(_told(found, parts.engine.answer(found)), {"location": f"/v1/validations/{gate.id}"})
+
+
+@validation_router.get("/{gate}", dependencies=[READ])
+async def follow_validation(request: Request, gate: str, wait: Wait) -> Answer[ValidationState]:
+    """The validations of a gate or of one started by hand, round by round; held back while it is open."""
+    parts = parts_of(request)
+    await parts.engine.wait(gate, wait)
+    found = await parts.engine.get(gate)
+    if not found.terms.collective:
+        raise NotFoundError(f"gate {gate} runs no collectives over its nodes")
+    return Answer(_told(found, parts.engine.answer(found)))
+
+
+def request_of(body: ValidationBody) -> GateRequest:
+    """The gate that a validation by hand is: it admits nobody. BadInputError where no two nodes are asked for."""
+    wanted = len(body.nodes) or body.count or 0
+    if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
+        # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
+        raise BadInputError("collectives are run by two nodes at least; name more, or set min_nodes to 2 or more")
+    return GateRequest(
+        job=f"validation-{secrets.token_hex(6)}",
+        nodes=body.nodes,
+        pool=body.pool,
+        count=body.count,
+        min_nodes=body.min_nodes,
+        kind=body.kind,
+        tier=body.tier,
+        wait_seconds=body.wait_seconds,
+        mode=Mode.ENFORCE,
+        collective=True,
+        lease=False,
+    )
+
+
+def _told(gate: Gate, decision: Decision) -> ValidationState:
+    return ValidationState(
+        id=gate.id, job=gate.request.job, phase=gate.phase, decision=decision, validations=gate.validations
+    )
+
+
+# The path of the figures on the gate itself.
+
+
+DEFAULT_DAYS = 28.0
+"""Four weeks: every day of the week alike often, and as long as the history of nodes."""
+MOST_DAYS = 366.0
+
+report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
+
+
+@report_router.get("/report", dependencies=[READ])
+async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Answer[Report]:
+    """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
+    parts = parts_of(request)
+    since = parts.engine.now() - days * 86400.0
+    counts = await parts.store.read(lambda connection: read_counts(connection, since))
+    return Answer(report_of(counts, days=days, ungated=parts.ungated.figure))

@@ -11,23 +11,33 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from msgspec import Meta
 
-from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, Parts, parts_of, problems
-from healthd.aggregator.api.records import (
+from healthd.aggregator.api.handling import (
+    READ,
+    Admin,
+    Answer,
+    ApiRoute,
+    Body,
+    BreakersReset,
     FleetSummary,
     Forgotten,
+    History,
     NodeDetail,
     NodeList,
     NodeRow,
+    OpenBreakers,
+    Parts,
     Recovered,
     Rekeyed,
     Released,
     Unquarantined,
+    parts_of,
+    problems,
 )
 from healthd.aggregator.auth import Caller
-from healthd.aggregator.gate import name_resolution
-from healthd.aggregator.inventory.roster import NodeView
-from healthd.aggregator.store.changes import PutDuplicate, PutEvent, PutKey
-from healthd.aggregator.store.history import read_history
+from healthd.aggregator.gate import eligibility
+from healthd.aggregator.inventory.registry import NodeView
+from healthd.aggregator.store.reading import read_history
+from healthd.aggregator.store.rows import PutDuplicate, PutEvent, PutKey
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name
@@ -229,7 +239,7 @@ def _meant(parts: Parts, name: str) -> NodeView:
     """The node of this name, or the only one that is also known by it. NotFoundError; ConflictError names several."""
     called = parts.fleet.called(name)
     if len(called) > 1:
-        raise ConflictError(name_resolution.ambiguous_text(name[:80], called))
+        raise ConflictError(eligibility.ambiguous_text(name[:80], called))
     return _known(parts, called[0] if called else name)
 
 
@@ -281,3 +291,43 @@ def _row(parts: Parts, view: NodeView) -> dict[str, Any]:
         "faults": state.faults if state else (),
         "running": state.running if state else None,
     }
+
+
+# The paths of time in the verdict: what happened on a node, and the breaker of the rules.
+
+
+RULES_MOST_EVENTS = 1000
+MOST_ID = 2**63 - 1
+"""Of an event: what the databases count with."""
+
+
+@router.get("/nodes/{node}/history", dependencies=[READ], tags=["nodes"])
+async def history(
+    request: Request,
+    node: str,
+    limit: Annotated[int, Query(ge=1, le=RULES_MOST_EVENTS)] = 100,
+    before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
+) -> Answer[History]:
+    """What happened on a node, newest first; `next` is the `before` of the next page, null on the last."""
+    check_name(node)
+    parts = parts_of(request)
+    since = parts.engine.now() - parts.engine.policy.history_days * 86400.0
+    found = await parts.store.read(
+        lambda connection: read_history(connection, node, limit=limit + 1, before=before, since=since)
+    )
+    if not found and parts.fleet.view(node) is None:
+        raise NotFoundError(f"no node {node[:80]!r} was ever heard of; 'healthd fleet status' lists all")
+    page = found[:limit]
+    return Answer(History(node=node, events=tuple(page), next=page[-1].id if len(found) > limit else None))
+
+
+@router.get("/fleet/breaker", dependencies=[READ], tags=["fleet"])
+async def breaker(request: Request) -> Answer[OpenBreakers]:
+    """Breakers of the rules that are open, by pool; the empty name stands for nodes without one."""
+    return Answer(OpenBreakers(open=parts_of(request).engine.breakers()))
+
+
+@router.post("/fleet/breaker/reset", tags=["fleet"])
+async def reset_breaker(request: Request, caller: Admin, pool: str | None = None) -> Answer[BreakersReset]:
+    """Somebody has looked: rules may quarantine again, everywhere or in one pool. Safe to repeat."""
+    return Answer(BreakersReset(reset=await parts_of(request).engine.reset_breaker(caller.name, pool)))

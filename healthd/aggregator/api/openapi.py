@@ -25,8 +25,8 @@ from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH, WAIT_PATTERN
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import quarantines as rules
-from healthd.aggregator.store.changes import PutOutcome
-from healthd.aggregator.store.history import HistoryEvent
+from healthd.aggregator.store.reading import HistoryEvent
+from healthd.aggregator.store.rows import PutOutcome
 from healthd.aggregator.stragglers import Suspect
 from healthd.baselines import Series
 from healthd.core.model import Problem

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 
 from healthd.aggregator.api.handling import READ, Answer, ApiRoute, parts_of
-from healthd.aggregator.inventory.digest_comparison import DigestComparison
-from healthd.aggregator.inventory.digest_votes import Standing
+from healthd.aggregator.inventory.comparison import DigestComparison, Standing
 from healthd.aggregator.stragglers import Suspect
 from healthd.baselines import Series
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import http
 
 from healthd.aggregator.auth import AuthError
-from healthd.aggregator.inventory.registry import DuplicateError, NotExecutorError
-from healthd.aggregator.inventory.roster import FullError
+from healthd.aggregator.inventory.registry import DuplicateError, FullError, NotExecutorError
 from healthd.core.errors import BadInputError, ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.model import Problem
 

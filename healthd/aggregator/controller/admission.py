@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
-from healthd.aggregator.controller.state.batch import Batch
-from healthd.aggregator.controller.state.fleet_state import FleetState
-from healthd.aggregator.gate import decisions, members
+from healthd.aggregator.controller.fleet_state import Batch, FleetState
+from healthd.aggregator.gate import decisions, rendezvous
 from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, Terms
-from healthd.aggregator.model.policy import Policy
-from healthd.core.errors import ConflictError, StoreError
-from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join
+from healthd.aggregator.model.policy import MOST_RUNTIME_SECONDS, Policy
+from healthd.core.errors import BadInputError, ConflictError, StoreError
+from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mode, ValidationKind
+from healthd.core.node_name import check_name
 
 
 def terms_of(request: GateRequest, policy: Policy) -> Terms:
@@ -37,7 +38,7 @@ def new_gate(gate_id: str, request: GateRequest, policy: Policy, now: float) -> 
     gate = Gate(id=gate_id, request=request, terms=terms, created_at=now, deadline=now + terms.wait_seconds)
     if request.join is None:
         return gate
-    shared = dataclasses.replace(members.shared_request(request), attempt=request.attempt)
+    shared = dataclasses.replace(rendezvous.shared_request(request), attempt=request.attempt)
     return dataclasses.replace(
         gate,
         request=shared,
@@ -57,7 +58,7 @@ def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState
     """
     who = f"job {request.job} attempt {request.attempt}"
     if request.join is not None or gate.request.join is not None:
-        members.check_same_question(gate, request)
+        rendezvous.check_same_question(gate, request)
     elif gate.as_asked != request:
         raise ConflictError(
             f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
@@ -149,11 +150,11 @@ def _open_group(
         raise ConflictError(f"{text}: attempt {group.asked_attempt} was asked meanwhile")
     if gate is not None and (group is None or group.asked_attempt == request.attempt):
         if gate.decision is None:
-            members.check_same_question(gate, request)
+            rendezvous.check_same_question(gate, request)
             return _add_member(batch, fleet_state, gate, request, join)
         leases = [grant.lease_id for grant in gate.granted.values()]
         over = bool(leases) and not any(fleet_state.lease_stands(lease_id) for lease_id in leases)
-        if group is not None and members.answers_member(gate, join, over=over):
+        if group is not None and rendezvous.answers_member(gate, join, over=over):
             check_same_request(gate, request, fleet_state)
             return gate
     _check_room(fleet_state, policy)
@@ -166,7 +167,7 @@ def _open_group(
         ranks = {one.node: one.rank for one in group.members}
         own = {grant.lease_id: ranks[node] for node, grant in gate.granted.items() if node in ranks}
         former = {**group.former, **own}
-    opened = members.with_group(opened, asked_attempt=request.attempt, former=former)
+    opened = rendezvous.with_group(opened, asked_attempt=request.attempt, former=former)
     fleet_state.add(opened)
     if not former:
         _supersede_earlier(batch, fleet_state, policy, opened, first=newest is None)
@@ -175,11 +176,11 @@ def _open_group(
 
 def _add_member(batch: Batch, fleet_state: FleetState, gate: Gate, request: GateRequest, join: Join) -> Gate:
     """Add a member to the gate. The leases that its rank still has of the gate before this one end."""
-    after = members.add_member(batch.now, gate, join, request.workload)
+    after = rendezvous.add_member(batch.now, gate, join, request.workload)
     if stored_part(after) == stored_part(gate) and gate.members:
         fleet_state.update_members(after)
         return after
-    for lease_id, rank in members.group_of(gate).former.items():
+    for lease_id, rank in rendezvous.group_of(gate).former.items():
         if rank == join.rank:
             fleet_state.end_lease(batch, lease_id, f"rank {rank} of group {join.group} asks anew (gate {gate.id})")
     fleet_state.carry_out(batch, after, (), ())
@@ -198,7 +199,7 @@ def remove_member(batch: Batch, fleet_state: FleetState, gate: Gate, member: str
     """Remove a member whose hook ends without starting the job: its rank and its node are free."""
     open_one = fleet_state.gates.get(gate.id)
     if open_one is not None:
-        after = members.remove_member(open_one, member)
+        after = rendezvous.remove_member(open_one, member)
         if after != open_one:
             fleet_state.carry_out(batch, after, (), ())
         return after
@@ -234,4 +235,99 @@ def stored_part(gate: Gate) -> Gate:
     if gate.group is None:
         return gate
     written = tuple(dataclasses.replace(one, heard_at=one.joined_at) for one in gate.group.members)
-    return members.with_group(gate, members=written)
+    return rendezvous.with_group(gate, members=written)
+
+
+# Which requests for a gate are valid, and which ask for less than the policy does: pure.
+
+
+LONGEST_NAME = 253
+"""Of a node (DNS allows as many) or a pool."""
+LONGEST_JOB = 256
+LONGEST_MEMBER = 128
+
+
+def check_request(request: GateRequest, policy: Policy) -> None:
+    """BadInputError, with one sentence, for a request that is not valid."""
+    if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
+        raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
+    if not 0 <= request.attempt <= LARGEST_ATTEMPT:
+        raise BadInputError(f"attempt must be from 0 to {LARGEST_ATTEMPT}, not {request.attempt}")
+    if request.join is not None:
+        _check_join(request, request.join, policy)
+    elif bool(request.nodes) == (request.pool is not None):
+        raise BadInputError("name either nodes or a pool with a count, or join a group")
+    else:
+        _check_size(request, policy)
+    several = len(request.nodes) > 1 or (request.count or 0) > 1
+    if several and (request.workload or "").startswith("pid:"):
+        text = f"workload {request.workload} is a process of one host, and several nodes are asked for"
+        raise BadInputError(f"{text}; leave it out, or ask node by node")
+    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
+        if not name or len(name) > LONGEST_NAME or not name.isprintable():
+            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
+    if request.max_age_seconds is not None and not (
+        request.max_age_seconds > 0 and math.isfinite(request.max_age_seconds)
+    ):
+        raise BadInputError(f"max_age_seconds must be greater than 0, not {request.max_age_seconds}")
+    if request.wait_seconds is not None and not 0 <= request.wait_seconds <= policy.max_wait_seconds:
+        raise BadInputError(f"wait_seconds must be 0 to {policy.max_wait_seconds:.0f}, not {request.wait_seconds}")
+    if request.runtime_seconds is not None and not 0 <= request.runtime_seconds <= MOST_RUNTIME_SECONDS:
+        raise BadInputError(f"runtime_seconds must be 0 to {MOST_RUNTIME_SECONDS:.0f}, not {request.runtime_seconds}")
+
+
+def less_than_policy(request: GateRequest, policy: Policy) -> Mapping[GateTerm, str]:
+    """
+    The terms in which a request asks for less than the policy: what it asks for, and which setting asks for more.
+
+    Empty for a request that leaves everything to the policy, or asks for more.
+    """
+    terms, found = terms_of(request, policy), dict[GateTerm, str]()
+    if terms.mode is Mode.OBSERVE and policy.mode is not Mode.OBSERVE:
+        found["mode"] = f"mode {terms.mode.value} (policy.mode is {policy.mode.value})"
+    if terms.tier.rank < policy.tier.rank:
+        found["tier"] = f"tier {terms.tier.value} (policy.tier is {policy.tier.value})"
+    if terms.max_age_seconds > policy.max_age_seconds:
+        found["max_age"] = (
+            f"evidence of up to {terms.max_age_seconds:g} s (policy.max_age is {policy.max_age_seconds:g} s)"
+        )
+    if terms.wanted > 1 and policy.collective:
+        # Another kind of validation runs other checks: it must not leave out those that every gate runs.
+        always = policy.checks_over_nodes(ValidationKind.COLLECTIVES, terms.tier)
+        if not terms.collective:
+            found["collective"] = "no collectives over the nodes (policy.collective is true)"
+        elif lacking := [name for name in always if name not in terms.checks]:
+            found["collective"] = f"collectives without {', '.join(lacking)} (policy.collective_checks has them)"
+    if not request.lease:
+        found["lease"] = "an answer without leases (every gate leases its nodes to the job)"
+    return found
+
+
+def _check_join(request: GateRequest, join: Join, policy: Policy) -> None:
+    if request.nodes or request.pool is not None or request.count is not None:
+        raise BadInputError("who joins a group names its own node alone; leave out nodes, pool and count")
+    for what, text, longest in (("group", join.group, LONGEST_NAME), ("member", join.member, LONGEST_MEMBER)):
+        if not text or len(text) > longest or not text.isprintable():
+            raise BadInputError(f"{what} must be 1 to {longest} printable characters, not {text[:40]!r}")
+    check_name(join.node)
+    if not 1 <= join.size <= policy.max_nodes_per_gate:
+        raise BadInputError(f"a group can have 1 to {policy.max_nodes_per_gate} members, not {join.size}")
+    if not 0 <= join.rank < join.size:
+        raise BadInputError(f"rank {join.rank} is not one of 0 to {join.size - 1}")
+    if request.min_nodes is not None and not 1 <= request.min_nodes <= join.size:
+        raise BadInputError(f"min_nodes must be 1 to {join.size}, not {request.min_nodes}")
+
+
+def _check_size(request: GateRequest, policy: Policy) -> None:
+    if request.nodes and request.count is not None:
+        raise BadInputError("count goes with a pool; of named nodes all are meant, or min_nodes of them")
+    if request.pool is not None and request.count is None:
+        raise BadInputError(f"how many nodes of pool {request.pool}? give a count")
+    wanted = len(request.nodes) or request.count or 0
+    if not 1 <= wanted <= policy.max_nodes_per_gate:
+        raise BadInputError(f"1 to {policy.max_nodes_per_gate} nodes can be asked for, not {wanted}")
+    if len(set(request.nodes)) != len(request.nodes):
+        twice = sorted({name for name in request.nodes if request.nodes.count(name) > 1})
+        raise BadInputError(f"node named twice: {', '.join(twice[:5])}")
+    if request.min_nodes is not None and not 1 <= request.min_nodes <= wanted:
+        raise BadInputError(f"min_nodes must be 1 to {wanted}, not {request.min_nodes}")

@@ -8,23 +8,190 @@ time-out, and it is tried again with growing pauses. What came of it is in the n
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from healthd.aggregator.drain.deferred_rejects import DeferredRejects
-from healthd.aggregator.drain.model import Actuator, ActuatorError, Done, Removal
-from healthd.aggregator.drain.pacing import RemovalRate, Retries
-from healthd.aggregator.drain.plan import Observed, Plan, RejectedNode, culprits, make_plan
-from healthd.aggregator.drain.settings import ActuatorSettings
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from checks.contract import Status
+from healthd.aggregator.controller.engine import Engine
+from healthd.aggregator.drain import batch, kubernetes, slurm
+from healthd.aggregator.drain.plan import (
+    Actuator,
+    ActuatorError,
+    ActuatorSettings,
+    Candidate,
+    Done,
+    Observed,
+    Plan,
+    PoolSize,
+    RejectedNode,
+    Removal,
+    culprits,
+    make_plan,
+)
+from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import HealthdError
-from healthd.core.model import Decision
+from healthd.core.evidence import reason
+from healthd.core.model import Decision, Verdict
+from healthd.core.tasks import Backoff
+
+# Rejects that are held back until the nodes they accuse are out of the scheduler's way, or their time is over.
+
 
 log = logging.getLogger(__name__)
+
+MOST_PENDING = 1000
+# Whoever asked and has not come back for the answer by then does not come any more.
+FORGET_SECONDS = 600.0
+
+
+@dataclass
+class _Pending:
+    """A reject that is held back until `nodes` are out of the way."""
+
+    nodes: set[str]
+    deadline: float
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class DeferredRejects:
+    """On the event loop alone. `clock` counts seconds and never jumps."""
+
+    def __init__(self, answer_seconds: float, *, clock: Callable[[], float]) -> None:
+        self._answer_seconds = answer_seconds
+        self._clock = clock
+        self._pending: dict[str, _Pending] = {}
+        self._stopping = False
+
+    def hold(self, gate_id: str, nodes: Iterable[str]) -> None:
+        """The gate is rejected for these nodes."""
+        if self._answer_seconds > 0 and len(self._pending) < MOST_PENDING:
+            self._pending[gate_id] = _Pending(nodes=set(nodes), deadline=self._clock() + self._answer_seconds)
+
+    async def settle(self, gate_id: str, decision: Decision, wait_seconds: float) -> Decision:
+        """
+        The decision, once its nodes are out of the way or the time for that is over; until then a hold.
+
+        Waits for `wait_seconds` at most. Any other decision comes back as it is.
+        """
+        pending = self._pending.get(gate_id)
+        if pending is None or decision.decision is not Verdict.REJECT:
+            return decision
+        left = min(wait_seconds, pending.deadline - self._clock())
+        if left > 0 and not self._stopping:
+            try:
+                async with asyncio.timeout(left):
+                    await pending.done.wait()
+            except TimeoutError:
+                log.debug("gate %s: its nodes are not out of the way yet", gate_id)
+        if gate_id not in self._pending:
+            return decision
+        names = ", ".join(sorted(pending.nodes)[:8])
+        if self._clock() >= pending.deadline:
+            self._pending.pop(gate_id, None)
+            log.warning("gate %s is answered although %s could not be taken out of the way in time", gate_id, names)
+            return decision
+        text = f"rejected; {names} is taken out of the scheduler's way first, so that the next attempt starts elsewhere"
+        first = reason("Removing", text, status=Status.UNKNOWN)
+        return dataclasses.replace(decision, decision=Verdict.HOLD, reasons=(first, *decision.reasons))
+
+    def nodes(self) -> set[str]:
+        """All nodes that somebody waits for."""
+        return {node for pending in self._pending.values() for node in pending.nodes}
+
+    def arrived(self, node: str) -> None:
+        """It is out, or will not be: gates that wait for this node alone are answered."""
+        for gate_id, pending in list(self._pending.items()):
+            pending.nodes.discard(node)
+            if not pending.nodes:
+                del self._pending[gate_id]
+                pending.done.set()
+
+    def forget(self) -> None:
+        """Drop those that nobody comes back for."""
+        old = [i for i, pending in self._pending.items() if self._clock() - pending.deadline > FORGET_SECONDS]
+        for gate_id in old:
+            del self._pending[gate_id]
+
+    def stop(self) -> None:
+        """The aggregator ends: who is held is told so."""
+        self._stopping = True
+        for pending in self._pending.values():
+            pending.done.set()
+
+
+# When the next call about a node may be made: after failures, and within the rate of removals. No I/O.
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    failures: int
+    retry_at: float
+
+
+class Retries:
+    """Nodes whose last calls failed. All times are of one clock, in seconds."""
+
+    def __init__(self, first_seconds: float, most_seconds: float) -> None:
+        self._backoff = Backoff(first_seconds, most_seconds)
+        self._trouble: dict[str, _Trouble] = {}
+
+    def __len__(self) -> int:
+        return len(self._trouble)
+
+    def failed(self, node: str, error: ActuatorError, now: float) -> None:
+        """One more call about the node failed."""
+        failures = self._trouble[node].failures + 1 if node in self._trouble else 1
+        self._trouble[node] = _Trouble(failures, now + self.pause(failures, error))
+
+    def succeeded(self, node: str) -> None:
+        """A call about the node went through."""
+        self._trouble.pop(node, None)
+
+    def is_pausing(self, node: str, now: float) -> bool:
+        """Whether it is too early for another call about the node."""
+        return node in self._trouble and now < self._trouble[node].retry_at
+
+    def keep(self, nodes: Collection[str]) -> None:
+        """Forget all other nodes."""
+        self._trouble = {node: trouble for node, trouble in self._trouble.items() if node in nodes}
+
+    def due_in(self, now: float) -> Iterator[float]:
+        """Seconds until each of the next calls."""
+        return (trouble.retry_at - now for trouble in self._trouble.values())
+
+    def pause(self, failures: int, error: ActuatorError) -> float:
+        """Seconds until the next try: by the failures in a row, or longer where the scheduler asks for it."""
+        most = self._backoff.most_seconds
+        return max(self._backoff.after(failures), min(error.retry_after_seconds or 0.0, most))
+
+
+class RemovalRate:
+    """At most so many removals in any 60 seconds."""
+
+    def __init__(self, most_per_minute: int) -> None:
+        self.most_per_minute = most_per_minute
+        self._removed_at: deque[float] = deque()
+
+    def removed(self, now: float) -> None:
+        """A node was taken out."""
+        self._removed_at.append(now)
+
+    def allows_one(self, now: float) -> bool:
+        """Whether one more may be taken out now."""
+        while self._removed_at and now - self._removed_at[0] >= 60.0:
+            self._removed_at.popleft()
+        return len(self._removed_at) < self.most_per_minute
+
 
 _T = TypeVar("_T")
 
@@ -298,3 +465,108 @@ class DrainController:
         if self._told.get(about) != text:
             log.warning("%s", text)
         self._told[about] = text
+
+
+# What the hand did, for Prometheus: calls, failures, nodes held out, and for how long nothing has come through.
+
+
+CALLS = ("list", "remove", "restore")
+"""All that a scheduler is asked to do; the label `call`."""
+
+
+class ActuatorCollector(Collector):
+    """Counted anew at each scrape. Every series is there from the start, at 0; without a hand there is none."""
+
+    def __init__(self, hand: DrainController | None) -> None:
+        self._hand = hand
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client asks."""
+        labels = ("kind", "call")
+        calls = CounterMetricFamily(
+            "healthd_actuator_calls", "Times that the actuator's scheduler was asked.", labels=labels
+        )
+        failures = CounterMetricFamily(
+            "healthd_actuator_failures", "Calls of the actuator that its scheduler refused or lost.", labels=labels
+        )
+        out = GaugeMetricFamily(
+            "healthd_actuator_nodes_out", "Nodes that bear the actuator's mark now.", labels=("kind",)
+        )
+        overdue = GaugeMetricFamily(
+            "healthd_actuator_nodes_overdue",
+            "Nodes about which the last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
+            labels=("kind",),
+        )
+        if (hand := self._hand) is not None:
+            for call in CALLS:
+                calls.add_metric((hand.kind, call), hand.calls[call])
+                failures.add_metric((hand.kind, call), hand.failures[call])
+            out.add_metric((hand.kind,), len(hand.out()))
+            overdue.add_metric((hand.kind,), hand.overdue)
+        yield from (calls, failures, out, overdue)
+
+
+# The hand of an aggregator, put together from its settings and what it sees of the fleet.
+
+
+def make_actuator(settings: ActuatorSettings) -> Actuator | None:
+    """The one that is configured; None where none is. ConfigError says what is missing for it."""
+    makers: Mapping[str, Callable[[ActuatorSettings], Actuator]] = {
+        "kubernetes": kubernetes.make,
+        "slurm": slurm.make,
+        "batch": batch.make,
+    }
+    return None if settings.kind == "none" else makers[settings.kind](settings)
+
+
+def make_drain_controller(settings: ActuatorSettings, source: Engine, nodes: Fleet) -> DrainController | None:
+    """None where nothing outside of healthd is to be touched."""
+    actuator = make_actuator(settings)
+    if actuator is None:
+        return None
+    return DrainController(
+        actuator, settings, look=lambda rejected: observe(source, nodes, rejected), note=source.note, wall=source.now
+    )
+
+
+def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode]) -> Observed:
+    """The fleet as of now; a healthy one costs nothing."""
+
+    def known(name: str) -> bool:
+        return nodes.node(name) is not None
+
+    quarantines = source.quarantines()
+    unsure = source.unsure()
+    names = sorted({*quarantines, *rejected})
+    if not names:
+        return Observed(suspects=(), pools={}, breakers=frozenset(), unsure=unsure, knows=known)
+    leased = {row.node for row in source.leases()}
+    suspects = []
+    for name in names:
+        node = nodes.node(name)
+        state = node.state if node is not None else None
+        suspects.append(
+            Candidate(
+                node=name,
+                aliases=state.aliases if state is not None else (),
+                instance_id=state.instance_id if state is not None else None,
+                pool=source.pool_of(name) or "",
+                quarantine=quarantines.get(name),
+                rejected=rejected.get(name),
+                faults=bool(state is not None and state.faults),
+                # Of a node that nobody has heard of nobody knows: when in doubt, a job has it.
+                allocated=state is None or bool(state.allocated or state.leases) or name in leased,
+                gone=not source.present(name),
+            )
+        )
+    sizes: dict[str, int] = {
+        pool: sum(source.present(name) for name in nodes.pool(pool))
+        for pool in {suspect.pool for suspect in suspects}
+        if pool
+    }
+    if any(not suspect.pool for suspect in suspects):
+        sizes[""] = sum(source.pool_of(name) is None and source.present(name) for name in nodes.names())
+    pools = {pool: PoolSize(size, source.policy.most_out(size)) for pool, size in sizes.items()}
+    return Observed(
+        suspects=tuple(suspects), pools=pools, breakers=source.breakers().keys(), unsure=unsure, knows=known
+    )

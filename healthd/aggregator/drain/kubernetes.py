@@ -14,8 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal
-from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.aggregator.drain.plan import ActuatorError, ActuatorSettings, Done, Outcome, Removal
 from healthd.core.platforms.kubernetes import MERGE, ApiServer, KubernetesError, api_server, members, node_path, records
 
 EFFECT = "NoSchedule"

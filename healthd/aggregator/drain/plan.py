@@ -2,14 +2,102 @@
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
 
 from checks.contract import Blame, Status
 from checks.printable import printable_line
-from healthd.aggregator.drain.model import Removal, Why
+from healthd.core.errors import HealthdError
 from healthd.core.model import Decision, Quarantine, Reason, Verdict
+
+# What the hand wants of a scheduler, and what it is told: frozen data and one protocol.
+
+
+class Why(str, enum.Enum):
+    """What a node is out for. QUARANTINE: until it is lifted. GATE: a gate rejected it just now; for a while."""
+
+    QUARANTINE = "quarantine"
+    GATE = "gate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """
+    One node that is to be out of the way.
+
+    `node` is its name in the fleet; `aliases` and `instance_id` (None where unknown) are what a scheduler may know it
+    by. `reason` is a sentence for people. `by_person`: somebody said so, no rule. `injected`: only an injected fault is
+    behind it, so nothing may be done that cannot be undone. `allocated`: a job has the node, as far as anybody knows,
+    so nothing may be done that ends it.
+    """
+
+    node: str
+    aliases: tuple[str, ...]
+    instance_id: str | None
+    why: Why
+    reason: str
+    by_person: bool
+    injected: bool
+    allocated: bool
+    since: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names to look for, the most likely first."""
+        known = (self.node, *self.aliases, *((self.instance_id,) if self.instance_id else ()))
+        return tuple(dict.fromkeys(known))
+
+
+class Done(str, enum.Enum):
+    """
+    What came of it. OUT: nothing new is placed on the node, by our mark. LEFT: somebody else's mark keeps it out, or
+    the scheduler does not know it; nothing was touched. BACK: our mark is gone.
+    """
+
+    OUT = "out"
+    LEFT = "left"
+    BACK = "back"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """`note` is one line for people: what was done, or why nothing was."""
+
+    done: Done
+    note: str
+
+
+class ActuatorError(HealthdError):
+    """The scheduler could not be asked or refused. `retry_after_seconds`: not before; None: when we like."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Actuator(Protocol):
+    """
+    One scheduler. Every method may be repeated at any time, must end within seconds, and raises ActuatorError alone.
+
+    Marks carry an owner, so that only what we did is undone: a person's drain or taint survives, also on a node that we
+    had marked before. A mark never ends a job that runs.
+    """
+
+    name: str
+
+    async def marked(self) -> Mapping[str, str]:
+        """Nodes (by their name in the fleet) that bear our mark now, and its text: read from the scheduler itself."""
+
+    async def remove(self, removal: Removal) -> Outcome:
+        """Nothing new is to be placed on the node: OUT or LEFT. Called again now and then while it is out."""
+
+    async def restore(self, node: str) -> Outcome:
+        """Take our mark away and nothing else. BACK or LEFT."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,3 +269,95 @@ def why_not_terminated(removal: Removal, terminate: bool, tasks: int) -> str | N
     if removal.allocated:
         return "not terminated: a job has it"
     return f"not terminated: {tasks} tasks run on it" if tasks else None
+
+
+# What an operator can set of the hand that takes bad nodes out of the scheduler's way.
+
+
+_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_OWNER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesActuatorSettings:
+    """The taint on nodes of Kubernetes."""
+
+    taint_key: str = "healthd.internal/removed"
+    """Key of the taint. `.internal` is reserved for private use, so it is nobody else's domain."""
+
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Directory with `token` and `ca.crt`, where Kubernetes puts it. Both are read again for each request."""
+
+    api_server: str | None = None
+    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+
+    def __post_init__(self) -> None:
+        if not _KEY.fullmatch(self.taint_key):
+            raise ValueError(f"taint_key: {self.taint_key!r} is no key of a taint; write domain/name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchActuatorSettings:
+    """Draining of ECS container instances, for AWS Batch. At least one cluster or compute environment must be named."""
+
+    clusters: tuple[str, ...] = ()
+    """ECS clusters by name or ARN."""
+
+    compute_environments: tuple[str, ...] = ()
+    """Compute environments of Batch by name; Batch is asked for their clusters."""
+
+    region: str | None = None
+    """AWS region; None: as boto3 finds it (AWS_DEFAULT_REGION, its files)."""
+
+    terminate: bool = False
+    """Terminate a machine that a rule has quarantined, once it is drained and empty, so that another takes its place.
+    Off: nothing is done that a person cannot undo."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActuatorSettings:
+    """The hand. ValueError names what cannot be meant."""
+
+    kind: Literal["none", "kubernetes", "slurm", "batch"] = "none"
+    """Which scheduler. none: nothing outside of healthd is ever touched, and a gate alone keeps jobs off a node."""
+
+    mode: Literal["observe", "act"] = "observe"
+    """observe: only say what would be done. So by default: whoever names a scheduler sees a week of it first."""
+
+    owner: str = "healthd"
+    """Whose marks are ours. Two aggregators on one scheduler need two owners, or each undoes the other's marks."""
+
+    look_seconds: float = 10.0
+    """How often wanted and real are compared. Rejects of gates are acted on at once."""
+
+    answer_seconds: float = 20.0
+    """How long the reject of a gate is held back until the nodes at fault are out of the way, so that the retry lands
+    elsewhere. Two calls take milliseconds; more than this and the scheduler is away, which must not hang the job."""
+
+    gate_seconds: float = 600.0
+    """How long a node is out because of a gate's reject alone. Ten minutes: the retry has been placed by then, and a
+    node that goes on failing is quarantined by rule."""
+
+    removals_per_minute: int = 10
+    """How fast nodes are taken out, in nodes a minute: what is wrong with all at once is hardly the nodes. How many may
+    be out at a time is `out_ratio` of the policy."""
+
+    backoff_max_seconds: float = 300.0
+    """The longest pause after calls that failed. Five minutes: a scheduler that is back is soon in step again."""
+
+    kubernetes: KubernetesActuatorSettings = field(default_factory=KubernetesActuatorSettings)
+    """Where `kind` is kubernetes."""
+
+    batch: BatchActuatorSettings = field(default_factory=BatchActuatorSettings)
+    """Where `kind` is batch."""
+
+    def __post_init__(self) -> None:
+        if not _OWNER.fullmatch(self.owner):
+            raise ValueError(f"owner: {self.owner!r} must be 1 to 63 letters, digits, '.', '-', '_'")
+        if self.removals_per_minute < 1:
+            raise ValueError(f"removals_per_minute: must be at least 1, not {self.removals_per_minute}")
+        for name in ("look_seconds", "gate_seconds", "backoff_max_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name)}")
+        if not 0 <= self.answer_seconds <= 120:
+            raise ValueError(f"answer: must be from 0 s to 120 s, not {self.answer_seconds:g} s")

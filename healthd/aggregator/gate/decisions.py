@@ -10,9 +10,7 @@ from checks.contract import SEVERITY, Blame, Status
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility
 from healthd.aggregator.gate.reservation import StepContext
 from healthd.aggregator.gate.transitions import Event, move
-from healthd.aggregator.model.claims import LeaseRow
-from healthd.aggregator.model.effects import Effect, GrantLease, RevokeLease
-from healthd.aggregator.model.gates import Closing, Decided, Gate, Grant
+from healthd.aggregator.model.gates import Closing, Decided, Effect, Gate, Grant, GrantLease, LeaseRow, RevokeLease
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import reason

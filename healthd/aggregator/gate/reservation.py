@@ -15,13 +15,16 @@ import msgspec
 
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility, assess
 from healthd.aggregator.gate.transitions import Event, Move, move
-from healthd.aggregator.model.effects import Effect, RevokeLease
 from healthd.aggregator.model.gates import (
     Checking,
+    Effect,
     Gate,
+    Grant,
     Granting,
+    GrantLease,
     OrderedRun,
     Progress,
+    RevokeLease,
     RunStatus,
     Validating,
     Waiting,
@@ -29,7 +32,8 @@ from healthd.aggregator.model.gates import (
 from healthd.aggregator.model.nodes import Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Validation
-from healthd.core.model import Mode, Reason
+from healthd.core.evidence import reason
+from healthd.core.model import FINAL_STATUSES, Mode, OrderStatus, Reason
 
 USABLE = (Eligibility.READY, Eligibility.NEEDS_RUN, Eligibility.RUNNING, Eligibility.UNHEARD)
 FIRST_LOOK = 64
@@ -245,3 +249,63 @@ def extra_nodes_until(context: StepContext) -> float:
     end = deadline_of(context)
     half = (context.gate.since + end) / 2
     return max(half, end - context.policy.lease_ack_seconds)
+
+
+# Grants leases on the reserved nodes of a gate, and follows them until each node has stored its own. Pure.
+
+
+def lease_refused(context: StepContext, name: str, grant: Grant) -> Reason | None:
+    """Why the node will not acknowledge its lease; None when it has, or still may."""
+    node = context.snapshot.nodes.get(name)
+    report = None if node is None else node.orders.get(grant.lease_id)
+    if report is not None and report.status in FINAL_STATUSES:
+        text = f"{name} did not keep its lease ({report.status}): {report.message or 'no reason given'}"
+        return reason("LeaseNotAcknowledged", text, node=name)
+    within = context.policy.lease_ack_seconds
+    if context.now >= grant.granted_at + within and not acknowledged(context, name, grant):
+        return reason("LeaseNotAcknowledged", f"{name} did not confirm its lease within {within:.0f} s", node=name)
+    return None
+
+
+def acknowledged(context: StepContext, name: str, grant: Grant) -> bool:
+    """Whether the node has stored the lease that it was granted."""
+    return stored(context, name, grant.lease_id)
+
+
+def stored(context: StepContext, name: str, lease_id: str) -> bool:
+    """Whether the node has stored a lease: it reports so, and its state shows the lease."""
+    node = context.snapshot.nodes.get(name)
+    if node is None or node.state is None:
+        return False
+    report = node.orders.get(lease_id)
+    accepted = report is not None and report.status == OrderStatus.ACCEPTED  # "running" means: about to be stored
+    return accepted and any(lease.id == lease_id for lease in node.state.leases)
+
+
+def grant_leases(context: StepContext) -> None:
+    """Grant a lease on each reserved node that has none yet. All of them are ready."""
+    fresh = [name for name in context.gate.reserved if name not in context.gate.granted]
+    if not fresh:
+        return
+    round_number = context.gate.grants + 1
+    granted = dict(context.gate.granted)
+    for name in fresh:
+        lease_id = f"{context.gate.id}:lease:{round_number}:{name}"
+        granted[name] = Grant(lease_id=lease_id, granted_at=context.now)
+        context.effects.append(GrantLease(node=name, lease_id=lease_id))
+    if isinstance(context.gate.progress, Granting):
+        context.update(granted=granted)
+    else:
+        context.move(Event.GRANTED, Granting(reserved=context.gate.reserved, granted=granted))
+    context.gate = dataclasses.replace(context.gate, grants=round_number)
+
+
+def all_acknowledged(context: StepContext) -> bool:
+    """Whether every reserved node is ready and has stored its lease."""
+    gate = context.gate
+    if len(gate.granted) < gate.terms.needed or set(gate.granted) != set(gate.reserved):
+        return False
+    return all(
+        context.assessments[name].eligibility is Eligibility.READY and acknowledged(context, name, grant)
+        for name, grant in gate.granted.items()
+    )

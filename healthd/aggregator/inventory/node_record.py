@@ -12,24 +12,325 @@ import asyncio
 import dataclasses
 import enum
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from checks.contract import Finding
-from healthd.aggregator.inventory.compact_state import CompactState
-from healthd.aggregator.model.nodes import Duplicate, FleetNode, moved_text
+from checks.contract import Finding, Status, Tier, worst
+from healthd.aggregator.model.nodes import Duplicate, FleetNode, ScheduledEvent, Verdicts, moved_text
+from healthd.core import wire
 from healthd.core.errors import BadInputError
-from healthd.core.evidence import aged, judge_health, reason
+from healthd.core.evidence import aged, health_of, judge_health, judge_tier, reason, reason_of, sorted_reasons
 from healthd.core.model import (
     FINAL_STATUSES,
     LARGEST_ATTEMPT,
+    CheckResult,
     Health,
     Lease,
+    NodeState,
     Order,
+    OrderKind,
     OrderReport,
+    OrderStatus,
     Quarantine,
     Reason,
     SyncRequest,
 )
+from healthd.core.text import plain
+from healthd.core.wire import decode, encode
+
+# Which machine a node is, whether anything on it has failed, and what AWS has scheduled for it. Pure.
+
+
+EVENTS_CHECK = "scheduled_events"
+"""The check that says what AWS has scheduled for the machine."""
+MOST_IDENTITY = 128
+"""Characters of a serial number or instance id: real ones have some forty, and the database has room for so many."""
+
+
+def name_of(text: str | None) -> str | None:
+    """A serial number, instance or boot id as it may be kept; None for what cannot be one."""
+    return text if text and len(text) <= MOST_IDENTITY and text.isprintable() else None
+
+
+def machine_identity(state: NodeState) -> str:
+    """The machine by its instance id, where it has one; names get reused."""
+    instance = name_of(state.instance_id)
+    return f"instance:{instance}" if instance else f"node:{state.node}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a node is made of: `devices` are targets and their serial numbers."""
+
+    instance_id: str | None
+    boot_id: str | None
+    devices: tuple[tuple[str, str | None], ...]
+
+
+def machine_of(state: NodeState) -> str:
+    """The machine that a node is as a short text, to compare and to keep: a `Machine` as JSON."""
+    devices = state.inventory.devices if state.inventory is not None else ()
+    found = Machine(
+        instance_id=name_of(state.instance_id),
+        boot_id=name_of(state.boot_id),
+        devices=tuple((plain(device.target, MOST_IDENTITY), name_of(device.serial)) for device in devices),
+    )
+    return wire.encode(found).decode()
+
+
+def identities_in(machine: str, node: str) -> tuple[str, ...]:
+    """All that a latch on this machine may be on (see `Facts.identities`)."""
+    found = wire.decode(machine.encode(), Machine, what="machine")
+    serials = (f"serial:{serial}" for _, serial in found.devices if serial)
+    instance = (f"instance:{found.instance_id}",) if found.instance_id else ()
+    return (f"node:{node}", *instance, *serials)
+
+
+def differences(before: str, after: str) -> Iterator[tuple[str, str]]:
+    """What became of a machine, as kinds and messages of its history; what is not known has not changed."""
+    old = wire.decode(before.encode(), Machine, what="machine")
+    new = wire.decode(after.encode(), Machine, what="machine")
+    if None not in (old.instance_id, new.instance_id) and old.instance_id != new.instance_id:
+        yield "other machine", f"instance {old.instance_id} became {new.instance_id}"
+    if None not in (old.boot_id, new.boot_id) and old.boot_id != new.boot_id:
+        yield "booted", f"boot {new.boot_id}"
+    serials = dict(old.devices)
+    for target, serial in new.devices:
+        known = serials.get(target)
+        if known is not None and serial is not None and known != serial:
+            yield "device replaced", f"{target}: {known} became {serial}"
+    if old.devices and new.devices and serials.keys() != dict(new.devices).keys():
+        yield "devices changed", f"{len(old.devices)} devices became {len(new.devices)}"
+
+
+def failing(state: NodeState) -> bool:
+    """Whether any result has failed: a node without that gives the rules nothing to begin with."""
+    return any(result.status is Status.FAIL for result in state.results)
+
+
+def scheduled_event(state: NodeState) -> ScheduledEvent | None:
+    """
+    What AWS has scheduled for the machine first, as of when the check ran; None where there is nothing.
+
+    Only a pass, or a machine that is not on EC2, says that there is nothing.
+    """
+    result = next((result for result in state.results if result.check == EVENTS_CHECK), None)
+    if result is None or not result.findings:
+        return ScheduledEvent(seconds=None, message=f"{EVENTS_CHECK} has not run")
+    events = [
+        ScheduledEvent(seconds=measured.value, message=finding.message)
+        for finding in result.findings
+        if finding.reason == "ScheduledEvent"
+        for measured in finding.measurements
+        if measured.name == "scheduled_event_seconds" and measured.value is not None
+    ]
+    if events:
+        return min(events, key=lambda event: event.seconds or 0.0)
+    (finding, *_) = result.findings
+    not_on_ec2 = finding.reason == "NotApplicable" and not finding.measurements
+    return None if result.status is Status.PASS or not_on_ec2 else ScheduledEvent(seconds=None, message=finding.message)
+
+
+# The last state of a node in compact form: the evidence as bytes, the rest as objects.
+
+
+R = TypeVar("R", CheckResult, Lease)
+
+# Most of a state, and rarely read.
+EVIDENCE = ("inventory", "reasons", "checks", "results")
+
+
+AMENDED = ("job_steps",)
+"""Checks whose results may be amended beside those that have digests."""
+_HEALTH_RANK: Mapping[Health, int] = {health: rank for rank, health in enumerate(Health)}
+
+
+class CompactState:
+    """
+    A state whose ages are as of `at`, by the clock of the registry.
+
+    `stale_at` is when the first result expires if nothing more is heard. `judged` is the memory of verdicts on this
+    evidence, see `FleetNode`.
+    """
+
+    __slots__ = (
+        "_added",
+        "_ages",
+        "_amendable",
+        "_bytes",
+        "_counted",
+        "_event",
+        "_event_age",
+        "_expiring",
+        "_oldest_seconds",
+        "_own",
+        "_received_at",
+        "_rest",
+        "at",
+        "drill",
+        "failing",
+        "health",
+        "judged",
+        "machine",
+        "stale_at",
+    )
+
+    def __init__(self, state: NodeState, at: float) -> None:
+        # Digests are kept by who compares them.
+        bare = tuple(dataclasses.replace(r, digests=()) if r.digests else r for r in state.results)
+        self._bytes = encode(dataclasses.replace(state, results=bare))
+        self._rest = {name: value for name, value in vars(state).items() if name not in EVIDENCE}
+        self._ages: Mapping[str, float] = {}
+        self._received_at = self.at = at
+        self.health = state.health
+        self.machine = machine_of(state)
+        self.failing = failing(state)
+        self.drill = bool(state.faults)
+        bounds = {
+            spec.name: spec.expires_seconds
+            for spec in state.checks
+            if spec.expires_seconds is not None and not (state.allocated and spec.tier is not Tier.PASSIVE)
+        }
+        # Results that expire: check, age when sent, bound.
+        self._expiring = tuple(
+            (sys.intern(r.check), r.age_seconds, bounds[r.check]) for r in state.results if r.check in bounds
+        )
+        self._counted = tuple((sys.intern(r.check), r.age_seconds) for r in state.results)
+        # Judged now, while the state is decoded, for the tier that gates ask for most.
+        self.judged: Verdicts = {(Tier.QUICK, ()): judge_tier(state, Tier.QUICK, math.inf)}
+        self.stale_at = self._stale_at()
+        self._oldest_seconds: float | None = None
+        checks = {spec.name for spec in state.checks}
+        self._amendable = {  # whether a fault was injected, by check
+            sys.intern(r.check): r.injected
+            for r in state.results
+            if r.check in checks and (r.digests or r.check in AMENDED)
+        }
+        self._event = scheduled_event(state)
+        self._event_age = next((r.age_seconds for r in state.results if r.check == EVENTS_CHECK), 0.0)
+        self._own = (self.health, self.failing)
+        self._added: Mapping[str, tuple[Finding, ...]] = {}
+
+    def amend(self, findings: Mapping[str, tuple[Finding, ...]]) -> bool:
+        """
+        Add findings to results, by check, in the place of those that were added before; whether anything is another.
+
+        A check without a result here is left out: then there is nothing that could be taken for a pass.
+        """
+        added = {check: some for check, some in findings.items() if check in self._amendable and some}
+        if added == self._added:
+            return False
+        self._added = added
+        self.judged = {}  # another one: who was given the former judges by the former evidence
+        health, failing = self._own
+        self.health = max(health, health_of(self._reasons()), key=_HEALTH_RANK.__getitem__)
+        self.failing = failing or any(one.status is Status.FAIL for some in added.values() for one in some)
+        return True
+
+    def event(self, now: float) -> ScheduledEvent | None:
+        """What AWS has scheduled for the machine first, as of `now`; None where there is nothing."""
+        found = self._event
+        if found is None or found.seconds is None:
+            return found
+        aged_since, age = self.at, self._ages.get(EVENTS_CHECK)
+        if age is None:
+            aged_since, age = self._received_at, self._event_age
+        return dataclasses.replace(found, seconds=found.seconds - age - (now - aged_since))
+
+    def _reasons(self) -> tuple[Reason, ...]:
+        """What was added, as reasons."""
+        node = self._rest["node"]
+        return tuple(
+            reason_of(node, check, one, one.status, injected=self._amendable[check])
+            for check, some in self._added.items()
+            for one in some
+        )
+
+    @property
+    def oldest_seconds(self) -> float:
+        """
+        The age of the oldest result as of `at`: infinite where one has no age, 0 without results. Computed once a sync.
+        """
+        if self._oldest_seconds is not None:
+            return self._oldest_seconds
+        ages, moved = self._ages, self.at - self._received_at
+        oldest = 0.0
+        for check, age in self._counted:
+            now = ages.get(check, age + moved)
+            if not now <= oldest:  # NaN is older than everything
+                oldest = now if now == now else math.inf
+        self._oldest_seconds = oldest
+        return oldest
+
+    def refresh(self, ages: Mapping[str, float], at: float) -> None:
+        """Set newer ages of the same state; results that are not among them grow older."""
+        self._ages, self.at = ages, at
+        self._oldest_seconds = None
+        self.stale_at = self._stale_at()
+
+    def open(self) -> NodeState:
+        """The state, with ages as of `at`; a later `refresh` does not change it."""
+        body, ages, moved = self._bytes, self._ages, self.at - self._received_at
+        added, reasons = self._added, self._reasons()
+
+        def evidence() -> Mapping[str, Any]:
+            full = decode(body, NodeState, what="kept state")
+            aged = (_with_age(r, ages.get(r.check, r.age_seconds + moved)) for r in full.results)
+            return {
+                "inventory": full.inventory,
+                "reasons": sorted_reasons((*reasons, *full.reasons)) if added else full.reasons,
+                "checks": full.checks,
+                "results": tuple(_amended(r, added.get(r.check)) for r in aged) if added else tuple(aged),
+            }
+
+        return _lazy_state(
+            {**self._rest, "health": self.health},
+            tuple(_with_age(lease, lease.age_seconds + moved) for lease in self._rest["leases"]),
+            evidence,
+        )
+
+    def _stale_at(self) -> float:
+        ages, at, taken_at = self._ages, self.at, self._received_at
+        return min(
+            (bound + (at - ages[c] if c in ages else taken_at - age) for c, age, bound in self._expiring),
+            default=math.inf,
+        )
+
+
+def _amended(result: CheckResult, added: tuple[Finding, ...] | None) -> CheckResult:
+    if not added:
+        return result
+    status = worst((result.status, *(one.status for one in added)))
+    return dataclasses.replace(result, status=status, findings=(*result.findings, *added))
+
+
+class _LazyState(NodeState):
+    """A NodeState whose evidence is decoded when it is first read."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in EVIDENCE or "_evidence" not in self.__dict__:
+            raise AttributeError(name)
+        self.__dict__.update(self.__dict__.pop("_evidence")())
+        return self.__dict__[name]
+
+
+def _lazy_state(
+    rest: Mapping[str, Any], leases: tuple[Lease, ...], evidence: Callable[[], Mapping[str, Any]]
+) -> NodeState:
+    state = object.__new__(_LazyState)
+    state.__dict__.update(rest, leases=leases, _evidence=evidence)
+    return state
+
+
+def _with_age(record: R, age_seconds: float) -> R:
+    """A copy with another age, at a fifth of the cost of dataclasses.replace, because every look-up makes some."""
+    copy: R = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__, age_seconds=age_seconds)
+    return copy
+
 
 # Answers remembered of a node: it may have a held and an urgent request under way, and some answers get lost.
 REMEMBERED_ANSWERS = 8
@@ -298,3 +599,110 @@ def _check_leases(leases: Sequence[Lease]) -> None:
             raise BadInputError(f"lease {lease.id[:80]!r}: proof must have at most {MAX_PROOF_LENGTH} characters")
         if lease.age_seconds < 0:
             raise BadInputError(f"lease {lease.id[:80]!r}: its age is {lease.age_seconds} s, must not be negative")
+
+
+# A node whose active checks a hook runs in the job's own container, while its gate is open: pure.
+
+
+VERSIONS = 1 << 32
+"""Versions of an executor's evidence are counted above those of its daemon's."""
+
+
+def joined(daemon: FleetNode, executor: FleetNode | None) -> FleetNode:
+    """
+    The node as its gate is to see it; `executor` None: it is to come and has not yet, so that nothing is confirmed.
+
+    The ages of both are as they were received, so they are brought to the same moment here.
+    """
+    if executor is None or executor.state is None:
+        return dataclasses.replace(daemon, confirmed=False)
+    if daemon.state is None:
+        return dataclasses.replace(
+            executor, quarantine=daemon.quarantine, duplicate=daemon.duplicate, version=_version(daemon, executor)
+        )
+    return dataclasses.replace(
+        executor,
+        state=_state(daemon, executor, daemon.state, executor.state),
+        version=_version(daemon, executor),
+        behind_seconds=0.0,
+        oldest_seconds=None,
+        judged={},
+        confirmed=daemon.confirmed and executor.confirmed,
+        heard_seconds=_later(daemon.heard_seconds, executor.heard_seconds),
+        duplicate=daemon.duplicate,
+        quarantine=daemon.quarantine,
+        # Of a lease that both have, the daemon's word counts: it is the one that keeps it.
+        orders={**executor.orders, **daemon.orders},
+        issuer=daemon.issuer,
+        machine=daemon.machine,
+        failing=daemon.failing,
+        event=daemon.event,
+    )
+
+
+def shared(
+    orders: Iterable[Order] | None,
+    *,
+    executing: bool,
+    has_daemon: bool,
+    own: Mapping[str, OrderReport],
+    hooks: Mapping[str, OrderReport],
+) -> tuple[tuple[Order, ...] | None, tuple[Order, ...] | None]:
+    """
+    Which orders the daemon gets and which the executor; `own` and `hooks` are what either reported last.
+
+    Work is the executor's. A lease is the daemon's, where there is one; but the executor takes it first, because only
+    then its ranks are off the devices, where the daemon would take them for somebody else's. One that the daemon has
+    spoken of stays with it until it has ended.
+    """
+    if orders is None:
+        return None, None
+    orders = tuple(orders)
+    if not executing:
+        return orders, ()
+    leases = tuple(order for order in orders if order.kind == OrderKind.LEASE)
+    if not has_daemon:
+        return leases, orders
+    taken = {key for key, report in hooks.items() if report.status == OrderStatus.ACCEPTED}
+    return (
+        tuple(order for order in leases if order.id in own or order.id in taken),
+        tuple(order for order in orders if order.kind != OrderKind.LEASE or order.id in hooks or order.id not in own),
+    )
+
+
+def _state(daemon: FleetNode, executor: FleetNode, own: NodeState, hooks: NodeState) -> NodeState:
+    own_now, hooks_now = daemon.current() or own, executor.current() or hooks
+    passive = {spec.name for spec in own.checks if spec.tier is Tier.PASSIVE}
+    return dataclasses.replace(
+        own_now,
+        inventory=hooks.inventory,
+        versions={**own.versions, **hooks.versions},
+        checks=(
+            *(spec for spec in own.checks if spec.name in passive),
+            *(spec for spec in hooks.checks if spec.name not in passive),
+        ),
+        results=(
+            *(result for result in own_now.results if result.check in passive),
+            *(result for result in hooks_now.results if result.check not in passive),
+        ),
+        # Processes that the daemon sees may be the executor's own workers; the executor sees those in its container.
+        # The executor's lease is the one that the daemon is about to get.
+        allocated=(
+            *(one for one in hooks.allocated if one.by != "lease"),
+            *(one for one in own.allocated if one.by == "scheduler"),
+        ),
+        faults=(*own.faults, *(fault for fault in hooks.faults if fault not in own.faults)),
+        running=hooks.running,
+        peer_address=hooks.peer_address,
+        address=hooks.address,
+        compile_seconds=hooks.compile_seconds,
+    )
+
+
+def _version(daemon: FleetNode, executor: FleetNode) -> int:
+    return executor.version * VERSIONS + daemon.version
+
+
+def _later(one: float | None, other: float | None) -> float | None:
+    """The longer silence of the two; None where one was never heard."""
+    return None if one is None or other is None else max(one, other)

@@ -8,21 +8,434 @@ On the event loop alone. Nothing here decides about jobs (`gate`) or writes (`st
 from __future__ import annotations
 
 import asyncio
+import bisect
+import difflib
 import hmac
 import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from healthd.aggregator.inventory.instructions import Instructions
+from healthd.aggregator.inventory import node_record
+from healthd.aggregator.inventory.comparison import PeerFindings
 from healthd.aggregator.inventory.node_record import Arrival, NodeRecord
-from healthd.aggregator.model.nodes import Duplicate
+from healthd.aggregator.model.nodes import Duplicate, FleetNode
 from healthd.core.errors import HealthdError
-from healthd.core.model import SyncAnswer, SyncRequest
-from healthd.core.node_name import check_name, names_of
+from healthd.core.model import Health, NodeState, Order, Quarantine, Reason, SyncAnswer, SyncRequest
+from healthd.core.node_name import alike, check_name, names_of, short
+
+# By what other names the nodes are known: a scheduler may call a node otherwise than its daemon does.
+
+
+MOST_NEAR = 3
+
+
+class Names:
+    """Who is known by which name. Own names come first: they belong to a key, and the others are only said."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, ...]] = {}
+        self._by_name: dict[str, set[str]] = {}
+        self._by_short: dict[str, set[str]] = {}
+
+    def put(self, node: str, names: Iterable[str] = ()) -> None:
+        """A node and all its other names from now on."""
+        after = (node, *names)
+        if self._of.get(node) == after:
+            return
+        self.drop(node)
+        self._of[node] = after
+        for name in after:
+            self._by_name.setdefault(name, set()).add(node)
+            self._by_short.setdefault(short(name), set()).add(node)
+
+    def drop(self, node: str) -> None:
+        """A node that is gone."""
+        for name in self._of.pop(node, ()):
+            for index, key in ((self._by_name, name), (self._by_short, short(name))):
+                if node in index.get(key, ()):
+                    index[key].discard(node)
+                    if not index[key]:
+                        del index[key]
+
+    def called(self, name: str) -> tuple[str, ...]:
+        """The nodes that are known by this name, sorted; the name's owner alone where a node is called so itself."""
+        if name in self._of:
+            return (name,)
+        found = self._by_name.get(name) or {
+            node for node in self._by_short.get(short(name), ()) if any(alike(name, one) for one in self._of[node])
+        }
+        return tuple(sorted(node for node in found if not self._elsewhere(node, name)))
+
+    def _elsewhere(self, node: str, name: str) -> bool:
+        """Whether the node's own words place it in another domain than the name does."""
+        names = self._of[node]
+        return name not in names and "." in name and any("." in one and short(one) == short(name) for one in names)
+
+    def near(self, name: str) -> str:
+        """The end of a sentence on a name that no node has: `; did you mean ...?`, or nothing."""
+        known = self.called(name)
+        if known:
+            return f"; {' and '.join(known)} {'is' if len(known) == 1 else 'are'} also known as {name!r}"
+        near = difflib.get_close_matches(name, self._of, n=MOST_NEAR)
+        return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+# Who is in the fleet: records by name, pools, the aggregator's verdict. What nodes say and are told is in `registry`.
+
+
+# A node that was silent for so long gives its place to a new one when the roster is full.
+FORGET_AFTER_SECONDS = 86400.0
+
+
+class FullError(HealthdError):
+    """No more nodes can be kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """One node for the API: the gate's view of it, and the aggregator's verdict with its reasons."""
+
+    node: FleetNode
+    health: Health
+    reasons: tuple[Reason, ...]
+    orders: tuple[Order, ...] | None
+
+
+class Roster:
+    """
+    The nodes that are known, on the event loop alone. For the parameters see
+    `healthd.aggregator.inventory.registry.Fleet`.
+    """
+
+    def __init__(self, *, silent_seconds: float, max_nodes: int, clock: Callable[[], float]) -> None:
+        self.silent_seconds = silent_seconds
+        self.clock = clock
+        self._max_nodes = max_nodes
+        self._records: dict[str, NodeRecord] = {}
+        self._names: list[str] = []
+        self._known_as = Names()
+        self._pools: dict[str, list[str]] = {}
+        self._by_key: dict[str, set[str]] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self.peers = PeerFindings(self._records, self._notify, clock)
+        self._no_room_until = float("-inf")
+
+    def node(self, name: str, now: float | None = None) -> FleetNode | None:
+        """The node as of `now` by this clock (None: this moment); None when nobody ever heard of it."""
+        record = self._records.get(name)
+        return None if record is None else self._joined(record, self.clock() if now is None else now)
+
+    def _joined(self, record: NodeRecord, now: float) -> FleetNode:
+        """The daemon's word, that of the hook that runs the checks meanwhile, or both."""
+        own = record.view(now)
+        if record.expected is not None:
+            return node_record.joined(own, record.executor.view(now) if record.executor and record.executing else None)
+        if record.shown is record:
+            return own
+        return node_record.joined(own, record.shown.view(now))
+
+    def names(self) -> Sequence[str]:
+        """The names of all members, sorted. Not a copy: to be read at once."""
+        return self._names
+
+    def called(self, name: str) -> tuple[str, ...]:
+        """The nodes that are known by this name, their own or another; see `known_names`."""
+        return self._known_as.called(name)
+
+    def near(self, name: str) -> str:
+        """What may have been meant by a name that no node has, as the end of a sentence; may be empty."""
+        return self._known_as.near(name)
+
+    def pool(self, pool: str) -> Sequence[str]:
+        """The names of a pool, sorted. Not a copy: to be read at once."""
+        return self._pools.get(pool, [])
+
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """Call back after every sync that brought something, before its answer, and when a node became a duplicate."""
+        self._listeners.append(callback)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def pools(self) -> dict[str, int]:
+        """Pools and how many nodes each has."""
+        return {pool: len(names) for pool, names in sorted(self._pools.items())}
+
+    def view(self, name: str) -> NodeView | None:
+        """One member with the aggregator's verdict; None for a name that is none."""
+        record = self._records.get(name)
+        return None if record is None or not record.listed else self._view(record)
+
+    def health_of(self, name: str) -> Health:
+        """The verdict alone, which costs little."""
+        record = self._records.get(name)
+        return Health.UNKNOWN if record is None else record.shown.health(self.clock(), self.silent_seconds)
+
+    def survey(self) -> Iterator[tuple[Health, float | None, Quarantine | None, bool]]:
+        """
+        Of every member its health, the seconds since it was heard, its quarantine, and whether faults are injected
+        there: for counting.
+        """
+        now, silent = self.clock(), self.silent_seconds
+        for record in (one.shown for one in self._records.values() if one.listed):
+            heard = None if record.heard_at is None else max(0.0, now - record.heard_at)
+            drill = record.state is not None and record.state.drill
+            yield record.health(now, silent), heard, record.quarantine, drill
+
+    def states(self) -> Iterator[NodeState]:
+        """What every node says of itself, by name, of those that have."""
+        for name in self._names:
+            if (kept := self._records[name].state) is not None:
+                yield kept.open()
+
+    def lease_ids(self, name: str) -> tuple[str, ...]:
+        """The leases that a node says it holds, in the words of its daemon or of a hook that runs its checks."""
+        record = self._records.get(name)
+        lines = () if record is None else (record, record.executor)
+        return tuple(
+            lease.id for line in lines if line and line.state is not None for lease in line.state.open().leases
+        )
+
+    def former_names(self, name: str) -> tuple[str, ...]:
+        """Names under which the machine of this node spoke before it started again as this one, by its key."""
+        record = self._records.get(name)
+        names = self._by_key.get(record.key_hash or "", ()) if record is not None else ()
+        return tuple(sorted(one for one in names if self._records[one].moved_to == name))
+
+    def label_of(self, name: str, label: str) -> str | None:
+        """The value of a label of a node; None where it has none."""
+        state = self._records[name].state if name in self._records else None
+        return None if state is None else state.open().labels.get(label)
+
+    def load(self, node: str, *, key_hash: str | None, pool: str | None, duplicate: Duplicate | None = None) -> None:
+        """A node that the store knows: before the first sync, so that names and pools are known after a restart."""
+        record = self._synced(node)
+        self._set_key(record, key_hash)
+        if duplicate is not None:
+            record.duplicate, record.refused_key_hash = duplicate.why, duplicate.refused_key_hash
+            record.kept_duplicate = duplicate
+        if pool is not None and record.state is None:
+            self._index(record, pool)
+
+    def forget(self, name: str) -> None:
+        """Drop all that is known of a node; its next sync is a first one."""
+        record = self._records.pop(name, None)
+        if record is not None:
+            self._unlist(record)
+            self._set_key(record, None)
+            self.peers.forget(name)
+            record.wake()
+            self._notify(name)
+
+    def refused_key_hash(self, name: str) -> str | None:
+        """The key that came under this name and was not the node's; None where there was none."""
+        record = self._records.get(name)
+        return None if record is None else record.refused_key_hash
+
+    def rekey(self, name: str, key_hash: str) -> None:
+        """Another key is the node's from now on, also of one forgotten; whoever has it is a new daemon."""
+        record = self._synced(name)
+        record.wake()
+        self._set_key(record, None)
+        renewed = self._records[name] = NodeRecord(
+            node=name,
+            pool=record.pool,
+            synced=True,
+            listed=True,
+            quarantine=record.quarantine,
+            orders=record.orders,
+            all_orders=record.all_orders,
+        )
+        self._set_key(renewed, key_hash)
+        self._known_as.put(name)
+        self._notify(name)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _view(self, record: NodeRecord) -> NodeView:
+        now = self.clock()
+        reasons = record.shown.reasons(now, self.silent_seconds)
+        health = record.shown.health(now, self.silent_seconds)
+        return NodeView(node=self._joined(record, now), health=health, reasons=reasons, orders=record.orders)
+
+    def _record(self, node: str) -> NodeRecord:
+        """The record of a name, a new one where there is none; `_list` says whether it makes a member."""
+        record = self._records.get(node)
+        if record is None:
+            record = self._records[node] = NodeRecord(node=node)
+        return record
+
+    def _synced(self, node: str) -> NodeRecord:
+        """The record of a node that speaks, or has spoken: a member from now on."""
+        record = self._record(node)
+        record.synced = True
+        self._list(record)
+        return record
+
+    def _list(self, record: NodeRecord) -> None:
+        """List the record while it is a member's; drop it where nothing is left to be remembered of the name."""
+        if record.fleet_member and not record.listed:
+            record.listed = True
+            bisect.insort(self._names, record.node)
+            self._known_as.put(record.node)
+        elif not record.fleet_member:
+            if record.listed:
+                self._unlist(record)
+                self._notify(record.node)
+            if record.expected is None and not record.all_orders:
+                self._records.pop(record.node, None)
+
+    def _unlist(self, record: NodeRecord) -> None:
+        if record.listed:
+            record.listed = False
+            self._index(record, None)
+            del self._names[bisect.bisect_left(self._names, record.node)]
+            self._known_as.drop(record.node)
+
+    def _set_key(self, record: NodeRecord, key_hash: str | None) -> None:
+        if record.key_hash is not None:
+            names = self._by_key.get(record.key_hash, set())
+            names.discard(record.node)
+            if not names:
+                self._by_key.pop(record.key_hash, None)
+        record.key_hash = key_hash
+        if key_hash is not None:
+            self._by_key.setdefault(key_hash, set()).add(record.node)
+
+    def _spoke(self, record: NodeRecord, *, started: bool) -> None:
+        """A daemon spoke under this name; `started`: it is a new one, so other names with its key are former ones."""
+        record.moved_to = None
+        if not started or record.key_hash is None:
+            return
+        for name in self._by_key.get(record.key_hash, set()) - {record.node}:
+            self._records[name].moved_to = record.node
+            self._notify(name)
+
+    def _index(self, record: NodeRecord, pool: str | None) -> None:
+        if record.pool is not None:
+            names = self._pools[record.pool]
+            del names[bisect.bisect_left(names, record.node)]
+            if not names:
+                del self._pools[record.pool]
+        record.pool = pool
+        if pool is not None:
+            bisect.insort(self._pools.setdefault(pool, []), record.node)
+
+    def _make_room(self) -> None:
+        """Drop nodes silent for a day that owe nothing; FullError when none is."""
+        if len(self._names) < self._max_nodes:
+            return
+        now = self.clock()
+        if now >= self._no_room_until:
+            gone = [
+                record.node
+                for record in self._records.values()
+                if record.listed
+                and (record.heard_at is None or now - record.heard_at > FORGET_AFTER_SECONDS)
+                and not record.orders
+                and record.quarantine is None
+            ]
+            for name in gone:
+                self.forget(name)
+            # Looking at all of them is not done again for every stranger that knocks.
+            self._no_room_until = now if gone else now + 10.0
+        if len(self._names) >= self._max_nodes:
+            raise FullError(f"{self._max_nodes} nodes are kept and none is gone; raise max_nodes or forget some")
+
+    def _notify(self, node: str) -> None:
+        for callback in self._listeners:
+            callback(node)
+
+
+# What each node is to be told: orders, its quarantine, which reports are on disk.
+
 
 log = logging.getLogger(__name__)
+
+
+class Instructions(Roster):
+    """
+    The controller's side of the registry. A node that is held is answered as soon as there is something new for it.
+
+    Until `set_orders` was called for a node in this process, no statement is made (`SyncAnswer.orders` None), so that
+    nothing is cancelled by an aggregator that does not know yet.
+    """
+
+    def __init__(self, *, silent_seconds: float, max_nodes: int, clock: Callable[[], float]) -> None:
+        super().__init__(silent_seconds=silent_seconds, max_nodes=max_nodes, clock=clock)
+        self._executing: set[str] = set()
+        self._unheld: list[str] = []
+
+    def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
+        """The open orders of the node from now on, all of them; also of a node that is not known yet."""
+        record = self._record(node)
+        record.all_orders = orders
+        self._share(record)
+        self._list(record)
+
+    def _share(self, record: NodeRecord) -> None:
+        """Tell daemon and executor what is for each; the same again changes nothing."""
+        own, hooks = node_record.shared(
+            record.all_orders,
+            executing=record.expected is not None,
+            has_daemon=record.incarnation is not None,
+            own=record.reports,
+            hooks={} if record.executor is None else record.executor.reports,
+        )
+        for one, orders in ((record, own), (record.executor, hooks)):
+            if one is not None and one.orders != orders:
+                one.orders = orders
+                one.changed()
+
+    def set_executors(self, members: Mapping[str, str]) -> None:
+        """
+        Which member runs the checks of which node from now on, instead of its daemon. Its name makes no member of the
+        fleet: a node is one once that hook syncs.
+        """
+        unheld = []
+        for name in sorted(self._executing | members.keys()):
+            if name not in self._records and len(self._records) - len(self._names) >= self._max_nodes:
+                unheld.append(name)
+                continue
+            record = self._record(name)
+            if record.expected != members.get(name):
+                record.expected = members.get(name)
+                self._share(record)
+            self._list(record)
+        if unheld and unheld != self._unheld:
+            text = "%s and %d others: hooks cannot run their checks, because %d hooks are to come already"
+            log.warning(text, unheld[0], len(unheld) - 1, self._max_nodes)
+        self._unheld = unheld
+        self._executing = set(members)
+
+    def has_daemon(self, node: str) -> bool:
+        """Whether a daemon of this name was ever heard of, here or by the store."""
+        record = self._records.get(node)
+        return record is not None and (record.incarnation is not None or record.key_hash is not None)
+
+    def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
+        """The aggregator's word on the node from now on; who keeps one out that is not known yet makes it a member."""
+        if quarantine is None and node not in self._records:
+            return
+        record = self._record(node)
+        if record.quarantine != quarantine:
+            record.quarantine = quarantine
+            record.changed()
+        self._list(record)
+
+    def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
+        """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
+        record = self._records.get(node)
+        new = frozenset(order_ids) - record.acknowledged if record is not None else frozenset()
+        if record is not None and new:
+            for one in (record, record.executor):
+                if one is not None:
+                    one.acknowledged |= new
+                    one.changed()
+
 
 Enrol = Callable[[str, str], Awaitable[str]]
 """(node, hash of its key) -> the hash that the store has for this name: the given one if there was none before."""

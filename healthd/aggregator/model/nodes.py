@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checks.contract import Tier
-from healthd.aggregator.model.claims import Claim, Override
+from healthd.aggregator.model.gates import Claim, Override
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.core.evidence import Judged, aged
 from healthd.core.model import NodeState, OrderReport, Quarantine
@@ -40,7 +40,7 @@ class FleetNode:
     known from the store only). `version` is another number whenever the evidence is another, and `oldest_seconds` the
     age of the oldest result, as it was received; None where nobody counted. `judged` is a memory: who judges this
     evidence adds to it. `machine` and `failing` say what the rules would read of the state
-    (`healthd.aggregator.inventory.machine_identity`), None where nobody has looked. `heard_seconds` is how long ago the
+    (`healthd.aggregator.inventory.node_record`), None where nobody has looked. `heard_seconds` is how long ago the
     node was last heard, None: never since this aggregator started. `confirmed` means two-way contact, so that its ages
     are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word. `orders` holds
     the last report on every order that is not yet acknowledged. `issuer` is the database that had made the last

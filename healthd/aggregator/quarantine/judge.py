@@ -8,26 +8,311 @@ clears a node, and only what the node itself is to blame for is ever among the f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from checks.contract import Action, Tier
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Facts, Fault
 from healthd.aggregator.model.quarantines import (
     BY_BOOT,
     COLLECTIVES,
+    HARD_ACTIONS,
+    INHERITED,
+    CountedResult,
     DeviceSlot,
     Effect,
+    Facts,
     FailureCount,
+    Fault,
     HistoryNote,
     LastCounted,
+    Latch,
+    LiftQuarantine,
+    Mode,
+    OpenBreaker,
+    PoolLimit,
+    RecheckRun,
     ReplacementProof,
     Rule,
     RuleRecord,
+    RuleVerdict,
+    SetQuarantine,
+    VerdictChanged,
 )
-from healthd.aggregator.quarantine.causes import causes_of, rebooted
-from healthd.aggregator.quarantine.counting import count_accusations, count_results
-from healthd.aggregator.quarantine.facts import in_force
-from healthd.aggregator.quarantine.lifecycle import speak
-from healthd.aggregator.quarantine.recheck import next_probe
+from healthd.aggregator.quarantine.counting import accused, count_accusations, count_results, in_force
+from healthd.aggregator.quarantine.counting import latch as latch_fault
+from healthd.core.model import FINAL_STATUSES, OrderStatus, Quarantine
+from healthd.core.text import moment, span
+
+# Why a node is to be kept out, as the record stands: each cause with its sentence. Pure.
+
+
+_ORDER = {Rule.HARD: 0, Rule.ACCUSED: 1, Rule.SOFT: 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One reason to keep the node out. `key` stays while it is the same cause. `observed`: its rule may only watch."""
+
+    rule: Rule
+    code: str
+    key: str
+    reason: str
+    injected: bool
+    observed: bool
+
+
+def causes_of(record: RuleRecord, facts: Facts, policy: Policy) -> tuple[Cause, ...]:
+    """All that keeps the node out now: those that mean it first, then by rule."""
+    found = [_latched(latch, facts, policy) for latch in record.latches]
+    found += [_owed(one, policy) for one in record.owed]
+    for count in record.counts:
+        if count.tripped and count.passes < policy.clear_passes:
+            found.append(_counted(count, policy))
+    return tuple(sorted(found, key=lambda one: (one.observed, _ORDER[one.rule], one.injected, one.key)))
+
+
+def rebooted(latch: Latch, facts: Facts) -> bool:
+    """Whether this is known to be another boot than that in which the fault was seen."""
+    return latch.boot_id is not None and facts.boot_id is not None and latch.boot_id != facts.boot_id
+
+
+def _cause(rule: Rule, code: str, key: str, reason: str, policy: Policy, *, injected: bool) -> Cause:
+    observed = rule.value in policy.rules_observe or code in policy.rules_observe
+    text = reason.removesuffix(" (injected)") + (" (injected)" if injected else "")
+    return Cause(
+        rule=rule, code=code, key=f"{rule.value} {key}", reason=text[:900], injected=injected, observed=observed
+    )
+
+
+def _latched(latch: Latch, facts: Facts, policy: Policy) -> Cause:
+    fault = latch.fault
+    often = "once" if latch.times == 1 else f"{latch.times} times, last {moment(latch.last_at)}"
+    if latch.identity not in facts.identities:
+        where = f"{latch.identity}, which is not seen any more"
+    else:
+        where = latch.identity
+    if fault.action in BY_BOOT and rebooted(latch, facts):
+        until = f"until {fault.check} passes in tier {latch.tier.value}"
+    elif fault.action in BY_BOOT:
+        until = f"until a reboot and a pass of {fault.check} in tier {latch.tier.value}"
+    else:
+        until = "until somebody releases it"
+    if fault.check == INHERITED:
+        reason = f"a rule said so before the database was lost, kept {until}: {fault.message}"
+    else:
+        reason = (
+            f"{fault.check} {fault.target} {fault.code}: {fault.message}; seen {often} since {moment(latch.since)}, "
+            f"latched on {where} {until}"
+        )
+    key = f"{latch.identity} {fault.check} {fault.code} {until}"
+    return _cause(Rule.HARD, fault.code, key, reason, policy, injected=fault.injected)
+
+
+def _owed(owed: ReplacementProof, policy: Policy) -> Cause:
+    reason = (
+        f"{owed.target}: {owed.identity} took the place of {owed.instead_of}, which was latched, and has not passed "
+        f"the deep tier since {moment(owed.since)}"
+    )
+    return _cause(Rule.HARD, "NotYetRun", f"{owed.target} {owed.identity}", reason, policy, injected=False)
+
+
+def _counted(count: FailureCount, policy: Policy) -> Cause:
+    fault, failed = count.fault, sum(mark.failed for mark in count.marks)
+    within = span(count.window_seconds)
+    if fault.check == INHERITED:
+        reason = f"a rule said so before the database was lost: {fault.message}"
+    elif count.rule is Rule.ACCUSED:
+        reason = (
+            f"{fault.check} {fault.code}: {fault.message}; accused by {failed or count.fails} validations within "
+            f"{within}, since {moment(count.since)}"
+        )
+    else:
+        reason = (
+            f"{fault.check} {fault.target} {fault.code}: {fault.message}; failed {failed} of its last "
+            f"{len(count.marks)} results within {within}, {count.fails} times since {moment(count.since)}"
+        )
+    key = f"{fault.check} {fault.code} {fault.target if fault.check != COLLECTIVES else ''}"
+    return _cause(count.rule, fault.code, key, reason, policy, injected=fault.injected)
+
+
+# The rules' word on a node: when it begins, what comes of it, when it ends. Pure.
+
+
+MOST_REPEATS = 1000
+
+
+def speak(
+    now: float, record: RuleRecord, facts: Facts, policy: Policy, causes: tuple[Cause, ...], effects: list[Effect]
+) -> tuple[RuleVerdict | None, int, float | None]:
+    """The word from now on, the number of words so far, and when the last began."""
+    word, repeats, last_at = record.word, record.repeats, record.last_at
+    if last_at is not None and now - last_at > policy.history_days * 86400.0 and word is None:
+        repeats, last_at = 0, None
+    if not causes:
+        return _without_cause(now, word, repeats, last_at, facts, effects)
+    first = causes[0]
+    begins = word is None
+    if word is None:
+        # The exponent is bounded long before the number could not be a float any more.
+        grown = policy.cooldown_seconds * policy.cooldown_factor ** min(repeats, 20)
+        word = RuleVerdict(
+            rule=first.rule,
+            mode=Mode.SHADOWED,
+            code=first.code,
+            reason="",
+            lead="",
+            since=now,
+            until=now + min(grown, policy.cooldown_max_seconds),
+            clear=False,
+            injected=True,
+            repeats_before=repeats,
+            last_before=last_at,
+        )
+        repeats, last_at = min(repeats + 1, MOST_REPEATS), now
+    before = record.word
+    injected = word.injected and all(cause.injected for cause in causes)
+    mode = _mode(word if not begins else None, facts, first, effects, now)
+    if begins or word.lead != first.key or mode is not word.mode or word.clear:
+        nth = "" if repeats < 2 else f"; {repeats} times in {policy.history_days:g} days"
+        reason = f"{first.reason}; out for {span(word.until - word.since)} at least{nth}"
+        word = dataclasses.replace(
+            word, rule=first.rule, code=first.code, reason=reason, lead=first.key, mode=mode, clear=False
+        )
+    word = dataclasses.replace(word, injected=injected)
+    _tell(before, word, facts, effects)
+    return word, repeats, last_at
+
+
+def _without_cause(
+    now: float, word: RuleVerdict | None, repeats: int, last_at: float | None, facts: Facts, effects: list[Effect]
+) -> tuple[RuleVerdict | None, int, float | None]:
+    if word is None:
+        return None, repeats, last_at
+    if word.injected:
+        if facts.kept:
+            effects.append(LiftQuarantine(why="the injected fault is cleared"))
+        return None, word.repeats_before, word.last_before
+    if now >= word.until:
+        if facts.kept:
+            effects.append(LiftQuarantine(why=f"nothing is left of what caused it since {moment(word.since)}"))
+        return None, repeats, last_at
+    after = dataclasses.replace(word, clear=True)
+    if facts.person:
+        after = dataclasses.replace(after, mode=Mode.SHADOWED)
+    _tell(word, after, facts, effects)
+    return after, repeats, last_at
+
+
+def _mode(word: RuleVerdict | None, facts: Facts, first: Cause, effects: list[Effect], now: float) -> Mode:
+    """What may come of it now; an enforced one stays enforced whatever the breaker says."""
+    if facts.person:
+        return Mode.SHADOWED
+    if first.observed:
+        return Mode.OBSERVED
+    if word is not None and word.mode is Mode.ENFORCED and facts.kept:
+        return Mode.ENFORCED
+    room = facts.room
+    if room.open:
+        return Mode.HELD
+    if room.kept + 1 > room.most:
+        effects.append(OpenBreaker(pool=room.pool, reason=_tripped(room, facts, now)))
+        return Mode.HELD
+    return Mode.ENFORCED
+
+
+def _tripped(room: PoolLimit, facts: Facts, now: float) -> str:
+    where = f"pool {room.pool}" if room.pool else "nodes without a pool"
+    return (
+        f"{where}: rules keep {room.kept} of {room.size} nodes out and may keep {room.most}; {facts.node} would be one "
+        f"more ({moment(now)}); rules quarantine nobody there until somebody looks and says "
+        "`healthd fleet breaker reset`"
+    )
+
+
+def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: list[Effect]) -> None:
+    """What changed from one word to the next."""
+    was = facts.kept and before is not None and before.mode is Mode.ENFORCED
+    now_is = word.mode is Mode.ENFORCED
+    if now_is and (not was or before is None or quarantine_of(before) != quarantine_of(word)):
+        effects.append(SetQuarantine(quarantine=quarantine_of(word)))
+    if was and word.mode is Mode.OBSERVED:
+        effects.append(LiftQuarantine(why="what is left of its causes may only be observed"))
+    if before is None or before.mode is not word.mode:
+        effects.append(VerdictChanged(rule=word.rule, code=word.code, mode=word.mode, reason=word.reason))
+
+
+def quarantine_of(word: RuleVerdict) -> Quarantine:
+    """The word as others are told of it: without an end until only time has to pass."""
+    return Quarantine(
+        reason=word.reason,
+        owner=f"rule:{word.rule.value}",
+        owner_kind="rule",
+        since=word.since,
+        until=word.until if word.clear else None,
+        injected=word.injected,
+    )
+
+
+# Which run to order on a node that the rules keep out, because nothing else would show that it is well. Pure.
+
+
+AGAIN_SECONDS = 30.0
+"""After a run that helped: the next pass in the row."""
+RETRY_SECONDS = 600.0
+"""After a run that was refused or did not help, at least: whoever has the devices may keep them for long."""
+
+
+def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, causes: tuple[Cause, ...]) -> RuleRecord:
+    """The record with the run that is under way or to be ordered now, if any."""
+    word, probe = record.word, record.probe
+    if probe is not None:
+        over = facts.probe_status in FINAL_STATUSES or now >= probe.ordered_at + probe.deadline_seconds
+        if not over and causes and word is not None and not facts.allocated:
+            return record
+        helped = facts.probe_status == OrderStatus.DONE and any(count.passes for count in record.counts)
+        again = AGAIN_SECONDS if helped else max(RETRY_SECONDS, word.until - word.since if word is not None else 0.0)
+        return dataclasses.replace(record, probe=None, probe_after=now + again)
+    if not policy.rules or not policy.rules_probe or not causes or facts.allocated or now < record.probe_after:
+        return record
+    if word is None or word.mode is not Mode.ENFORCED or now < word.until:
+        return record
+    tiers = list(_tiers(record, facts, policy))
+    if not tiers or None in tiers:
+        return record
+    tier = max((one for one in tiers if one is not None), key=lambda one: one.rank)
+    order_id = f"rule:{facts.node}:{int(now * 1000):x}"
+    within = policy.run_seconds[tier] + facts.compile_seconds
+    found = RecheckRun(order_id=order_id, tier=tier, ordered_at=now, deadline_seconds=within)
+    return dataclasses.replace(record, probe=found)
+
+
+def _tiers(record: RuleRecord, facts: Facts, policy: Policy) -> Iterator[Tier | None]:
+    """The tier that each cause waits for; None for one that no run can take away."""
+    for latch in record.latches:
+        if latch.fault.action not in BY_BOOT or not rebooted(latch, facts):
+            yield None
+        elif latch.tier is not Tier.PASSIVE:
+            yield latch.tier
+    if record.owed:
+        yield Tier.DEEP
+    for count in record.counts:
+        if count.tripped and count.passes < policy.clear_passes and (count.active or count.rule is Rule.ACCUSED):
+            yield count.tier if count.tier is not Tier.PASSIVE else Tier.QUICK
+
+
+def due_at(record: RuleRecord) -> float:
+    """When time alone may change something of the record, though nothing is heard; in the past: at the next word."""
+    word = record.word
+    if word is None:
+        return float("inf")
+    if word.clear:
+        return word.until
+    times = [word.until, record.probe_after]
+    if record.probe is not None:
+        times = [record.probe.ordered_at + record.probe.deadline_seconds]
+    return max(times)
+
 
 MOST_COUNTS = 64
 """Checks of one node that are counted: some twice as many as there are."""
@@ -177,3 +462,60 @@ def _still_needed(record: RuleRecord, facts: Facts) -> dict[str, LastCounted]:
 def released(record: RuleRecord) -> RuleRecord:
     """A person lets the node in: all is forgiven but the number of repeats; what was counted is not counted again."""
     return dataclasses.replace(record, counts=(), latches=(), seats=(), owed=(), word=None, probe=None)
+
+
+# What a node tells of a rule's quarantine out of a database that was lost. Pure.
+
+
+_CODE = "Quarantined"
+
+
+def judge_inherited(
+    now: float, record: RuleRecord, facts: Facts, spoken: Quarantine, policy: Policy
+) -> tuple[RuleRecord, tuple[Effect, ...]]:
+    """
+    As `judge`, of this quarantine alone.
+
+    Results are left for the next look: they count only from a node whose contact is confirmed, and a quarantine is
+    taken over from the first word of the node on. Neither the share of the pool nor its breaker stops it: it was
+    within the share when it began, and how large the pool is shows only when its nodes have come.
+    """
+    room = dataclasses.replace(facts.room, kept=0, most=1, open=False)
+    bare = dataclasses.replace(facts, outcomes=(), quick_at=None, deep_at=None, room=room)
+    return judge(now, _inherited(now, record, facts, spoken, policy), bare, policy)
+
+
+def _inherited(now: float, record: RuleRecord, facts: Facts, spoken: Quarantine, policy: Policy) -> RuleRecord:
+    """What a hard rule said is latched; the others count as accused. One with an end has nothing left but time."""
+    name = spoken.owner.removeprefix("rule:")
+    rule = Rule(name) if name in {known.value for known in Rule} else Rule.HARD
+    if spoken.until is not None:
+        word = RuleVerdict(
+            rule=rule,
+            mode=Mode.ENFORCED,
+            code=_CODE,
+            reason=spoken.reason,
+            lead="",
+            since=spoken.since,
+            until=spoken.until,
+            clear=True,
+            injected=False,
+            repeats_before=0,
+            last_before=None,
+        )
+        return dataclasses.replace(record, word=word, repeats=1, last_at=spoken.since)
+    fault = Fault(
+        code=_CODE,
+        check=INHERITED,
+        target="node",
+        message=spoken.reason,
+        action=HARD_ACTIONS[0] if rule is Rule.HARD else Action.INSPECT,
+        device=None,
+        injected=False,
+    )
+    if rule is Rule.HARD:
+        quiet: list[Effect] = []
+        return latch_fault(record, facts, fault, Tier.QUICK, now, quiet)
+    mark = CountedResult(at=now, failed=True)
+    count = dataclasses.replace(accused(now, fault, policy), fails=1, marks=(mark,), tripped=True)
+    return dataclasses.replace(record, counts=(*record.counts, count))

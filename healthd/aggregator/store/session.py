@@ -7,21 +7,311 @@ For one thread at a time. `cut` alone may come from another: it ends a call that
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy import Connection, select, update
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from healthd.aggregator.store.databases import file_of, make_engine, place_of, remedy_of, said
-from healthd.aggregator.store.leadership import check_term
-from healthd.aggregator.store.locks import FileLock, inode_of, lock_server
+from healthd.aggregator.store.tables import LEADERSHIP, fit
 from healthd.core.errors import ConfigError, StoreError
+
+# Opening a database of either kind so that it behaves alike: its URL, its errors in one line, its time-outs.
+
+
+KEY = "aggregator.database"
+FORMS = "write sqlite:///PATH or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+CONNECT_SECONDS = 4
+"""How long a server may take to let us in: less than a caller waits for an answer, so that it is told why."""
+LOCKED_SECONDS = 4.0
+"""How long a statement waits for what another program has locked; likewise."""
+# So that a server lets go of an aggregator that is frozen in a transaction, or cut off: else nobody could take over.
+SERVER_SETTINGS = {
+    "lock_timeout": f"{LOCKED_SECONDS:.0f}s",
+    "idle_in_transaction_session_timeout": "10s",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+
+
+# What the driver says -> what is to be done. WRONG: what is configured is wrong, so that trying again cannot help.
+WRONG = {
+    "password authentication failed": f"correct user and password in {KEY}",
+    "no password supplied": f"put the password into {KEY}, or let libpq find it (PGPASSFILE)",
+    "does not exist": f"create it, or correct {KEY}",
+    "pg_hba.conf": "allow this host and user there, and reload the server",
+    "invalid port": f"correct the port in {KEY}",
+    "invalid connection option": f"correct what follows the ? in {KEY}",
+    "invalid integer value": f"correct what follows the ? in {KEY}",
+}
+AWAY = {
+    "Connection refused": f"start the server, or correct host and port in {KEY}",
+    "failed to resolve": f"correct the host in {KEY}, or look at its name service",
+    "on socket": f"start the server, or name its host in {KEY}",
+    "lock timeout": "another program holds it; end that program",
+    "timeout": f"see that the server and the way to it are up, or correct the host in {KEY}",
+    "No route to host": f"see that the server and the way to it are up, or correct the host in {KEY}",
+    "disk is full": "free some space",
+    "locked": "another program holds it; end that program",
+    "readonly": "make it writable for this user",
+    "unable to open": "make its directory writable for this user",
+    "not a database": "restore a backup, or move the file away: nodes report their leases again",
+    "malformed": "restore a backup, or move the file away: nodes report their leases again",
+}
+
+
+def parse(text: str) -> sa.URL:
+    """
+    The URL of a database that can be used here, with its driver at hand; else ConfigError.
+
+    What is no URL is never repeated: a password may be in it.
+    """
+    try:
+        url = sa.make_url(text)
+    except (ArgumentError, ValueError):
+        raise ConfigError(f"{KEY}: not the URL of a database (and is its port a number?); {FORMS}") from None
+    kind = url.get_backend_name()
+    if kind not in ("sqlite", "postgresql"):
+        raise ConfigError(f"{KEY}: {url.drivername} is none of the databases that can be used; {FORMS}")
+    if "@" in (url.host or ""):
+        raise ConfigError(f"{KEY}: the host has an @ in it; if it belongs to the password, write it as %40")
+    if url.port is not None and not 0 < url.port < 65536:
+        raise ConfigError(f"{KEY}: port {url.port} is none; ports go from 1 to 65535")
+    if kind == "sqlite" and (url.host or url.username or url.port):
+        raise ConfigError(f"{KEY}: a file has no host; write sqlite:///PATH, with a fourth slash for /an/absolute/path")
+    try:
+        dialect = url.get_dialect()
+        dialect.import_dbapi()
+    except (NoSuchModuleError, ImportError) as error:
+        package = getattr(error, "name", None) or "its driver"
+        hint = "run 'pip install psycopg[binary]' in healthd's environment, or " if kind == "postgresql" else ""
+        raise ConfigError(f"{KEY}: {url.drivername} needs {package}, which is not installed; {hint}{FORMS}") from None
+    if dialect.is_async:
+        raise ConfigError(f"{KEY}: {url.drivername} is a driver for asyncio, which is not used here; {FORMS}")
+    return url
+
+
+def place_of(url: sa.URL) -> str:
+    """The database for people: without its password, which may also be among what follows the question mark."""
+    path = file_of(url)
+    return f"database {path if path is not None else url.set(query={}).render_as_string(hide_password=True)}"
+
+
+def said(url: sa.URL, error: Exception) -> str:
+    """What the driver said in one line, without the password."""
+    line = first_line(error)
+    for secret in (url.password, *(value for key, value in url.query.items() if "password" in key)):
+        if isinstance(secret, str) and secret:
+            line = line.replace(secret, "***")
+    return line
+
+
+def remedy_of(line: str) -> tuple[str, bool]:
+    """What to do about a failure, and whether the configuration is at fault."""
+    for signs, wrong in ((WRONG, True), (AWAY, False)):
+        for sign, text in signs.items():
+            if sign in line:
+                return text, wrong
+    return "look at the database and its log", False
+
+
+def make_engine(url: sa.URL) -> sa.Engine:
+    """The engine of a parsed URL; nothing is opened yet."""
+    return _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _server_engine(url)
+
+
+def _server_engine(url: sa.URL) -> sa.Engine:
+    bounded = url.get_driver_name() in ("psycopg", "psycopg2") and "connect_timeout" not in url.query
+    bound = {"connect_timeout": CONNECT_SECONDS} if bounded else {}
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=bound)
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: object) -> None:
+        with connection.cursor() as cursor:
+            for name, value in SERVER_SETTINGS.items():
+                cursor.execute("SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (value, name))
+        connection.commit()
+
+    return engine
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    # `?timeout=` in the URL says otherwise how long to wait for another program that looks into the file.
+    arguments = {"check_same_thread": False} | ({} if "timeout" in url.query else {"timeout": LOCKED_SECONDS})
+    engine = sa.create_engine(url, poolclass=sa.StaticPool, connect_args=arguments)
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: object) -> None:
+        # Transactions begin where we say so (below), not where the driver guesses.
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def file_of(url: sa.URL) -> Path | None:
+    """The file of a SQLite URL; None for one in memory or another kind of database."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        return None
+    return Path(url.database)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what the driver said."""
+    cause = getattr(error, "orig", None) or error
+    return (str(cause).splitlines() or [type(cause).__name__])[0]
+
+
+# Only one aggregator at a time has a database: a lock on the file itself, or in the server.
+
+
+LOCK_KEY = 0x6865616C746864
+"""PostgreSQL advisory lock of an aggregator: "healthd" in ASCII."""
+LOCK_SECONDS = 2.0
+"""How long a former aggregator's connection may take to be gone from the server."""
+LOCK_BYTE = 1 << 62
+"""The byte of the file that is locked, far behind its end and behind the bytes at 1 << 30 that SQLite locks itself."""
+
+# Device and inode of the files that this process has locked. Where a process closes any descriptor of a file, all its
+# POSIX locks on it are gone, and SQLite's are such: a file that is ours must not even be opened once more.
+_ours: set[tuple[int, int]] = set()
+
+
+class FileLock:
+    """
+    The lock on a SQLite file, whatever name it is reached by; makes the file where there is none.
+
+    An open file description's lock on one byte: it belongs to the file and not to a name, so symbolic links, hard links
+    and deleted files beside it lead nowhere else. StoreError when another aggregator has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if inode_of(path) in _ours:
+            raise _in_use(path)
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise StoreError(f"database {path}: {error.strerror}; make its directory exist and be writable") from None
+        found = os.fstat(self._handle)
+        self.inode = (found.st_dev, found.st_ino)
+        try:
+            self._lock(path, found)
+        except StoreError:
+            os.close(self._handle)
+            raise
+        _ours.add(self.inode)
+
+    def _lock(self, path: Path, found: os.stat_result) -> None:
+        # struct flock: type, whence, start, length, process id (0 for this kind of lock)
+        wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCK_BYTE, 1, 0)
+        try:
+            fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, wanted)
+        except BlockingIOError:
+            raise _in_use(path) from None
+        except OSError as error:
+            raise StoreError(f"database {path} cannot be locked: {error.strerror}; put it on a local disk") from None
+        if found.st_nlink > 1:
+            # SQLite keeps its journal beside the name that it was given: what another name left there would be lost.
+            raise StoreError(f"database {path} is one file under several names (hard links); remove all but one")
+
+    def close(self) -> None:
+        """Let go of it, after SQLite has closed the file. Safe to repeat."""
+        if self.inode in _ours:
+            _ours.discard(self.inode)
+            os.close(self._handle)
+
+
+def inode_of(path: Path) -> tuple[int, int] | None:
+    """What a file is whatever its name: device and inode; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def lock_server(connection: sa.Connection) -> bool:
+    """The same on PostgreSQL, for as long as the connection lives; one that just closed is given time to go."""
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        taken = connection.execute(sa.text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}).scalar()
+        connection.commit()
+        if taken or time.monotonic() > until:
+            return bool(taken)
+        time.sleep(0.05)
+
+
+def _in_use(path: Path) -> StoreError:
+    return StoreError(f"database {path} is in use by another aggregator; stop it or use another file")
+
+
+# Which aggregator may write: the row `leadership(term, holder, renewed)`, the same on SQLite and PostgreSQL.
+
+
+RENEW_SECONDS = 2.0
+"""How often the row is written while nothing else is: so soon it is noticed that the database cannot be written, or has
+been taken over. A flush of one page; a disk does hundreds a second."""
+
+
+class FencedError(StoreError):
+    """Another aggregator has taken the database over. Nothing was changed, and nothing will be by this process."""
+
+
+def holder() -> str:
+    """Host and process id of this aggregator, for people."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def take_over(connection: Connection, *, place: str, now: float) -> tuple[int, float]:
+    """
+    Raise the term; from the commit on, transactions of every former holder are refused.
+
+    Returns the new term, and when the former holder wrote last: in an old copy, when that was made.
+    """
+    stored = connection.execute(select(LEADERSHIP.c.term, LEADERSHIP.c.renewed).with_for_update()).one_or_none()
+    if stored is None:
+        raise StoreError(f"{place} is damaged (its table leadership is empty); restore a backup")
+    term = int(stored.term) + 1
+    connection.execute(update(LEADERSHIP).values(fit(LEADERSHIP, {"term": term, "holder": holder(), "renewed": now})))
+    return term, float(stored.renewed)
+
+
+def check_term(connection: Connection, term: int, *, place: str, lock: bool) -> None:
+    """
+    Refuse the transaction with FencedError unless `term` is the stored one.
+
+    `lock` keeps it so until the transaction ends: who takes over waits for that. Without it this suits reading alone.
+    SQLite has no such lock and needs none: its transactions begin with the write lock.
+    """
+    query = select(LEADERSHIP.c.term, LEADERSHIP.c.holder)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    if row is None or row.term != term:
+        other = "nobody" if row is None else f"{row.holder} (term {row.term})"
+        raise FencedError(
+            f"{place} was taken over by {other}, so this aggregator (term {term}) writes nothing more and ends; "
+            "start it again only when the other one is stopped"
+        )
+
+
+def renew(connection: Connection, *, now: float) -> None:
+    """Write the time of day into the row. Its caller has checked the term in the same transaction."""
+    connection.execute(update(LEADERSHIP).values(renewed=now))
+
 
 BESIDE = ("-wal", "-shm")
 """What SQLite adds to the name of a database for its journal and the index of that."""

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import importlib.resources
 import logging
+import math
 import secrets
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
@@ -25,19 +29,275 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
-from healthd.aggregator.store import leadership
 from healthd.aggregator.store import reading as rows
-from healthd.aggregator.store.changes import Change, PutKey, PutMeta
-from healthd.aggregator.store.databases import first_line, parse
-from healthd.aggregator.store.leadership import FencedError
+from healthd.aggregator.store import session
 from healthd.aggregator.store.reading import Loaded
-from healthd.aggregator.store.rows import apply_changes
-from healthd.aggregator.store.session import Session
+from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
+from healthd.aggregator.store.session import (
+    AwayError,
+    FencedError,
+    RefusedWorkError,
+    Session,
+    UnsureError,
+    Work,
+    first_line,
+    parse,
+)
 from healthd.aggregator.store.tables import LEADERSHIP, META, METADATA, NODES
-from healthd.aggregator.store.writer import ANSWER_SECONDS, Job, Writer
-from healthd.core.errors import StoreError
+from healthd.core.errors import BadInputError, StoreError
+
+# The thread that does all work on the database, in the order in which it was submitted.
+
 
 log = logging.getLogger(__name__)
+
+Deliver = Callable[[Any, Exception | None], None]
+
+ANSWER_SECONDS = 5.0
+"""Within this everybody is answered who waits for the database: a commit takes milliseconds, a busy disk a second."""
+SLOW_SECONDS = 3.0
+"""After this a transaction that is under way is told of as one that hangs."""
+RECENT_SECONDS = 3.0
+"""So long a failure is told after it has passed: writes of one page may pass where others fail (a full disk)."""
+MOST_WAITING = 2000
+"""Jobs that may wait: 0.2 s of work at 5 ms a commit of 64; more means that the database stands still."""
+MOST_TOGETHER = 64
+"""Jobs in one transaction: bounds how long the first of them waits for the last."""
+
+MOST_REFUSALS = 100
+"""Different texts of refused work that are remembered as logged; beyond, they may be logged once more."""
+
+
+class _State(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    DONE = enum.auto()
+
+
+class Job:
+    """
+    A piece of work, and who is told its result: once, by whichever thread knows it first.
+
+    `work` must be safe to repeat: when one of several jobs in a transaction fails, each is tried alone. `write`: it may
+    change something. It is answered within `seconds`.
+    """
+
+    def __init__(self, work: Work, deliver: Deliver, *, write: bool, seconds: float) -> None:
+        self.work, self.write, self.seconds = work, write, seconds
+        self._deliver = deliver
+        self._state = _State.WAITING
+        self._guard = threading.Lock()
+
+    def begin(self) -> bool:
+        """Start the job; false when it was answered already."""
+        with self._guard:
+            if self._state is _State.WAITING:
+                self._state = _State.RUNNING
+            return self._state is _State.RUNNING
+
+    def end(self, value: Any, error: Exception | None) -> None:
+        """Answer the job."""
+        self._end(lambda _running: (value, error))
+
+    def give_up(self, why: str) -> bool:
+        """
+        Fail the job because its time is over: StoreError, or UnsureError where it was started. False: it was answered
+        already.
+        """
+
+        def outcome(running: bool) -> tuple[None, Exception]:
+            return None, (UnsureError(why) if running and self.write else StoreError(why))
+
+        return self._end(outcome)
+
+    def _end(self, outcome: Callable[[bool], tuple[Any, Exception | None]]) -> bool:
+        with self._guard:
+            before, self._state = self._state, _State.DONE
+        if before is not _State.DONE:
+            self._deliver(*outcome(before is _State.RUNNING))
+        return before is not _State.DONE
+
+
+class Writer:
+    """
+    Start it, `submit` jobs to it, `close` it. Call `expire` when the time limit of a job is over; the writer does not
+    watch the clock.
+
+    `failures` counts the jobs that have failed since the start; `failing`: the last one has.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.failures = 0
+        self.failing = False
+        self._session = session
+        self._jobs: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._ending = False
+        self._given_up = False
+        self._under_way: tuple[float, Sequence[Job]] | None = None  # since when, by time.monotonic
+        self._fenced: FencedError | None = None
+        self._outage = ""
+        self._refusals: set[str] = set()  # those that were logged
+        self._failed_at = -math.inf
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Add the job to the queue. StoreError at once when it cannot be done."""
+        with self._changed:
+            if self._fenced is not None:
+                raise self._fenced
+            if self._ending:
+                raise StoreError(f"{self._session.place} is closed")
+            if len(self._jobs) >= MOST_WAITING:
+                text = f"{self._session.place} does not keep up: {MOST_WAITING} writes wait; look at its disk"
+                raise StoreError(text)
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def expire(self, job: Job) -> None:
+        """Fail a job whose time is over, and interrupt a transaction that has hung for as long."""
+        text = f"{self._session.place} did not answer within {job.seconds:g} s; see that it is up and its disk keeps up"
+        if job.give_up(text):
+            self._failed(StoreError(text))
+        began, batch = self._under_way or (math.inf, ())
+        # A job reaches this thread a little after it was submitted, so not the whole time.
+        if time.monotonic() - began >= 0.9 * max((one.seconds for one in batch), default=0.0):
+            self._session.cut()
+
+    def hangs(self, seconds: float) -> bool:
+        """Whether a transaction has taken so long."""
+        began, _ = self._under_way or (math.inf, ())
+        return time.monotonic() - began >= seconds
+
+    def close(self, seconds: float) -> None:
+        """Finish the queue; fail what is not done within `seconds`. Blocks for twice that at most. Safe to repeat."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        if self._thread.is_alive() and not self._given_up:
+            self._thread.join(seconds)
+        if self._thread.is_alive():
+            self.give_up()
+            self._thread.join(seconds)
+
+    def give_up(self) -> None:
+        """Fail all jobs and accept no more: the aggregator ends, and the database does not answer."""
+        with self._changed:
+            self._ending = self._given_up = True
+            self._changed.notify()
+            waiting = list(self._jobs)
+            self._jobs.clear()
+        _, batch = self._under_way or (0.0, ())
+        for job in (*batch, *waiting):
+            job.give_up(f"{self._session.place} does not answer, and the aggregator is stopping")
+        if batch:
+            self._session.cut()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
+    def trouble(self) -> str | None:
+        """Why the database cannot be written, in one line; None while it can, as far as is known."""
+        if self._fenced is not None:
+            return str(self._fenced)
+        now = time.monotonic()
+        began, _ = self._under_way or (now, ())
+        if now - began >= SLOW_SECONDS:
+            return f"{self._session.place} has not answered for {now - began:.0f} s"
+        return self._outage if self._outage and (self.failing or now - self._failed_at < RECENT_SECONDS) else None
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            self._under_way = (time.monotonic(), batch)
+            try:
+                self._commit(batch)
+            finally:
+                self._under_way = None
+
+    def _next(self) -> list[Job] | None:
+        """Jobs for one transaction, once there are any; None at the end. Jobs with another time limit wait."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._ending)
+            batch: list[Job] = []
+            while self._jobs and len(batch) < MOST_TOGETHER:
+                if batch and self._jobs[0].seconds != batch[0].seconds:
+                    break
+                batch.append(self._jobs.popleft())
+            return batch or None
+
+    def _commit(self, batch: Sequence[Job], *, unsure: bool = False) -> None:
+        """
+        Run all jobs in one transaction; when it fails, run each alone, so that no job fails for the fault of another.
+
+        `unsure`: it may be on disk already.
+        """
+        batch = [job for job in batch if job.begin()]
+        if not batch:
+            return
+        write = any(job.write for job in batch)
+        try:
+            results = self._session.transact([job.work for job in batch], write=write)
+        except (StoreError, BadInputError) as error:
+            self._failed_together(batch, error, unsure)
+            return
+        except Exception as error:
+            # A bug in one job must not end the thread and leave the others waiting.
+            log.exception("%s: a job failed", self._session.place)
+            internal = RefusedWorkError(f"{self._session.place}: internal error: {first_line(error)}")
+            self._failed_together(batch, internal, unsure)
+            return
+        if write:
+            self._written()
+        for job, result in zip(batch, results, strict=True):
+            job.end(result, None)
+
+    def _failed_together(self, batch: Sequence[Job], error: StoreError | BadInputError, unsure: bool) -> None:
+        unsure = unsure or isinstance(error, UnsureError)
+        if isinstance(error, FencedError):
+            self._fenced = error
+        elif len(batch) > 1 and not isinstance(error, AwayError):
+            for job in batch:
+                self._commit([job], unsure=unsure)
+            return
+        for job in batch:
+            lost = unsure and job.write and isinstance(error, StoreError) and not isinstance(error, FencedError)
+            if job.begin() and isinstance(error, StoreError):  # otherwise it was failed and counted before
+                self._failed(error)
+            job.end(None, UnsureError(str(error)) if lost else error)
+
+    def _written(self) -> None:
+        if self.failing and self._outage:
+            log.warning("%s takes writes again", self._session.place)
+        self.failing = False
+
+    def _failed(self, error: StoreError) -> None:
+        self.failures += 1
+        if isinstance(error, RefusedWorkError):
+            self.failing, self._outage = True, ""
+            self._log_once(str(error))
+            return
+        news = str(error) != self._outage or not self.failing
+        if news and not isinstance(error, FencedError):  # the aggregator logs that when it ends
+            log.error("%s", error)
+        self.failing, self._outage, self._failed_at = True, str(error), time.monotonic()
+
+    def _log_once(self, refusal: str) -> None:
+        """Log each refused text once; every caller is told."""
+        if refusal in self._refusals:
+            return
+        if len(self._refusals) >= MOST_REFUSALS:
+            self._refusals.clear()
+        self._refusals.add(refusal)
+        log.error("%s", refusal)
+
 
 T = TypeVar("T")
 
@@ -161,12 +421,12 @@ class Store:
         """
         while True:
             try:
-                await self.run(lambda connection: leadership.renew(connection, now=time.time()))
+                await self.run(lambda connection: session.renew(connection, now=time.time()))
             except FencedError:
                 raise
             except StoreError:
                 log.debug("the leadership could not be renewed; the writer has said why")
-            await asyncio.sleep(leadership.RENEW_SECONDS)
+            await asyncio.sleep(session.RENEW_SECONDS)
 
     async def read(self, work: Callable[[sa.Connection], T], *, seconds: float = ANSWER_SECONDS) -> T:
         """Run `work`, which changes nothing, in a transaction; its result. See `run`."""
@@ -224,7 +484,7 @@ class Store:
                 known = {row.key: row.value for row in connection.execute(sa.select(META))}
                 self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
                 lease_key = known.get("lease_key") or secrets.token_hex(32)
-                term, left_at = leadership.take_over(connection, place=self._session.place, now=time.time())
+                term, left_at = session.take_over(connection, place=self._session.place, now=time.time())
                 facts = {"store_id": self.store_id, "lease_key": lease_key, "left_at": str(left_at)}
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
             self._session.term = term

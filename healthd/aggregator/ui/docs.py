@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from healthd.aggregator.ui import rendering
+from healthd.aggregator.ui.actions import PageRoute
 from healthd.aggregator.ui.docs_view import contents_of
-from healthd.aggregator.ui.route import PageRoute
 from healthd.aggregator.ui.session import visitor_of
 from healthd.core.wire import encode
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from healthd.aggregator.inventory.machine_identity import identities_in
+from healthd.aggregator.inventory.node_record import identities_in
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.ui.formatting import HEALTH_SIGNS, WORST_FIRST, brief, natural
+from healthd.aggregator.ui.rendering import HEALTH_SIGNS, WORST_FIRST, brief, natural
 from healthd.core.model import Health
 
 # States opened in one go to read their reasons: some 0.3 ms each, on the loop that answers syncs.

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from checks.contract import SEVERITY, Blame, Finding, Measurement, Status, worst
 from checks.limits import quantity, unit
 from healthd.aggregator.model.quarantines import RuleRecord
-from healthd.aggregator.ui.charts import HIGH, WIDE, Chart, chart
-from healthd.aggregator.ui.formatting import brief, natural
-from healthd.aggregator.ui.samples import Samples, leading, worst_finding
+from healthd.aggregator.ui.rendering import brief, natural
+from healthd.aggregator.ui.samples import HIGH, WIDE, Chart, Samples, chart, leading, worst_finding
 from healthd.core.model import CheckResult, NodeState, Reason
 
 MOST_REASONS = 24

@@ -12,18 +12,16 @@ from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
 from healthd.aggregator.api.handling import Parts, parts_of
-from healthd.aggregator.api.rules import MOST_ID
+from healthd.aggregator.api.nodes import MOST_ID
 from healthd.aggregator.auth import AuthError
-from healthd.aggregator.store.history import read_history
-from healthd.aggregator.ui import actions, docs, gate_view, node_view, rendering
+from healthd.aggregator.store.reading import read_history
+from healthd.aggregator.ui import actions, docs, gate_view, node_view, overview, rendering
+from healthd.aggregator.ui.actions import PageRoute, feed_of
 from healthd.aggregator.ui.events import FLEET, GATES, Feed
-from healthd.aggregator.ui.formatting import WORST_FIRST
-from healthd.aggregator.ui.overview import bulk, fleet
-from healthd.aggregator.ui.overview import routes as overview
-from healthd.aggregator.ui.route import PageRoute, feed_of
+from healthd.aggregator.ui.rendering import WORST_FIRST
 from healthd.aggregator.ui.session import visitor_of
-from healthd.core.admission import nodes_asked, terms_of
 from healthd.core.errors import NotFoundError
+from healthd.core.http.client import nodes_asked, terms_of
 from healthd.core.model import OrderKind
 
 # What one page may show; what is more is counted, or on the next page.
@@ -42,7 +40,7 @@ def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
 
 
 router = APIRouter(route_class=PageRoute)
-ROUTERS = (fleet.router, router, overview.router, bulk.router, actions.router, docs.programs, docs.router)
+ROUTERS = (overview.router, router, overview.router, overview.router, actions.router, docs.programs, docs.router)
 
 
 @router.get("/nodes/{node}")

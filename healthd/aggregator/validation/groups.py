@@ -4,16 +4,167 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import Group, Validation
+from healthd.aggregator.model.validations import Group, RankRange, Tested, Validation
 from healthd.aggregator.validation import nccom
-from healthd.aggregator.validation.group_outcome import all_inside, all_up, any_cold, lost_ranks, read_group
-from healthd.aggregator.validation.progress import how_far
-from healthd.aggregator.validation.rank_assignment import LAST_WORDS_SECONDS, Nodes
-from healthd.core.model import FINAL_STATUSES, CollectiveOrder, Order, OrderKind, OrderReport
+from healthd.aggregator.validation.outcome import all_inside, all_up, any_cold, lost_ranks, read_group
+from healthd.core.model import (
+    FINAL_STATUSES,
+    RANK_READY,
+    CollectiveOrder,
+    NodeState,
+    Order,
+    OrderKind,
+    OrderReport,
+    OrderStatus,
+)
+
+# How far the groups under test are, in words for people who wait: who is missing, who lags, where the others are.
+
+
+MOST_NAMED = 4
+
+Far = tuple[int, int]
+"""Checks begun and signs of life in the newest of them, of the rank of a node that is least far."""
+
+
+def how_far(groups: Sequence[Group], reports: Mapping[str, OrderReport]) -> str:
+    """Of all groups of a round together; `reports` has the last report of each member that gave one."""
+    members = [node for group in groups for node in group.members]
+    absent = [node for node in members if node not in reports]
+    if absent:
+        return f"waiting for {_named(absent)} to begin"
+    places = {node: _place(reports[node]) for node in members if reports[node].status not in FINAL_STATUSES}
+    text = f"{len(members) - len(places)} of {len(members)} nodes ended"
+    if not any(reports[node].ranks for node in places):
+        return text
+    (far, where), _ = max(Counter(places.values()).items(), key=lambda one: (one[1], one[0]))
+    behind = [node for node, place in places.items() if place[0] < far]
+    if not behind:
+        return f"{text}, {_named(list(places)) if len(places) < len(members) else 'all'} {where}"
+    least = min(places[node] for node in behind)
+    last = [node for node in behind if places[node] == least]
+    return f"{text}, {_named(last)} {least[1]}, others {where}"
+
+
+def _place(report: OrderReport) -> tuple[Far, str]:
+    """Where the rank of a node is that is least far."""
+    if not report.ranks:
+        return (0, 0), "starting"
+    checks = list(dict.fromkeys(rank.check for rank in report.ranks))
+    rank = min((one for one in report.ranks if one.check == checks[-1]), key=lambda one: (one.last != "", one.events))
+    if not rank.last:
+        return (0, 0), "starting"
+    if rank.last == RANK_READY:
+        return (len(checks), 0), "ready"
+    return (len(checks), rank.events), f"at {rank.last}"
+
+
+def _named(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:MOST_NAMED]) + (f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else "")
+
+
+# Who sits where in a group: its ranks, its main node and port, and the groups of a round as they start. Pure.
+
+
+LAST_WORDS_SECONDS = 5.0
+"""How long a group that was called off may take to say what it saw: a kill and one sync."""
+
+Nodes = Mapping[str, FleetNode]
+
+
+def start_round(
+    now: float, validation: Validation, groups: Sequence[Sequence[str]], nodes: Nodes, policy: Policy
+) -> Validation:
+    """These groups begin; one that cannot, because of a node that cannot take part, is done at once."""
+    # The first ranks of a node import torch; those of later rounds are there already, unless a group was lost.
+    allowance = policy.collective_start_seconds + policy.collective_join_seconds
+    checks = nccom.checks_of(validation, policy)
+    allowance += policy.collective_timeout_seconds * len(checks) + 2 * LAST_WORDS_SECONDS
+    if validation.launch is not None:
+        allowance += policy.collective_join_seconds * len(checks)
+    first, last = policy.collective_ports
+    span = last - first + 1
+    started: list[Group] = []
+    failed: list[Tested] = []
+    for index, members in enumerate(groups):
+        turn = validation.turn + index
+        main = main_address(members, nodes)
+        compile_seconds = 0.0 if validation.launch is not None else longest_compile_seconds(members, nodes)
+        group = Group(
+            id=f"{validation.id}.{turn}",
+            seats=_seats(members, validation.ranks),
+            main=main or "",
+            port=first + (validation.seed + turn) % span,
+            started_at=now,
+            ends_at=min(now + allowance + compile_seconds, max(now, validation.deadline) + LAST_WORDS_SECONDS),
+            compile_seconds=compile_seconds,
+        )
+        lame = {seat.node: "its devices are not known" for seat in group.seats if not seat.ranks}
+        if main is None:
+            lame[members[0]] = "nobody knows by which address other nodes reach it; set interface for it"
+        if validation.launch is not None and not lame:
+            hosts = [nccom.host_of(nodes.get(n), main_address([n], nodes), validation.launch) for n in members]
+            lame.update(nccom.lame_nodes(group, hosts))
+            group = dataclasses.replace(group, hosts=tuple(host or "" for host in hosts))
+        if lame:
+            unfit = {
+                node: OrderReport(status=OrderStatus.REFUSED, message=lame.get(node, "another node cannot take part"))
+                for node in lame
+            }
+            failed.append(read_group(group, unfit, checks, round_number=validation.round, seconds=0))
+        else:
+            started.append(group)
+    return dataclasses.replace(
+        validation, groups=tuple(started), done=tuple(failed), turn=validation.turn + len(groups)
+    )
+
+
+def longest_compile_seconds(members: Sequence[str], nodes: Nodes) -> float:
+    """How much longer a group may take because one of its nodes compiles, and all others wait for it."""
+    return max((node.compile_seconds for name in members if (node := nodes.get(name)) is not None), default=0.0)
+
+
+def main_address(members: Sequence[str], nodes: Nodes) -> str | None:
+    """The address of the first member's ranks."""
+    node = nodes.get(members[0])
+    return None if node is None or node.state is None else peer_host(node.state)
+
+
+def peer_host(state: NodeState) -> str | None:
+    """Where the ranks of a node can be reached."""
+    if state.peer_address:
+        return state.peer_address
+    if not state.address:
+        return None
+    return state.address.rpartition(":")[0].strip("[]") or None
+
+
+def _seats(members: Iterable[str], ranks: Mapping[str, int]) -> tuple[RankRange, ...]:
+    members = tuple(members)
+    firsts = first_ranks(members, ranks)
+    return tuple(RankRange(node=name, first_rank=firsts[name], ranks=ranks.get(name, 0)) for name in members)
+
+
+def first_ranks(members: Sequence[str], ranks: Mapping[str, int]) -> dict[str, int]:
+    """The first rank of each node, in this order of nodes."""
+    found, at = {}, 0
+    for name in members:
+        found[name] = at
+        at += ranks.get(name, 0)
+    return found
+
+
+def ranks_of(node: FleetNode | None) -> int:
+    """How many ranks a node has; 0 where its devices are not known."""
+    if node is None or node.state is None or node.state.inventory is None:
+        return 0
+    return len(node.state.inventory.rank_targets)
+
 
 WAKE_SECONDS = 0.1
 """So much after a node counts as silent: to look a moment before would be to look in vain, again and again."""

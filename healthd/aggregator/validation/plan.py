@@ -13,17 +13,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Tested, Validation
 from healthd.aggregator.validation import nccom
-from healthd.aggregator.validation.groups import waiting, wake_at, watch
-from healthd.aggregator.validation.rank_assignment import (
+from healthd.aggregator.validation.groups import (
     Nodes,
     first_ranks,
     longest_compile_seconds,
     main_address,
     ranks_of,
     start_round,
+    waiting,
+    wake_at,
+    watch,
 )
 from healthd.localize import Course, replay
 from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
@@ -239,4 +242,82 @@ def _problem(validation: Validation, policy: Policy) -> Problem:
         seen_failed=chance.failed,
         seen_tests=chance.tests,
         max_rounds=policy.most_rounds,
+    )
+
+
+# Which deep checks the nodes of a validation cannot all run: pure.
+
+
+def lacking(
+    checks: Sequence[str], members: Iterable[str], nodes: Mapping[str, FleetNode], policy: Policy
+) -> dict[str, str]:
+    """
+    Check -> the first of `members` that does not name it among its checks, of the policy's deep checks.
+
+    The collectives themselves are not looked at: a node that refuses those cannot take part.
+    """
+    deep = [name for name in checks if name in policy.collective_deep_checks and name not in policy.collective_checks]
+    found: dict[str, str] = {}
+    for member in members if deep else ():
+        node = nodes.get(member)
+        if node is None or node.state is None:
+            continue  # it is known by no state, and will be silent
+        known = {spec.name for spec in node.state.checks}
+        for name in deep:
+            if name not in known:
+                found.setdefault(name, member)
+    return found
+
+
+def sentence(check: str, node: str) -> str:
+    """Why a check is left out, and what to do."""
+    return f"{node} does not know {check}: upgrade it, or let its node.checks and node.disabled enable it"
+
+
+# How often healthy groups have failed in past validations: what a search takes for known of chance. Pure.
+
+
+MOST_TESTS = 2000.0
+"""Tests that are remembered; of more, all counts are halved, so that a network that was mended is believed in time."""
+
+
+def add(seen: ChanceSeen, validation: Validation) -> ChanceSeen:
+    """The counts with those of a validation that has ended."""
+    new_failed, new_tests = _count(validation)
+    failed, tests = seen.failed + new_failed, seen.tests + new_tests
+    share = 0.5 if tests > MOST_TESTS else 1.0
+    return ChanceSeen(failed=failed * share, tests=tests * share)
+
+
+def _count(validation: Validation) -> tuple[int, int]:
+    """
+    How many groups of healthy members failed by chance, and how many had an outcome.
+
+    Only where all that remain passed together: else a cause that was not found is counted. Only pairs; of those that
+    failed, the ones that passed too, and those with a member in common once, since that member may be the cause.
+    """
+    verdict = validation.verdict
+    if verdict is None or verdict.rest_passed is not True or verdict.scale is not None:
+        return 0, 0
+    if any(one.injected for one in validation.history):  # a fault that was lifted meanwhile looks like chance
+        return 0, 0
+    named, used = _named(verdict), set[str]()
+    known = [one for one in validation.history if len(one.members) == 2 and named.isdisjoint(one.members)]
+    passed = [frozenset(one.members) for one in known if one.outcome is Outcome.PASS]
+    failed = 0
+    for one in known:
+        mended = one.outcome is Outcome.FAIL and frozenset(one.members) in passed
+        if mended and used.isdisjoint(one.members):
+            used.update(one.members)
+            failed += 1
+    return failed, len(passed) + failed
+
+
+def _named(verdict: Verdict) -> frozenset[str]:
+    """All members that a verdict gives a cause of failures for."""
+    return frozenset(one.member for one in verdict.culprits).union(
+        verdict.not_measured,
+        *(path.ends for path in verdict.paths),
+        *(group.members for group in verdict.groups),
+        *(side for trunk in verdict.trunks for side in trunk.members),
     )

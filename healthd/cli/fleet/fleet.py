@@ -4,25 +4,360 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
+from rich.markup import escape
+from rich.table import Table
 
-from checks.contract import Status
-from healthd.cli.completion import complete_gates, complete_jobs, complete_nodes
-from healthd.cli.fleet import line
-from healthd.cli.fleet.identity import forget, rekey
-from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, own_name, print_json, segment
-from healthd.cli.fleet.peers import digests, steps
-from healthd.cli.fleet.status import status
-from healthd.cli.hooks.leases import release_lease
-from healthd.cli.settings.options import Command, Group
-from healthd.core.backoff import Backoff
-from healthd.core.config.schema import nearest
-from healthd.core.errors import ConfigError, UnreachableError
+from checks.limits import quantity
+from healthd.cli.completion import complete_nodes
+from healthd.cli.fleet.line import aggregator_of, done, fleet_options, print_json, segment
+from healthd.cli.settings.options import Command
+from healthd.cli.terminal.render import table_of
+from healthd.core.errors import UnreachableError
+from healthd.core.model import Health
+from healthd.core.text import counted, moment, span
 
 if TYPE_CHECKING:
-    from healthd.core.http.aggregator_client import Aggregator
+    from rich.table import Table
+
+    from healthd.core.http.client import Aggregator
+from typing import TYPE_CHECKING
+
+from checks.contract import Status
+from healthd.cli.completion import complete_gates, complete_jobs
+from healthd.cli.fleet import line
+from healthd.cli.fleet.line import duration_of, own_name
+from healthd.cli.hooks.gate import release_lease
+from healthd.cli.settings.options import Group
+from healthd.core.config import nearest
+from healthd.core.errors import ConfigError
+from healthd.core.tasks import Backoff
+
+if TYPE_CHECKING:
+    from healthd.core.http.client import Aggregator
+
+
+# `healthd fleet rekey` and `healthd fleet forget`: which key a node's name belongs to.
+
+
+@click.command(cls=Command, short_help="A machine was replaced and kept its name: let its key in.")
+@click.argument("node", shell_complete=complete_nodes)
+@fleet_options
+def rekey(node: str, as_json: bool, **options: Any) -> int:
+    """
+    Let the key in that came last under the name of NODE, in the place of its own: its machine was replaced.
+
+    Make sure first that the old machine is off. Where the other one is the intruder, stop that one and `forget` NODE.
+    """
+    with aggregator_of(options) as aggregator:
+        aggregator.call("POST", f"/v1/nodes/{segment(node)}/rekey")
+    done(as_json, f"{node} has the key that came last under its name")
+    return 0
+
+
+@click.command(cls=Command, short_help="Drop a node that is gone: its name, key and quarantine.")
+@click.argument("node", shell_complete=complete_nodes)
+@fleet_options
+def forget(node: str, as_json: bool, **options: Any) -> int:
+    """
+    Drop all that is known of NODE: who comes under that name next is a new node. It says what went with the name.
+
+    For a name that is gone, and for one that two daemons claimed, once one of them is stopped. Refused while a job has
+    NODE, and while NODE is quarantined and still reports.
+    """
+    with aggregator_of(options) as aggregator:
+        gone = aggregator.call_json("DELETE", f"/v1/nodes/{segment(node)}")
+    lost = ", ".join(_lost(gone))
+    more = {name: gone.get(name) for name in ("quarantine", "rules", "accused", "leases")}
+    done(as_json, f"{node} is forgotten" + (f", and with it {lost}" if lost else ""), **more)
+    return 0
+
+
+def _lost(gone: Mapping[str, Any]) -> Iterator[str]:
+    """What went with a node, besides its name and key."""
+    if kept := gone.get("quarantine"):
+        yield f"its quarantine by {kept['owner']} ({kept['reason']})"
+    if gone.get("rules"):
+        yield "what the rules of quarantine remembered of it"
+    if accused := gone.get("accused"):
+        yield f"an accusation by a validation ({accused['code']}, gate {accused['gate']})"
+    for row in gone.get("leases") or ():
+        yield f"the lease of job {row['lease']['job']}, which was ending"
+
+
+# `healthd fleet digests` and `steps`: what the comparison of nodes with each other has found.
+
+
+@click.command(cls=Command, short_help="Nodes whose training step gives other bits than their peers'.")
+@fleet_options
+def digests(as_json: bool, **options: Any) -> int:
+    """
+    Nodes whose training step gives other bits than that of nodes like them, and the first operation that differs.
+
+    Exit code: 0 none differs, 1 some do, 3 it cannot be told.
+    """
+    with aggregator_of(options) as aggregator:
+        found = aggregator.get("/v1/fleet/digests")
+    differing = bool(found["accused"] or found["suspects"])
+    if as_json:
+        print_json(found)
+    else:
+        for one in found["accused"]:
+            click.echo(f"{one['node']} {one['message']}")
+        for one in found["suspects"]:
+            click.echo(f"{one['node']} {one['message']} (nobody is accused)")
+        if not differing and found["compared"]:
+            click.echo(f"no node differs from its peers ({found['compared']} compared)")
+        elif not differing:
+            click.echo(f"nothing was compared: of {found['nodes']} with digests no two are of one kind")
+    return 1 if differing else 0 if found["compared"] else 3
+
+
+@click.command(cls=Command, short_help="Running jobs by their steps, and nodes that are slow in them.")
+@fleet_options
+def steps(as_json: bool, **options: Any) -> int:
+    """
+    Running jobs that report their steps, and the nodes that are slow in them by their own time.
+
+    Exit code: 0 none is slow, 1 some are, 3 it cannot be told.
+    """
+    with aggregator_of(options) as aggregator:
+        found = aggregator.get("/v1/fleet/steps")
+    compared = any(job["step_seconds"] is not None for job in found["jobs"])
+    if as_json:
+        print_json(found)
+    else:
+        for job in found["jobs"]:
+            took = "not compared yet" if job["step_seconds"] is None else quantity("x_seconds", job["step_seconds"])
+            ranks, nodes = counted(job["ranks"], "rank"), counted(job["nodes"], "node")
+            click.echo(f"{job['job']}: {ranks}, {nodes} compared, own time of a step {took}")
+        for one in found["slow"]:
+            click.echo(f"{one['node']} {one['message']}")
+        if not compared:
+            click.echo("nothing was compared: no job has told enough steps from more than one node")
+    return 1 if found["slow"] else 0 if compared else 3
+
+
+# `healthd fleet report`: how right the gate was, for people.
+
+
+MOST_ROWS = 12
+
+# Member of the report -> how it is called, and what it is a share of.
+SHARES = (
+    ("success", "successful", "jobs that ended ok, failed or infra"),
+    ("success_without_infra", "successful, without infra", "jobs that ended ok or failed"),
+    ("false_alarms", "false alarms", "successful jobs, observed or overridden: had a failing check"),
+    ("false_alarms_observed", "  in observe mode", "successful jobs in observe mode"),
+    ("false_alarms_overridden", "  by override", "successful jobs that a person admitted (picked because they failed)"),
+    ("misses", "misses", "jobs that infra stopped: all evidence had passed"),
+    ("infra_after_clean", "stopped all the same", "jobs admitted with all evidence passing: infra stopped them"),
+    ("stopped_ok", "enforce had stopped, ok", "successful jobs in observe mode"),
+    ("stopped_infra", "enforce had stopped, infra", "jobs in observe mode that infra stopped"),
+)
+
+
+def report_lines(report: Mapping[str, Any]) -> Iterable[Table | str]:
+    """The report as an aggregator gives it, as tables and lines; what has no number is left out."""
+    yield _head(report)
+    yield from _exit(report["exit"])
+    yield from _ungated(report.get("ungated"))
+    shares = _shares(report)
+    if shares is not None:
+        yield ""
+        yield shares
+    if report["checks"]:
+        yield ""
+        yield _checks(report["checks"][:MOST_ROWS])
+    if report["decisions"]:
+        yield ""
+        yield _decisions(report["decisions"], {wait["way"]: wait for wait in report["waits"]})
+        yield f"[dim]gates cost {span(report['device_seconds'])} of devices, " + (
+            f"{span(report['device_seconds_per_gate'])} each[/]"
+        )
+    if report["nodes"]:
+        yield ""
+        yield _nodes(report["nodes"])
+
+
+def _head(report: Mapping[str, Any]) -> str:
+    ended = ", ".join(f"{count} {word}" for word, count in report["ended"].items())
+    since = report["since"]
+    if since is None:
+        return f"[bold]no gate was decided in the last {report['days']:g} days[/]"
+    told = f"{counted(report['jobs'], 'job')} told {'its' if report['jobs'] == 1 else 'their'} end"
+    text = f"[bold]{told}[/]" + (f": {escape(ended)}" if ended else "")
+    untold = f"; {report['untold']} that were admitted have not (yet)" if report["untold"] else ""
+    return f"{text}{untold}  [dim]last {report['days']:g} days, the oldest gate of {moment(since)}[/]"
+
+
+def _exit(found: Mapping[str, Any]) -> Iterable[str]:
+    sign = (
+        "[green]✓ observe has shown enough: go on to enforce[/]" if found["ready"] else "[yellow]… stay in observe[/]"
+    )
+    yield f"[bold]observe → enforce:[/] {sign}"
+    for why in found["why"]:
+        yield f"  {escape(why)}"
+
+
+def _ungated(found: Mapping[str, Any] | None) -> Iterable[str]:
+    """Nothing where every job of Slurm had a gate."""
+    if found is None or not found["jobs"]:
+        return
+    jobs = f"{found['jobs']} job{'' if found['jobs'] == 1 else 's'} of Slurm"
+    examples = ", ".join(map(str, found["examples"]))
+    yield f"[red]✗ {jobs} started without a gate since {moment(found['since'])}[/], the newest: {escape(examples)}"
+    yield "  PrologSlurmctld could not run or could not ask: run 'healthd slurm doctor' as SlurmUser on the controller"
+
+
+def _shares(report: Mapping[str, Any]) -> Table | None:
+    table = table_of("share", "of 100", "95 % interval", "count", "of", wrapped=("of",))
+    for member, name, of in SHARES:
+        found = report[member]
+        if found is not None:
+            table.add_row(name, *_share(found), f"{found['count']} of {found['of']}", escape(of))
+    return table if table.row_count else None
+
+
+def _share(found: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{100 * found['ratio']:.1f} %", f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+
+
+def _cell(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    ratio, interval = _share(found)
+    return f"{found['count']} of {found['of']}: {ratio} ({interval})"
+
+
+def _checks(checks: Sequence[Mapping[str, Any]]) -> Table:
+    table = table_of("check that had failed", "before ok", "before infra", wrapped=())
+    for one in checks:
+        table.add_row(escape(one["check"]), _cell(one["before_ok"]), _cell(one["before_infra"]))
+    return table
+
+
+def _decisions(rows: Sequence[Mapping[str, Any]], waits: Mapping[str, Mapping[str, Any]]) -> Table:
+    """By what came of the gate and what enforce says; the wait is of all gates of that kind."""
+    table = table_of("gates", "enforce says", "count", "device time", "wait p50", "wait p95", wrapped=())
+    told: set[str] = set()
+    for row in rows:
+        wait = None if row["way"] in told else waits.get(row["way"])
+        told.add(row["way"])
+        times = ("", "") if wait is None else (span(wait["p50_seconds"]), span(wait["p95_seconds"]))
+        table.add_row(row["way"], row["would"], str(row["count"]), span(row["device_seconds"]), *times)
+    return table
+
+
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
+    table = table_of("node left out", "gates", "for", wrapped=("for",))
+    for one in nodes:
+        reasons = ", ".join(f"{code} {count}" for code, count in list(one["reasons"].items())[:6])
+        table.add_row(escape(one["node"]), str(one["gates"]), escape(reasons))
+    return table
+
+
+# `healthd fleet status`: every node on a line, once or until Ctrl-C.
+
+
+PAGE = 500
+MOST_NODES = 20_000
+
+Found: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]]]
+"""The numbers of the fleet, and its nodes."""
+
+# Often enough for eyes; each costs the aggregator a page of its nodes.
+WATCH_SECONDS = 2.0
+
+
+@click.command(cls=Command)
+@fleet_options
+@click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes of this health.")
+@click.option("--pool", metavar="P", help="Only nodes of this pool.")
+@click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
+def status(
+    as_json: bool = False, health: str | None = None, pool: str | None = None, watch: bool = False, **options: Any
+) -> int:
+    """Every node on a line, the worst first."""
+    with aggregator_of(options) as aggregator:
+
+        def look() -> Found:
+            return aggregator.get("/v1/fleet"), _rows(aggregator, health, pool)
+
+        def report(found: Found) -> list[Table | str]:
+            from healthd.cli.terminal import render
+
+            summary, nodes = found
+            asked = [word for word, given in (("health", health), ("pool", pool)) if given]
+            none = [f"no node is of that {' and '.join(asked)}"] if asked and not nodes else []
+            return [*render.fleet_report(summary, nodes), *none]
+
+        def print_once(found: Found) -> None:
+            if as_json:
+                print_json({"fleet": found[0], "nodes": found[1]})
+            else:
+                from healthd.cli.terminal import render
+
+                render.show(render.out(), report(found))
+
+        if not watch:
+            print_once(look())
+        elif sys.stdout.isatty() and not as_json:
+            _watch_on_terminal(look, report)
+        else:
+            _watch_into_pipe(look, print_once)
+    return 0
+
+
+def _watch_on_terminal(look: Callable[[], Found], report: Callable[[Found], list[Table | str]]) -> None:
+    """Each time in the place of what was there; while nobody answers, the last answer with its time stays there."""
+    from rich.markup import escape
+
+    from healthd.cli.terminal import render
+    from healthd.core.text import moment
+
+    console = render.out()
+    last: list[Table | str] = []
+    while True:
+        try:
+            found = look()
+            last = [f"[dim]{moment(time.time())}, every {WATCH_SECONDS:g} s until Ctrl-C[/]", *report(found)]
+            render.redraw(console, last)
+        except UnreachableError as error:
+            render.redraw(console, [f"[yellow]! {escape(str(error))}; trying again[/]", *last])
+        time.sleep(WATCH_SECONDS)
+
+
+def _watch_into_pipe(look: Callable[[], Found], print_once: Callable[[Found], None]) -> None:
+    """One after the other, until nobody reads on, as behind `| head`."""
+    while True:
+        try:
+            print_once(look())
+        except UnreachableError as error:
+            click.echo(f"healthd: {error}; trying again", err=True)
+        sys.stdout.flush()
+        if getattr(sys.stdout, "dropped", False):
+            return
+        time.sleep(WATCH_SECONDS)
+
+
+def _rows(aggregator: Aggregator, health: str | None, pool: str | None) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = []
+    after: str | None = None
+    while len(nodes) < MOST_NODES:
+        page = aggregator.get("/v1/nodes", limit=PAGE, after=after, health=health, pool=pool)
+        nodes += page["nodes"]
+        after = page.get("next")
+        if after is None:
+            return nodes
+    click.echo(
+        f"healthd: only the first {MOST_NODES} nodes by name are listed; --health and --pool list fewer", err=True
+    )
+    return nodes
+
 
 MOST_EVENTS = 1000
 AWAY_SECONDS = 60.0
@@ -55,9 +390,9 @@ def show(node: str, as_json: bool, **options: Any) -> int:
     if as_json:
         print_json(record)
         return 0
-    from healthd.cli.terminal import fleet_view
+    from healthd.cli.terminal import render
 
-    fleet_view.print_node(record)
+    render.print_node(record)
     return 0
 
 
@@ -69,7 +404,7 @@ def show(node: str, as_json: bool, **options: Any) -> int:
 @fleet_options
 def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_json: bool, **options: Any) -> int:
     """Keep a node out of admissions. A name that no node has is taken for a slip, unless it is said to be --unseen."""
-    from healthd.core.http.aggregator_client import RefusedError
+    from healthd.core.http.client import RefusedError
 
     seconds = duration_of("--for", duration)
     body = {"reason": reason, "owner": own_name(), "for_seconds": seconds}
@@ -109,14 +444,14 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
         if as_json:
             sys.stdout.write(decision.decode() + "\n")
             return 0
-        from healthd.cli.terminal import fleet_view, render
+        from healthd.cli.terminal import render
 
         console = render.out()
         read = wire.decode(decision, Decision, what="decision")
-        render.show(console, fleet_view.decision_report(read, whole=True))
+        render.show(console, render.decision_report(read, whole=True))
         if read.policy.get("collective"):
             runs = aggregator.get(f"/v1/validations/{segment(read.id)}")
-            render.show(console, fleet_view.rounds_report(runs["validations"]))
+            render.show(console, render.rounds_report(runs["validations"]))
     return 0
 
 
@@ -150,20 +485,20 @@ def validate(
 
     found = _validated(options, body, quiet=as_json)
     decision = wire.convert(found["decision"], Decision, what="decision")
-    from healthd.cli.terminal import fleet_view, render
+    from healthd.cli.terminal import render
 
     if as_json:
         print_json(found)
     else:
-        render.show(render.out(), fleet_view.validation_report(decision, found["validations"]))
+        render.show(render.out(), render.validation_report(decision, found["validations"]))
     if decision.decision is Verdict.ADMIT:
         return 0
-    return 1 if any(one.status is Status.FAIL for one in fleet_view.all_reasons(decision)) else 3
+    return 1 if any(one.status is Status.FAIL for one in render.all_reasons(decision)) else 3
 
 
 def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) -> Any:
     """Start a validation and follow it to its end."""
-    from healthd.cli.terminal.progress import Progress
+    from healthd.cli.terminal.output import Progress
     from healthd.core import wire
     from healthd.core.model import Decision
 
@@ -200,7 +535,6 @@ def report(days: float, as_json: bool, **options: Any) -> int:
     if as_json:
         print_json(found)
         return 0
-    from healthd.cli.fleet.report import report_lines
     from healthd.cli.terminal import render
 
     render.show(render.out(), report_lines(found))
@@ -250,9 +584,9 @@ def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
     if as_json:
         print_json(page)
         return 0
-    from healthd.cli.terminal import fleet_view, render
+    from healthd.cli.terminal import render
 
-    render.show(render.out(), fleet_view.history_report(page["events"]))
+    render.show(render.out(), render.history_report(page["events"]))
     return 0
 
 

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.settings.options import common_options, load_settings
-from healthd.cli.settings.tree import Settings
-from healthd.core.config.values import parse_duration
+from healthd.cli.settings.options import Settings, common_options, load_settings
+from healthd.core.config import parse_duration
 from healthd.core.errors import BadInputError, ConfigError
 
 if TYPE_CHECKING:
-    from healthd.core.http.aggregator_client import Aggregator
-    from healthd.core.http.gate_client import GateClient
+    from healthd.core.http.client import Aggregator, GateClient
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,7 +34,7 @@ def fleet_options(command: F) -> F:
 
 def aggregator_of(options: Mapping[str, Any]) -> Aggregator:
     """The aggregator that the options of a command, the variables or the file name."""
-    from healthd.core.http.aggregator_client import Aggregator
+    from healthd.core.http.client import Aggregator
 
     settings = load_settings(options, section="gate")
     return Aggregator(settings.endpoint(settings.gate.aggregator))
@@ -45,8 +43,7 @@ def aggregator_of(options: Mapping[str, Any]) -> Aggregator:
 @contextlib.contextmanager
 def gate_client(settings: Settings) -> Iterator[GateClient]:
     """The aggregator that is asked for gates. A refusal that no second try can change becomes a ConfigError."""
-    from healthd.core.http.aggregator_client import RefusedError
-    from healthd.core.http.gate_client import GateClient
+    from healthd.core.http.client import GateClient, RefusedError
 
     with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
         try:
@@ -86,7 +83,7 @@ def segment(text: str) -> str:
 @contextlib.contextmanager
 def withdrawn_when_stopped(aggregator: Aggregator, gate: str) -> Iterator[None]:
     """SIGINT and SIGTERM withdraw the gate, so that its nodes are not kept from others for an answer nobody reads."""
-    from healthd.core.http.aggregator_client import RefusedError
+    from healthd.core.http.client import RefusedError
     from healthd.hooks.stopping import Stopped, stoppable
 
     try:

@@ -3,27 +3,272 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from checks.printable import printable_line
 from healthd.cli.completion import complete_jobs, complete_nodes, one_of
-from healthd.cli.fleet.line import gate_client
-from healthd.cli.hooks.hostfile import read_hostfile, write_hostfile
-from healthd.cli.hooks.leases import release
-from healthd.cli.hooks.outcome import outcome
-from healthd.cli.hooks.unreachable import may_start
+from healthd.cli.fleet.line import aggregator_of, done, fleet_options, gate_client, print_json, segment
+from healthd.cli.hooks.slurm import ask_readiness
 from healthd.cli.settings.hooks import GateSettings
-from healthd.cli.settings.options import Group, common_options, load_settings
-from healthd.cli.settings.tree import Settings
+from healthd.cli.settings.options import Command, Group, Settings, common_options, load_settings
 from healthd.cli.terminal.output import told
-from healthd.core.errors import ConfigError, HealthdError, NotFoundError, OutputError, UnreachableError
+from healthd.core.bounded import read_file
+from healthd.core.errors import (
+    BadInputError,
+    ConfigError,
+    HealthdError,
+    NotFoundError,
+    OutputError,
+    UnreachableError,
+    words_of,
+)
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted
 from healthd.hooks.stopping import Stopped, stoppable
+
+# `healthd gate outcome`: how the job ended, so that the gate can be held against it.
+
+
+TOLD, NO_SUCH_JOB, NOT_TOLD = 0, 1, 75
+MAX_MESSAGE = 4096
+"""Characters that an aggregator takes."""
+
+PAUSES_SECONDS = (1.0, 3.0)
+"""Before it is tried again: an aggregator that restarts is back by then, and a launcher at its end waits no longer."""
+
+
+@click.command(cls=Command, short_help="Tell how a job ended: ok, failed or infra.")
+@common_options
+@click.argument("status", type=click.Choice(["ok", "failed", "infra"]))
+@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@click.option(
+    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
+)
+@click.option(
+    "--attempt", type=int, metavar="A", help="Number of the attempt, as in the request of its gate (default 0)."
+)
+@click.option("--message", metavar="T", default="", help="A line for people, kept with the gate.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.pass_context
+def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **options: Any) -> int:
+    """
+    Tell how a job ended: ok, failed (its own fault) or infra (a device, a link or a host stopped it).
+
+    Exit code 0: told. 1: no gate of this job and attempt. 75: the aggregator cannot be reached. 2: usage,
+    or a token that may not tell.
+    """
+    before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
+    settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
+    asked = settings.gate
+    if not asked.job:
+        raise ConfigError("--job is missing: name the job as its gate was asked with it")
+    line = message[:MAX_MESSAGE].encode(errors="replace").decode()  # the end of a log may begin inside of a character
+    gate = _told(settings, asked.job, asked.attempt, status, line)
+    if as_json:
+        from healthd.core import wire
+
+        told = {"job": asked.job, "attempt": asked.attempt, "status": status, "gate": gate}
+        sys.stdout.write(wire.encode(told).decode() + "\n")
+    if gate is None:
+        click.echo(
+            f"healthd: job {asked.job} has no gate for attempt {asked.attempt}; "
+            f"'healthd fleet explain {asked.job}' shows its newest",
+            err=True,
+        )
+        return NO_SUCH_JOB
+    if not as_json:
+        click.echo(f"job {asked.job} attempt {asked.attempt} ended: {status} (gate {gate})")
+    return TOLD
+
+
+def _told(settings: Settings, job: str, attempt: int, status: str, message: str) -> str | None:
+    """The gate that was told, None when there is none. UnreachableError when nobody heard it after some tries."""
+    with gate_client(settings) as aggregator:
+        for pause in PAUSES_SECONDS:
+            try:
+                return aggregator.outcome(job, attempt, status, message)
+            except UnreachableError:
+                time.sleep(pause)
+        return aggregator.outcome(job, attempt, status, message)
+
+
+# `healthd gate release` and `healthd fleet release-lease`: give the nodes of a job back.
+
+
+RELEASED, NOTHING_TO_RELEASE = 0, 1
+MOST_NAMED = 20
+
+
+@click.command("release", cls=Command, short_help="Give a job's nodes back: it has ended.")
+@fleet_options
+@click.option(
+    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
+)
+@click.option(
+    "--attempt", type=int, metavar="A", help="Number of the attempt, as in the request of its gate (default 0)."
+)
+@click.pass_context
+def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
+    """
+    Give the nodes of a job back, or withdraw its gate while that is open. The job itself is not touched.
+
+    It says which nodes are given back; a node is free as soon as it has heard of it.
+
+    Exit code 0: released. 1: nothing to give back: no gate of this job and attempt, or its leases have ended. 2: usage,
+    or a token that may not release.
+    """
+    before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
+    settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
+    asked = settings.gate
+    if not asked.job:
+        raise ConfigError("--job is missing: name the job as its gate was asked with it")
+    of_job = f"job {asked.job} attempt {asked.attempt}"
+    try:
+        with gate_client(settings) as aggregator:
+            nodes = aggregator.withdraw(asked.job, asked.attempt)
+    except NotFoundError as error:
+        if as_json:
+            print_json({"ok": False, "message": str(error), "nodes": []})
+        click.echo(f"healthd: {error}; an admin can free a node: healthd fleet release-lease NODE", err=True)
+        return NOTHING_TO_RELEASE
+    if nodes:
+        more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+        text = f"{of_job} gives back {', '.join(nodes[:MOST_NAMED])}{more}"
+    else:
+        text = f"the gate of {of_job} is withdrawn; it had no node yet"
+    done(as_json, text, nodes=list(nodes))
+    return RELEASED
+
+
+@click.command("release-lease", cls=Command, short_help="End every lease on a node, whoever gave it.")
+@click.argument("node", shell_complete=complete_nodes)
+@fleet_options
+def release_lease(node: str, as_json: bool, **options: Any) -> int:
+    """
+    End every lease on NODE, also one that was adopted after the loss of the aggregator's database.
+
+    The job is not touched: make sure first that it has ended. Processes that still hold devices keep the node taken.
+    A node that is away lets go when it reports again; one that is gone for good can be forgotten now.
+    """
+    with aggregator_of(options) as aggregator:
+        found = aggregator.call_json("DELETE", f"/v1/nodes/{segment(node)}/leases")
+    if as_json:
+        print_json(found)
+        return RELEASED
+    for row in found["released"]:
+        lease = row["lease"]
+        click.echo(f"{found['node']}: the lease of job {lease['job']} attempt {lease['attempt']} is released")
+    if not found["released"]:
+        click.echo(f"{found['node']} has no lease")
+    return RELEASED
+
+
+# Host files of launchers: nodes, one a line.
+
+
+MAX_BYTES = 64 << 20
+"""100,000 nodes with names of 20 characters, and a line for each of 32 slots."""
+
+_SLOTS = re.compile(r"^([^:]+):\d+$")  # a name and how many ranks it takes; an IPv6 address has more colons
+
+
+def read_hostfile(file: Path | None) -> tuple[str, ...]:
+    """
+    Names of nodes, one a line; what follows the name (`n1 slots=8`, `n1:8`) and comments are left out.
+
+    A name that comes again is the same node once more: some schedulers write a line for each slot.
+    """
+    if file is None:
+        return ()
+    try:
+        lines = read_file(file, MAX_BYTES).decode().splitlines()
+    except (OSError, BadInputError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: the host file cannot be read: {words_of(error)}") from None
+    words = (line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
+    names = tuple(dict.fromkeys(_SLOTS.sub(r"\1", word) for word in words))
+    if not names:
+        raise ConfigError(f"{file}: the host file names no node; write one name a line")
+    return names
+
+
+def write_hostfile(file: Path, names: Iterable[str]) -> None:
+    """Write the nodes of a job. OutputError where that cannot be done: then the job must not start."""
+    try:
+        file.write_text("".join(f"{printable_line(name)}\n" for name in names), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{file}: cannot write the host file: {words_of(error)}") from None
+
+
+# What a hook does while the aggregator is away: by the rule that the operator chose, and nothing is hidden.
+
+
+MAX_AGE_SECONDS = 600.0
+"""How old evidence may be for the node's own verdict, where the gate does not say."""
+
+
+def may_start(asked: GateSettings, request: GateRequest, error: UnreachableError) -> bool:
+    """
+    Whether the job may start although no aggregator answers; says on standard error by which rule, and why not.
+
+    Raises OutputError where it may, and its nodes cannot be written to the host file.
+    """
+    rule = asked.on_unreachable
+    names = nodes_of(request)
+    why, end = "", "starting without a gate"
+    if rule == "hold":
+        why = "not admitted"
+    elif rule == "local":
+        why = own_verdict(asked, request)
+        end = f"node {names[0]} says that it is ready" if names else ""
+    if not why and asked.hostfile_out is not None and not names:
+        why = f"{asked.hostfile_out} cannot be written, for without an aggregator the nodes are not known; not admitted"
+    click.echo(f"healthd: {error}; on_unreachable={rule}: {why or end}", err=True)
+    if not why and asked.hostfile_out is not None:
+        write_hostfile(asked.hostfile_out, names)
+    return not why
+
+
+def nodes_of(request: GateRequest) -> tuple[str, ...]:
+    """The names of all nodes that are asked for; empty where only the aggregator knows them."""
+    if request.join is not None:
+        return (request.join.node,) if request.join.size == 1 else ()
+    return request.nodes
+
+
+def own_verdict(asked: GateSettings, request: GateRequest) -> str:
+    """
+    Why this node may not go by its own verdict, or what speaks against it; empty where the node is fit for the job.
+
+    A daemon speaks for its node alone, so it must be the only one that is asked for.
+    """
+    names = nodes_of(request)
+    if len(names) != 1:
+        if request.join is not None:
+            many = f"group {request.join.group} has {request.join.size} members"
+        else:
+            many = f"{len(names)} nodes are asked for" if names else f"nodes of pool {request.pool} are asked for"
+        return f"{many}, and a daemon speaks for its own node alone; not admitted"
+    query = {
+        "node": names[0],
+        "tier": asked.tier.value if asked.tier else "quick",
+        "max_age": f"{MAX_AGE_SECONDS if asked.max_age_seconds is None else asked.max_age_seconds:g}",
+    }
+    if request.workload:
+        query["workload"] = request.workload
+    found = ask_readiness(asked.local_url, query)
+    if found.fit:
+        return ""
+    if found.fit is None:
+        return f"{found.why}; name the daemon of this node with gate.local_url"
+    return f"node {names[0]} is not ready: {found.why}"
+
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 
@@ -134,7 +379,7 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
         from healthd.cli.hooks import join as joining
 
         return joining.run(settings, as_json=as_json)
-    from healthd.core.http.gate_client import NotAdmittedError
+    from healthd.core.http.client import NotAdmittedError
 
     request = build_request(settings.gate)
     try:
@@ -228,9 +473,9 @@ def show(decision: Decision, asked: GateSettings, *, as_json: bool) -> None:
             why = " ".join(decision.reasons[0].message.split()) if decision.reasons else admitted
             click.echo(f"{decision.decision.value}: {why}")
         else:
-            from healthd.cli.terminal import fleet_view, render
+            from healthd.cli.terminal import render
 
-            render.show(render.out(), fleet_view.decision_report(decision))
+            render.show(render.out(), render.decision_report(decision))
 
 
 def exit_code(decision: Decision, asked: GateSettings) -> int:
@@ -243,7 +488,7 @@ def exit_code(decision: Decision, asked: GateSettings) -> int:
 
 def _withdraw(settings: Settings, request: GateRequest) -> str:
     """Give the gate back, so that it is not admitted to nobody; what came of it, as the end of a sentence."""
-    from healthd.core.http.gate_client import GateClient
+    from healthd.core.http.client import GateClient
 
     try:
         endpoint = settings.endpoint(settings.gate.aggregator)
@@ -257,7 +502,7 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
 
 
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool) -> Decision:
-    from healthd.cli.terminal.progress import Progress
+    from healthd.cli.terminal.output import Progress
 
     progress = Progress(quiet=as_json, whole=watch)
 

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.aggregator.model.policy import Policy
-from healthd.cli.settings.options import Command, common_options, load_settings
-from healthd.cli.settings.tree import Settings
+from healthd.cli.settings.options import Command, Settings, common_options, load_settings
 from healthd.cli.terminal.output import log_to_stderr, told
-from healthd.core.config.schema import key_of
+from healthd.core.config import key_of
 from healthd.core.errors import ConfigError
 from healthd.core.model import GateRequest
 from healthd.hooks.launchers import Place, address_towards, describe, find_place, traces
-from healthd.hooks.preflight import NOT_ADMITTED
+from healthd.hooks.preflight.hook import NOT_ADMITTED
 from healthd.hooks.stopping import Stopped, stoppable
 
 if TYPE_CHECKING:
-    from healthd.hooks.preflight import Outcome, Plain, Task
+    from healthd.hooks.preflight.hook import Outcome, Plain, Task
 
 JOB = "preflight"
 SECRET_CHARACTERS = 16
@@ -120,8 +119,7 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
     if keeper is not None:
         _run_keeper(settings, place, keeper)
         return 0
-    from healthd.hooks.preflight.hook import run_hook
-    from healthd.hooks.preflight.job import become
+    from healthd.hooks.preflight.hook import become, run_hook
 
     _main_address(place.main, settings.preflight.port)
     _read_secret(settings.preflight.token_file)
@@ -185,16 +183,16 @@ def _this_machine_alone(main: str = LOOPBACK) -> Place:
 
 
 def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
-    from healthd.cli.terminal import fleet_view, render
+    from healthd.cli.terminal import render
     from healthd.core import wire
-    from healthd.hooks.preflight import with_hosts
+    from healthd.hooks.preflight.hook import with_hosts
 
     if as_json and outcome.decision is not None:
         with told(needed=True):
             sys.stdout.write(wire.encode(outcome.decision).decode() + "\n")
     elif outcome.decision is not None:
         console = render.err()
-        report = fleet_view.decision_report(outcome.decision)
+        report = render.decision_report(outcome.decision)
         render.show(console, [with_hosts(line, outcome.hosts_of) for line in report])
     if outcome.message:
         sys.stderr.write(f"healthd: rank {place.rank}: {with_hosts(outcome.message, outcome.hosts_of)}\n")
@@ -205,8 +203,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
     from healthd.aggregator.auth import is_loopback
     from healthd.core import wire
     from healthd.core.threads import in_thread
-    from healthd.hooks.preflight.main_node import ASK_SECONDS
-    from healthd.hooks.preflight.sidecar import keep
+    from healthd.hooks.preflight.sidecar import ASK_SECONDS, keep
     from healthd.node.daemon import run_node
 
     descriptor, parent, began, name = keeper.split(":", 3)
@@ -253,7 +250,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
 
 def build_task(settings: Settings, place: Place, *, parent: int, began: float) -> Task:
     """What the keeper is to do, for a hook that was started at `began` (CLOCK_MONOTONIC)."""
-    from healthd.hooks.preflight import Task, node_name
+    from healthd.hooks.preflight.hook import Task, node_name
 
     asked = settings.preflight
     host, port = _main_address(place.main, asked.port)
@@ -308,7 +305,7 @@ def policy_of(policy: Policy) -> dict[str, Plain]:
 
 def _read_secret(file: Path | None) -> str | None:
     """The shared secret of the job's nodes: one word of some length. ConfigError names the file."""
-    from healthd.core.http.aggregator_client import read_token
+    from healthd.core.http.client import read_token
 
     secret = read_token(file)
     if secret is not None and (len(secret) < SECRET_CHARACTERS or not secret.isascii() or " " in secret):

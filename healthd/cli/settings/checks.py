@@ -6,20 +6,151 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from checks.contract import Limit, Program
-from healthd.cli.settings.probes import BaselineSettings, LimitSettings, ProbeSettings
-from healthd.cli.settings.run_dir import check_run_dir
-from healthd.core.config.load import locate
-from healthd.core.config.schema import nearest
-from healthd.core.config.values import parse_duration
+from healthd.core.config import locate, nearest, parse_duration
 from healthd.core.errors import ConfigError
 from healthd.core.file_trust import check_file, check_folder
 from healthd.node.settings import NodeSettings
 
 if TYPE_CHECKING:
     from healthd.runner.settings import Baseline, RunnerSettings
+
+
+# What one says of checks: how they run, by which limits they judge, and which programs are checks.
+
+
+# As many logical devices as the largest machines have cores; beyond it is a slip.
+MOST_CPU_DEVICES = 1024
+MOST_RETRIES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitSettings:
+    """One limit of a measurement, by its name (`matmul_flops_per_second`, or for one device `...@cpu:1`)."""
+
+    lower: float | None = None
+    """Least value that passes, in the unit that the name ends in."""
+
+    upper: float | None = None
+    """Largest value that passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineSettings:
+    """Limits for one kind of machine, as `healthd baseline` writes them; limits without a kind override them."""
+
+    hardware: str
+    """Instance type, else the kind of device, and how many ranks the machine is split into: `trn1.32xlarge x32`."""
+
+    accelerator: str
+    """cpu, cuda, xla or neuron."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of libraries and drivers, by name. A machine that is known to have another one is of another kind."""
+
+    limits: dict[str, LimitSettings] = field(default_factory=dict)
+    """Limits by measurement, as under `limits`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """How checks are run."""
+
+    accelerator: str = "auto"
+    """auto takes what is found; a name insists on it."""
+
+    python: Path | None = None
+    """The interpreter that has torch (3.10 or newer); None is the one that healthd runs with."""
+
+    instance_type: str | None = None
+    """The EC2 instance type, where it must not be looked for; None asks the firmware tables, then the metadata."""
+
+    cpu_devices: int = 2
+    """How many logical devices plain CPUs are split into. Two: collectives need two."""
+
+    third_party: tuple[str, ...] = ()
+    """Checks to take from entry points (group healthd.checks) of the probe interpreter, by name."""
+
+    directories: tuple[Path, ...] = ()
+    """Directories of check files of your own."""
+
+    workers: int | None = None
+    """Most workers started at once; None is half the cores, at least two. Ranks of one group always start together."""
+
+    on_cold_cache: Literal["unknown", "compile"] = "unknown"
+    """What a quick run does where the probes are not compiled for this device yet (Neuron, XLA). unknown says so at
+    once and names `healthd warm`; compile makes the run wait for it. Deep runs always compile."""
+
+    compile_timeout_seconds: float = 1200.0
+    """How long compiling all probes of a run may take. The smallest takes a minute on Neuron, so twenty minutes."""
+
+    compile_cache: Path | None = None
+    """Where compiled probes are kept; None: `compile-cache` in the state directory. Never a job's own cache."""
+
+    compile_flags: tuple[str, ...] | None = None
+    """Flags of the Neuron compiler for the probes; None: those that compile fast and keep fp32 products exact."""
+
+    neuron_lnc: int | None = None
+    """Physical cores of one logical NeuronCore (1 or 2), as the jobs have it; None: as neuron-ls says."""
+
+    start_seconds: float = 60.0
+    """Within which a worker must be ready: importing torch from a cold disk takes long."""
+
+    lock_wait_seconds: float = 60.0
+    """How long to wait while another healthd on this host runs active checks."""
+
+    profile: Literal["off", "slow", "always"] = "slow"
+    """What one more repetition under a profiler is done of: what is slow against its limit, everything that is timed,
+    or nothing."""
+
+    retries: int = 1
+    """How often a check that could not run is tried again. A wrong result is never tried into a pass."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cpu_devices <= MOST_CPU_DEVICES:
+            raise ValueError(f"cpu_devices must be between 1 and {MOST_CPU_DEVICES}, not {self.cpu_devices}")
+        if not 0 <= self.retries <= MOST_RETRIES:
+            raise ValueError(f"retries must be between 0 and {MOST_RETRIES}, not {self.retries}")
+        if self.compile_timeout_seconds <= 0:
+            raise ValueError(f"compile_timeout must be more than 0, not {self.compile_timeout_seconds}")
+        if self.neuron_lnc not in (None, 1, 2):
+            raise ValueError(f"neuron_lnc must be 1 or 2, not {self.neuron_lnc}")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers must be at least 1, not {self.workers}")
+        if self.accelerator != "auto":
+            from checks.accelerators import accelerator_names
+
+            names = accelerator_names()
+            if self.accelerator not in names:
+                near = nearest(self.accelerator, dict.fromkeys(("auto", *names)))
+                raise ValueError(f"accelerator {self.accelerator!r} is none of ours{near}")
+
+
+# The run directory: where it is by default, and whether it may be used; only commands that use it look.
+
+
+def default_run_dir() -> Path:
+    """Root's is the system's; another user's is their own."""
+    if os.geteuid() == 0:
+        return Path("/run/healthd")
+    import tempfile
+
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "healthd" if base else Path(tempfile.gettempdir()) / f"healthd-{os.geteuid()}"
+
+
+def check_run_dir(folder: Path) -> None:
+    """ConfigError where it is the default one, of which everybody knows the name, and somebody else has made it."""
+    if os.geteuid() == 0 or folder != default_run_dir().absolute():
+        return  # in /run root alone makes directories, for whomever
+    try:
+        status = folder.lstat()
+    except OSError:
+        return  # who makes it says what is wrong
+    if status.st_uid != os.geteuid():
+        raise ConfigError(f"{folder}: another user has made it; name a directory of yours with --run-dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +197,7 @@ class CheckSettings:
         """
         if not self.baselines:
             return ()
-        from checks.learned import ORIGIN
+        from checks.limits import ORIGIN
         from healthd.runner.settings import Baseline
 
         return tuple(
@@ -101,7 +232,7 @@ class CheckSettings:
         out of sight has them. None: where a scheduler has started this process. `in_fleet`: jobs over several nodes run
         here. None: where aggregators are configured.
         """
-        from healthd.node.occupancy.own import inside_a_job
+        from healthd.node.occupancy.occupancy import inside_a_job
         from healthd.runner.settings import RunnerSettings
 
         probe = self.probe

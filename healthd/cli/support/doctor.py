@@ -16,9 +16,8 @@ import click
 from checks.host.machine import Host, HostError
 from checks.host.running import TimeUpError, run_program
 from checks.json_text import parse_json
-from healthd.cli.settings.options import common_options, load_settings
-from healthd.cli.settings.run_dir import check_run_dir
-from healthd.cli.settings.tree import Settings
+from healthd.cli.settings.checks import check_run_dir
+from healthd.cli.settings.options import Settings, common_options, load_settings
 from healthd.core.errors import ConfigError, HealthdError, words_of
 
 # What the probes need of the interpreter that runs them, asked in one go.
@@ -229,7 +228,7 @@ def _schedulers(settings: Settings) -> Iterator[Item]:
     import asyncio
 
     from healthd.node.clock import system_clock
-    from healthd.node.occupancy.schedulers import Schedulers
+    from healthd.node.occupancy.occupancy import Schedulers
 
     schedulers = Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock())
     for reading in asyncio.run(schedulers.look()).readings:

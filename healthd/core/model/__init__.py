@@ -23,9 +23,11 @@ if TYPE_CHECKING:
         GateRequest,
         GateTerm,
         Join,
+        Mode,
+        ValidationKind,
+        Verdict,
         WellNode,
     )
-    from healthd.core.model.modes import Mode, ValidationKind, Verdict
     from healthd.core.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
     from healthd.core.model.orders import (
         FINAL_STATUSES,
@@ -90,7 +92,7 @@ if not TYPE_CHECKING:
         """A name out of the first module that has it (PEP 562)."""
         if name in __all__:
             # In the order in which they need each other, the lightest first.
-            for module in ("results", "modes", "node", "orders", "gates", "sync"):
+            for module in ("results", "node", "orders", "gates", "sync"):
                 found = vars(importlib.import_module(f"{__name__}.{module}"))
                 if name in found:
                     setattr(sys.modules[__name__], name, found[name])

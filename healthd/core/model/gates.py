@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from checks.contract import Blame, Status, Tier
-from healthd.core.model.modes import Mode, ValidationKind, Verdict
 from healthd.core.model.results import Reason
+
+# How a gate answers: in earnest or to watch, and which answers there are.
+
+
+class Mode(str, enum.Enum):
+    """ENFORCE means what it says; OBSERVE admits always and records what it would have said."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+
+
+class ValidationKind(str, enum.Enum):
+    """What nodes run together: COLLECTIVES, and from the deep tier on training steps too; TRAINING: these alone."""
+
+    COLLECTIVES = "collectives"
+    TRAINING = "training"
+
+
+class Verdict(str, enum.Enum):
+    """The answer of a gate. HOLD is "not yet" and never the last word."""
+
+    ADMIT = "admit"
+    HOLD = "hold"
+    REJECT = "reject"
+
 
 LARGEST_ATTEMPT = 2**31 - 1
 """The largest attempt of a job: what the database's column holds, and seconds since the epoch until 2038."""

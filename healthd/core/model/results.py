@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks.contract import Action, Blame, Finding, Series, Status, Tier
+from checks.contract import Action, Blame, Evidence, Finding, Series, Status, Tier
 
 
 class Health(str, enum.Enum):
@@ -42,7 +44,7 @@ class WorkDigest:
     What fixed work came to, to the bit, on devices of a node that agree: for the comparison with other nodes.
 
     Only digests of one `key` may be compared. `label` says which work it was. `root` is the digest of all places,
-    `places` a short one of each (see `healthd.core.model.work_digests`).
+    `places` a short one of each (see `healthd.core.model.results`).
     """
 
     key: str
@@ -111,3 +113,97 @@ class CheckSpec:
     """It measures a collective, of which Prometheus gets bus bandwidth and time by size."""
     series: tuple[Series, ...] = ()
     """What Prometheus gets of its measurements of each device."""
+
+
+# Digests of fixed work as a node sends them: one digest of all places, and a short one of each that says where to
+# look.
+
+
+MOST_DIGESTS = 16
+"""Of one result: three dtypes, and devices that differ."""
+MOST_PLACES_CHARACTERS = 16_384
+"""Of `WorkDigest.places`: 400 places of a user's model; the built-in step has 91 and takes 1.5 KB."""
+MOST_KEY_CHARACTERS = 1024
+MOST_TARGETS = 256
+_SHORT = 4
+"""
+Hexadecimal digits of a place. That nodes differ is decided by the root; that the first place is named and not a later
+one fails once in 65,536 times.
+"""
+_NOT_IN_NAMES = re.compile(r"[\s=:]")
+
+
+def digests_of(evidence: Sequence[Evidence], machine: Callable[[], str | None]) -> tuple[WorkDigest, ...]:
+    """
+    What devices gave evidence of that repeated their own digests; those that agree are one record.
+
+    `machine` gives the hardware and the versions under which they ran. They are a part of the key, because a node may
+    have others by the time that somebody compares; None: they are not known, and nothing may be compared. So are the
+    names of the places: steps that were digested at other places are not compared; and what the check says in
+    `over_nodes`, which devices of one node have in common.
+    """
+    found: dict[tuple[str, str], WorkDigest] = {}
+    same: str | None = None
+    for item in sorted(evidence, key=lambda item: item.target):
+        digests = item.data.get("digests")
+        if not isinstance(digests, Mapping) or not digests or item.data.get("stable") is not True:
+            continue
+        same = same or machine()
+        if same is None:
+            return ()
+        places = {str(name): str(value) for name, value in digests.items()}
+        root = _hash(f"{name}={value}" for name, value in places.items())
+        known, shared = found.get((item.key, root)), item.data.get("over_nodes")
+        found[(item.key, root)] = WorkDigest(
+            key=" | ".join((same, item.key, *([str(shared)] if shared else []), f"places {_hash(places)[:8]}")),
+            label=str(item.data.get("dtype", "")),
+            root=root,
+            places=pack(places),
+            targets=(*(known.targets if known is not None else ()), item.target),
+        )
+    return tuple(found.values())[:MOST_DIGESTS]
+
+
+def pack(places: Mapping[str, str]) -> str:
+    """Names and short digests in order, the name of a layer before its first place; empty where it gets too long."""
+    words: list[str] = []
+    before = ""
+    for name, value in places.items():
+        layer, _, operation = _NOT_IN_NAMES.sub("_", name).rpartition(".")
+        if layer != before:
+            words.append(f"{layer}:")
+            before = layer
+        words.append(f"{operation}={value[:_SHORT]}")
+    text = " ".join(words)
+    return text if len(text) <= MOST_PLACES_CHARACTERS else ""
+
+
+def unpack(text: str) -> dict[str, str]:
+    """What `pack` was given, with short digests; words that it would not write are left out."""
+    found: dict[str, str] = {}
+    layer = ""
+    for word in text.split(" "):
+        if word.endswith(":"):
+            layer = word[:-1]
+        elif "=" in word:
+            operation, _, value = word.rpartition("=")
+            found[f"{layer}.{operation}" if layer else operation] = value
+    return found
+
+
+def is_bounded(digest: WorkDigest) -> bool:
+    """Whether a digest that came from elsewhere keeps the bounds of those that are made here."""
+    return (
+        0 < len(digest.key) <= MOST_KEY_CHARACTERS
+        and len(digest.label) <= 64
+        and 0 < len(digest.root) <= 64
+        and len(digest.places) <= MOST_PLACES_CHARACTERS
+        and 0 < len(digest.targets) <= MOST_TARGETS
+        and all(len(target) <= 128 for target in digest.targets)
+    )
+
+
+def _hash(words: Iterable[str]) -> str:
+    import hashlib  # a passive round of `healthd check` has no digests
+
+    return hashlib.sha256("\n".join(words).encode(errors="replace")).hexdigest()[:16]

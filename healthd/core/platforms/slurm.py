@@ -18,7 +18,7 @@ from datetime import datetime
 
 from checks.printable import printable
 from healthd.core.errors import BadInputError, HealthdError
-from healthd.core.programs import CalledOffError, Programs
+from healthd.core.threads import CalledOffError, Programs
 
 MARK = "healthd: "
 """How the reason of a drain begins that is the node's own word."""

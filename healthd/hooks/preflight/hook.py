@@ -9,23 +9,180 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
+from checks.printable import printable_line
 from healthd.core import wire
 from healthd.core.errors import ConfigError, HealthdError
+from healthd.core.model import Decision, GateRequest
 from healthd.hooks.launchers import Place
-from healthd.hooks.preflight import NOT_ADMITTED, Outcome
-from healthd.hooks.preflight.job import environment_of
 from healthd.hooks.stopping import Signals
+
+# A gate for one job with no standing service: what runs beside each node's command.
+
+
+Plain = str | bool | int | float | list[str] | list[int] | dict[str, float]
+"""What a setting of the gate's aggregator can be."""
+
+NOT_ADMITTED, IMPOSSIBLE, USAGE = 75, 1, 2
+
+_NODE_NAME = re.compile(r"\brank-(\d{1,9})\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """
+    What the keeper is to do.
+
+    `began` is when the hook was started, by CLOCK_MONOTONIC: `wait_seconds` counts from there. `port` is the
+    aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to confirm the
+    start, `gone_seconds` after how long without an answer the main node counts as gone, `linger_seconds` how long the
+    main node waits for the others to hear the end. `main_counts`: the launcher takes the exit code of rank 0 for the
+    job's, so that nothing may start without it. `policy` is what the gate's aggregator goes by, by keys of
+    `[policy]`; what is not named is as always.
+    """
+
+    rank: int
+    size: int
+    main: str
+    port: int
+    local_rank: int
+    local_size: int
+    request: GateRequest
+    wait_seconds: float
+    began: float
+    acknowledge_seconds: float
+    gone_seconds: float
+    linger_seconds: float
+    token: str | None
+    parent: int
+    main_counts: bool = False
+    policy: Mapping[str, Plain] = field(default_factory=dict)
+
+    @property
+    def node(self) -> str:
+        """The name of this node in the gate."""
+        return node_name(self.rank)
+
+    @property
+    def url(self) -> str:
+        """The aggregator's URL."""
+        host = f"[{self.main}]" if ":" in self.main else self.main
+        return f"http://{host}:{self.port}"
+
+    @property
+    def probes(self) -> bool:
+        """Whether this process checks the node: one on each node does."""
+        return self.local_rank == 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process runs the aggregator."""
+        return self.rank == 0 and self.local_rank == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """
+    What the hook is to do: `run` the command as number `rank` of `size` with `main` and `hosts`, `park` until the
+    keeper ends, or `exit` with `code`. `decision` is shown. `run` is told twice: first to print the decision and write
+    the host file, and then, when all have confirmed that, to start.
+    """
+
+    kind: str
+    code: int
+    rank: int | None = None
+    size: int | None = None
+    main: str | None = None
+    hosts: tuple[str, ...] = ()
+    decision: Decision | None = None
+    message: str = ""
+    hosts_of: Mapping[str, str] = field(default_factory=dict)
+    """The hosts of the ranks that the decision or the message names, as far as they are known; for people."""
+
+
+def node_name(rank: int) -> str:
+    """`rank-3`: how a preflight names its nodes."""
+    return f"rank-{rank}"
+
+
+def ranks_in(text: str) -> list[int]:
+    """The ranks of the nodes that a text names, each once."""
+    return list(dict.fromkeys(int(rank) for rank in _NODE_NAME.findall(text)))
+
+
+def with_hosts(text: str, hosts_of: Mapping[str, str]) -> str:
+    """The text with nodes named by their hosts: `gpu-17 (rank 3)` for `rank-3`, where the host is known."""
+    return _NODE_NAME.sub(lambda m: f"{hosts_of[m[1]]} (rank {m[1]})" if m[1] in hosts_of else m[0], text)
+
+
+# What the job's command is given when the hook becomes it: its number, its peers, clean signals and files.
+
+
+_PID_FILE = re.compile(r"(.*-)(\d+)\.txt")
+
+
+def environment_of(place: Place, outcome: Outcome, environ: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: its number among the admitted, and the launcher's own variables to match."""
+    environment = dict(environ)
+    rank, size, main = outcome.rank or 0, outcome.size or 1, outcome.main or place.main
+    environment.update(HEALTHD_RANK=str(rank), HEALTHD_NNODES=str(size), HEALTHD_MAIN=main)
+    if place.source == "torchrun":
+        from healthd.hooks.launchers import torchrun
+
+        environment.update(torchrun.renumber(environ, rank=rank, size=size, main=main))
+    environment["HEALTHD_HOSTFILE"] = str(write_hostfile(outcome.hosts))
+    return environment
+
+
+def write_hostfile(hosts: tuple[str, ...], *, folder: Path | None = None) -> Path:
+    """
+    The admitted, one a line, in a file named by this process, which is about to become the command.
+
+    Nobody can remove it when the command ends, so those of processes that are gone are removed here. A folder may be
+    shared by hosts and by containers, in which the same number is another process: their files stay.
+    """
+    folder = folder or Path(tempfile.gettempdir()) / f"healthd-hosts-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid() or folder.is_symlink():
+            folder = Path(tempfile.mkdtemp(prefix="healthd-hosts-"))
+        here = f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-".replace("/", "_")
+        for old in folder.iterdir():
+            match = _PID_FILE.fullmatch(old.name)
+            if match and match[1] == here and not Path(f"/proc/{match[2]}").exists():
+                with contextlib.suppress(FileNotFoundError):
+                    old.unlink()
+        file = folder / f"{here}{os.getpid()}.txt"
+        file.write_text("".join(f"{printable_line(host)}\n" for host in hosts), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder}: the host file cannot be written: {error.strerror}; set TMPDIR") from None
+    return file
+
+
+def become(command: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
+    """Never returns: the hook becomes the command. ConfigError when it cannot be started."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would forget one that comes just now
+    # Python ignores these, and what is ignored stays so over exec: a pipe's end would no longer end a job's commands.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, dict(environment))  # noqa: S606 - the hook becomes the job's command
+    except OSError as error:
+        raise ConfigError(f"{command[0]}: cannot be started: {error.strerror}") from None
+
 
 # A launcher that ends a hook kills it some seconds later.
 END_SECONDS = 4.0

@@ -4,24 +4,359 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
+import hashlib
+import json
 import os
+import signal
+import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar, get_args
 
+from healthd.aggregator.controller.preflights import MOST_ASKED, RollCallAnswer
 from healthd.core import wire
-from healthd.core.errors import HealthdError, UnreachableError
-from healthd.core.http.aggregator_client import BAD_REQUEST, HOLD_SECONDS, NO_TOKEN, WRONG_TOKEN, RefusedError
-from healthd.core.http.gate_client import GateClient
-from healthd.core.model import Decision, Verdict
-from healthd.core.tasks import OnEnd, Tasks
+from healthd.core.errors import BadInputError, HealthdError, UnreachableError
+from healthd.core.http.client import (
+    BAD_REQUEST,
+    HOLD_SECONDS,
+    NO_TOKEN,
+    WRONG_TOKEN,
+    Endpoint,
+    GateClient,
+    RefusedError,
+)
+from healthd.core.http.client import USAGE as REFUSED_FOR_GOOD
+from healthd.core.model import Decision, GateTerm, Verdict
+from healthd.core.node_name import NO_NAMES, can_name
+from healthd.core.tasks import Backoff, OnEnd, Tasks
 from healthd.core.threads import in_thread
-from healthd.hooks.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name, with_hosts
-from healthd.hooks.preflight.handshake import acknowledge, handshake, withdraw
-from healthd.hooks.preflight.main_node import MainNode, main_node
-from healthd.hooks.preflight.roll_call import DifferenceError, call, check, hosts_in, reach_main, tell_difference
+from healthd.hooks.preflight.hook import (
+    IMPOSSIBLE,
+    NOT_ADMITTED,
+    USAGE,
+    Outcome,
+    Plain,
+    Task,
+    node_name,
+    ranks_in,
+    with_hosts,
+)
 from healthd.hooks.stopping import NUMBERS
+
+# The aggregator of one preflight: a child of the main node's keeper, in memory, gone with the gate.
+
+
+# Nodes of a preflight ask this often and count as silent after this long: a node that died must not be waited for.
+ASK_SECONDS = 5.0
+SILENT_SECONDS = 20.0
+STOP_SECONDS = 6.0
+_PR_SET_PDEATHSIG = 1
+
+
+class MainNode:
+    """A running aggregator."""
+
+    def __init__(self, process: asyncio.subprocess.Process, tasks: Tasks) -> None:
+        self._process = process
+        self._last: deque[str] = deque(maxlen=5)
+        self._ended = tasks.start("last words of the aggregator of this gate", self._watch())
+
+    async def until_ended(self) -> None:
+        """Wait until it is gone; raises a HealthdError with its last words."""
+        await asyncio.shield(self._ended)
+
+    async def _watch(self) -> None:
+        """Drain what it says, so that it never waits for us, and raise its last words when it ends."""
+        stream = self._process.stderr
+        while stream is not None and (chunk := await stream.read(65536)):
+            self._last.extend(line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip())
+        code = await self._process.wait()
+        words = self._last[-1].removeprefix("healthd: ") if self._last else f"exit code {code}"
+        raise HealthdError(f"the aggregator of this gate has ended: {words}")
+
+    async def stop(self) -> None:
+        """End it, whatever it does."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await asyncio.wait({self._ended})
+        with contextlib.suppress(HealthdError, asyncio.CancelledError):
+            self._ended.result()
+
+
+@contextlib.asynccontextmanager
+async def main_node(task: Task, folder: Path, tasks: Tasks) -> AsyncIterator[MainNode | None]:
+    """The aggregator, from entry to exit, where this process leads; None elsewhere."""
+    if not task.leads:
+        yield None
+        return
+    settings = folder / "aggregator.toml"
+    _write_private(settings, settings_of(task, folder))
+    # It reads this file and nothing else: variables and files of this host are about other aggregators.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
+    command = [sys.executable, "-P", "-m", "healthd", "aggregator", "--config", str(settings)]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=_die_with_parent,
+    )
+    running = MainNode(process, tasks)
+    try:
+        yield running
+    finally:
+        await running.stop()
+
+
+def settings_of(task: Task, folder: Path) -> str:
+    """TOML: in memory, with no fleet to recover, waiting for nodes as long as the gate does."""
+    aggregator: dict[str, Plain] = {
+        "listen": f"{_any_address(task.main)}:{task.port}",
+        "database": "sqlite://",
+        "state_dir": str(folder),
+        "preflight": True,
+        "insecure": True,
+        "max_nodes": task.size,
+        "handshake": f"{task.acknowledge_seconds}s",
+    }
+    if task.token is not None:
+        tokens = folder / "tokens.toml"
+        digest = hashlib.sha256(task.token.encode()).hexdigest()
+        _write_private(tokens, f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
+        aggregator["token_file"] = str(tokens)
+    # What lives for one job's start has nothing to remember, and nobody could release what it latched.
+    policy: dict[str, Plain] = {
+        **task.policy,
+        "rules": False,
+        "recovery": "0s",
+        "node_grace": f"{task.wait_seconds}s",
+        "silent": f"{SILENT_SECONDS}s",
+    }
+    # Whoever starts a preflight chooses its terms; the token only keeps others out.
+    gate: dict[str, Plain] = {"callers_may": list(get_args(GateTerm))}
+    tables: dict[str, Mapping[str, Plain]] = {"aggregator": aggregator, "policy": policy, "gate": gate}
+    return "".join(
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    )
+
+
+def _toml(value: Plain) -> str:
+    """A JSON string, number, truth or list is one of TOML too; a table is not."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _any_address(main: str) -> str:
+    """Where the aggregator listens: loopback for a job on one machine, else every address of the main's family."""
+    if main in ("localhost", "127.0.0.1", "::1"):
+        return "[::1]" if main == "::1" else "127.0.0.1"
+    return "[::]" if ":" in main else "0.0.0.0"  # noqa: S104 - the peers come from other machines
+
+
+def _die_with_parent() -> None:
+    """In the child: a keeper that is killed must not leave an aggregator behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+# The ranks of a preflight find the main node, and see that all were started alike, before any asks the gate.
+
+
+T = TypeVar("T")
+
+# After so long without the main node a person is told what is waited for.
+PATIENCE_SECONDS = 5.0
+NOT_FOUND = 404
+"""What another program at the main node's port answers: ours may yet come."""
+
+
+class DifferenceError(HealthdError):
+    """The ranks were not started alike; every one of them is told so."""
+
+
+def options_of(task: Task) -> dict[str, str]:
+    """What all ranks must be started with alike, by the names that people know it by."""
+    asked = task.request
+    found = {
+        "--nnodes": task.size,
+        "--job": asked.job,
+        "--attempt": asked.attempt,
+        "--min-nodes": asked.min_nodes,
+        "--tier": None if asked.tier is None else asked.tier.value,
+        "--max-age": asked.max_age_seconds,
+        "--mode": None if asked.mode is None else asked.mode.value,
+        "--collective": asked.collective,
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def ask(task: Task, aggregator: GateClient, *, asked: Sequence[int] = ()) -> RollCallAnswer:
+    """Say once (more) that this process is there; `asked` are ranks whose hosts it wants to know."""
+    host = socket.gethostname()
+    waited = time.monotonic() - task.began
+    body = {
+        "node": task.node,
+        "rank": task.rank,
+        "local_rank": task.local_rank,
+        "options": options_of(task),
+        "wait_seconds": max(0.0, task.wait_seconds - waited) if task.leads else None,
+        "host": host if can_name(host) and host not in NO_NAMES else "",
+        "asked": list(asked),
+    }
+    found = aggregator.call("POST", "/v1/preflight/ranks", body=body, hold_seconds=0.0)
+    return wire.decode(found, RollCallAnswer, what="answer to the roll call")
+
+
+def check(task: Task, aggregator: GateClient) -> RollCallAnswer:
+    """As `ask`; DifferenceError when not all were started alike."""
+    answer = ask(task, aggregator)
+    if answer.difference is not None:
+        raise DifferenceError(answer.difference)
+    return answer
+
+
+async def reach_main(task: Task) -> float:
+    """
+    Until the main node has come: how many seconds its gate holds. The processes of a job do not start together.
+
+    DifferenceError when not all ranks were started alike; RefusedError for a token that may not ask.
+    """
+    loop = asyncio.get_running_loop()
+    began, said, why = loop.time(), False, ""
+    while True:
+        try:
+            answer = await call(task, lambda aggregator: check(task, aggregator))
+            if answer.wait_seconds is not None:
+                return answer.wait_seconds
+            why = "its aggregator is there, and rank 0 has not come yet"
+        except RefusedError as error:
+            if error.status in REFUSED_FOR_GOOD - {NOT_FOUND}:
+                raise
+            why = str(error)
+        except UnreachableError as error:
+            why = str(error)
+        waited = loop.time() - began
+        if waited > task.wait_seconds:
+            raise UnreachableError(f"the main node did not answer in {task.wait_seconds:g} s: {why}") from None
+        if waited > PATIENCE_SECONDS and not said:
+            said = True
+            sys.stderr.write(f"healthd: waiting for rank 0 at {task.main}:{task.port} ({why})\n")
+        await asyncio.sleep(min(1.0, 0.1 + waited / 10))
+
+
+def hosts_in(task: Task, text: str, aggregator: GateClient) -> Mapping[str, str]:
+    """The hosts of the nodes that a text names, by rank; for people, so that not knowing them is no error."""
+    asked = ranks_in(text)[:MOST_ASKED]
+    if not asked:
+        return {}
+    try:
+        return ask(task, aggregator, asked=asked).hosts
+    except HealthdError:
+        return {}
+
+
+async def tell_difference(task: Task) -> None:
+    """On the main node: stay until all who have come know that they were not started alike, within bounds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + task.linger_seconds
+
+    with contextlib.suppress(HealthdError):
+        while loop.time() < end:
+            answer = await call(task, lambda aggregator: ask(task, aggregator))
+            if answer.all_told:
+                break
+            await asyncio.sleep(0.1)
+
+
+async def call(task: Task, work: Callable[[GateClient], T]) -> T:
+    """Speak to the aggregator in a thread that nobody waits for."""
+
+    def speak() -> T:
+        with GateClient(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
+            return work(aggregator)
+
+    return await in_thread("line to the main node", speak)
+
+
+# The two-step end of a preflight from the side of one rank: see `healthd.aggregator.gate.rendezvous`.
+
+
+RETRIES = Backoff(0.1, 2.0)
+
+WITHDRAW_SECONDS = 2.0
+"""A launcher that ends a hook kills it some seconds later."""
+
+
+async def acknowledge(task: Task, decision: Decision) -> tuple[bool, tuple[str, ...]]:
+    """Whether all go, and who did not acknowledge. Asked until it is settled: the main node's aggregator lingers."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + task.acknowledge_seconds + task.linger_seconds
+    included = task.node in {node.node for node in decision.nodes}
+    event = "acknowledge" if included and task.probes else "wait"
+    while True:
+        answer = await handshake(task, decision, event)
+        if answer["go"] is not None:
+            if task.probes:
+                with contextlib.suppress(HealthdError):  # settled is settled
+                    await handshake(task, decision, "told")
+            return bool(answer["go"]), tuple(answer["missing"])
+        if loop.time() > end:
+            raise UnreachableError(f"aggregator {task.url} did not settle the start in time")
+
+
+async def handshake(task: Task, decision: Decision, event: str, *, wait: float = 10.0) -> dict[str, Any]:
+    """One step of the handshake, tried again for a while: the line may be cut at any moment."""
+
+    def step(aggregator: GateClient) -> dict[str, Any]:
+        path = f"/v1/gates/{decision.id}/handshake"
+        body = {"node": task.node, "event": event}
+        found = aggregator.call("POST", path, body=body, query={"wait": wait})
+        try:
+            return wire.decode(found, dict[str, Any], what="its answer")
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {task.url}: {error}") from None
+
+    loop = asyncio.get_running_loop()
+    end, failures = loop.time() + task.gone_seconds, 0
+    while True:
+        try:
+            return await call(task, step)
+        except UnreachableError:
+            failures += 1
+            pause = RETRIES.after(failures)
+            if loop.time() + pause > end:
+                raise
+            await asyncio.sleep(pause)
+
+
+async def withdraw(task: Task, decision: Decision) -> None:
+    """
+    Have nobody start without this node, or this process of it, unless all have been told that they go.
+
+    Unlike the other steps every local rank takes this one: each has a command to start.
+    """
+    with contextlib.suppress(HealthdError, TimeoutError):
+        async with asyncio.timeout(WITHDRAW_SECONDS):
+            await handshake(task, decision, "withdraw", wait=0)
+
 
 # How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
 ROLL_CALL_SECONDS = 3.0

@@ -12,7 +12,7 @@ from checks.contract import Status, Tier
 from checks.worker.faults import Fault
 from healthd.core.model import CheckResult, OrderReport, OrderStatus
 from healthd.node.occupancy.model import Scheduled
-from healthd.node.state.results import is_busy
+from healthd.node.state.store import is_busy
 from healthd.runner.settings import OnResult, Plan, Survey
 
 Report = Callable[[OrderReport], None]

@@ -29,8 +29,8 @@ from healthd.core import wire
 from healthd.core.errors import BadInputError, HealthdError, UnreachableError
 from healthd.core.model import FINAL_STATUSES, CheckSpec, Inventory, NodeState, OrderReport
 from healthd.node.checks.scheduler import Scheduler
-from healthd.node.http.problems import handlers, json_response, problem
-from healthd.node.state.profiles import ProfileFolder, ProfileRecord
+from healthd.node.http.tcp_socket import handlers, json_response, problem
+from healthd.node.state.saving import ProfileFolder, ProfileRecord
 from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)

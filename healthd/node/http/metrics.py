@@ -15,10 +15,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
 from healthd import __version__
-from healthd.core.http.exposition import task_errors_metric
+from healthd.core.http.server import task_errors_metric
 from healthd.core.model import CheckResult, Health, NodeState
 from healthd.node.state.store import NodeStore
-from healthd.steps.detector import JobSteps
+from healthd.steps import JobSteps
 
 MAX_FINDINGS = 48
 MAX_READINGS = 24

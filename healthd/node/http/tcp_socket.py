@@ -7,27 +7,65 @@ All answers are rendered from the one snapshot and cached until it changes, so t
 from __future__ import annotations
 
 import difflib
+import http
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from healthd.core import wire
-from healthd.core.errors import BadInputError
+from healthd.core.errors import BadInputError, ConfigError, HealthdError
 from healthd.core.http.addresses import host_of
-from healthd.core.http.exposition import exposition
-from healthd.core.model import NodeState
-from healthd.node.http.health import MEDIA_TYPE, Demand, document, parse_query
+from healthd.core.http.server import exposition
+from healthd.core.model import NodeState, Problem
+from healthd.node.http.health import MEDIA_TYPE, Demand, document, parse_query, parse_question, readiness
+from healthd.node.http.health import readiness_document as readiness_document
 from healthd.node.http.metrics import registry_of
-from healthd.node.http.problems import handlers, json_response, problem
-from healthd.node.http.readiness import document as readiness_document
-from healthd.node.http.readiness import parse_question, readiness
 from healthd.node.state.store import NodeStore
-from healthd.steps.detector import JobSteps
+from healthd.steps import JobSteps
+
+# Makes the answers of the node's HTTP servers: JSON of the model, and errors as application/problem+json.
+
+
+ExceptionHandler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+def json_response(value: object, *, status: int = 200, media_type: str = "application/json") -> Response:
+    """A record of the model; never cached, because it is about the present."""
+    return Response(wire.encode(value), status, {"cache-control": "no-store"}, media_type)
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error with one clear sentence."""
+    record = Problem(title=http.HTTPStatus(status).phrase, status=status, detail=detail)
+    content = {key: value for key, value in wire.plain(record).items() if key != "extra"}
+    return Response(wire.encode(content), status, headers, "application/problem+json")
+
+
+def handlers(paths: str) -> Mapping[type[Exception] | int, ExceptionHandler]:
+    """The answers to exceptions; `paths` lists the paths that there are, for a 404."""
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        headers = error.headers if isinstance(error, HTTPException) else None
+        if status == 404:
+            # A person or a hook may have taken this address for the aggregator's.
+            return problem(404, f"a node's daemon has no such path: {request.scope['path'][:200]}; there are: {paths}")
+        if status == 405:
+            return problem(405, f"{request.method[:20]} is not for this path", headers)
+        detail = error.detail if isinstance(error, HTTPException) else "an error of healthd's own; see its log"
+        return problem(status, detail, headers)
+
+    async def on_ours(request: Request, error: Exception) -> Response:
+        return problem(400 if isinstance(error, (BadInputError, ConfigError)) else 503, str(error))
+
+    return {HTTPException: on_http, HealthdError: on_ours, 500: on_http}
+
 
 PATHS = "/health, /livez, /readyz, /metrics, /v1/node, /v1/checks, /v1/results/{check}"
 MAX_BODY_BYTES = 64 * 1024

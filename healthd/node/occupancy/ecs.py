@@ -110,7 +110,7 @@ def _get(url: str, timeout_seconds: float) -> bytes:
     """The body of an answer with status 200. OSError for everything else, however slowly it comes."""
     import httpx
 
-    from healthd.core.http.tls import verification
+    from healthd.core.http.client import verification
 
     until = time.monotonic() + timeout_seconds
     try:

@@ -14,8 +14,74 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from healthd.node.occupancy import protobuf
 from healthd.node.occupancy.model import Reading, Workload
+
+# Reads protocol buffers without generated code: the five messages of one API need three rules of the format.
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+MAX_VARINT_BYTES = 10
+
+
+class ProtobufError(ValueError):
+    """Bytes that are no message."""
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Field number and value of each field in order; a number for what is no bytes. ProtobufError when it is cut."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, kind = key >> 3, key & 7
+        if number == 0:
+            raise ProtobufError("field number 0")
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if kind == _BYTES:
+            size, at = _varint(message, at)
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise ProtobufError(f"wire type {kind}")
+        if at + size > len(message):
+            raise ProtobufError("cut in the middle of a field")
+        part, at = message[at : at + size], at + size
+        yield number, part if kind == _BYTES else int.from_bytes(part, "little")
+
+
+def messages(message: bytes, number: int) -> Iterator[bytes]:
+    """The embedded messages (or strings) of one field number."""
+    for found, value in fields(message):
+        if found == number:
+            if not isinstance(value, bytes):
+                raise ProtobufError(f"field {number} is a number")
+            yield value
+
+
+def text(message: bytes, number: int) -> str:
+    """The string of one field number, the last as the format wants it; empty when it is not there."""
+    last = b""
+    for value in messages(message, number):
+        last = value
+    try:
+        return last.decode()
+    except UnicodeDecodeError:
+        raise ProtobufError(f"field {number} is no text") from None
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for index in range(MAX_VARINT_BYTES):
+        if at + index >= len(message):
+            raise ProtobufError("cut in the middle of a number")
+        byte = message[at + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, at + index + 1
+    raise ProtobufError("a number without end")
+
 
 SCHEDULER = "Kubernetes"
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -36,8 +102,8 @@ def parse_pods(answer: bytes, uids: dict[str, str]) -> tuple[Workload, ...]:
     kind of device it is for. Raises ProtobufError.
     """
     found = []
-    for pod in protobuf.messages(answer, 1):
-        full_name = f"{protobuf.text(pod, 2)}/{protobuf.text(pod, 1)}"
+    for pod in messages(answer, 1):
+        full_name = f"{text(pod, 2)}/{text(pod, 1)}"
         uses = list(dict.fromkeys(_uses(pod)))
         if uses:
             more = [f"and {len(uses) - MAX_USES} more"] if len(uses) > MAX_USES else []
@@ -49,16 +115,16 @@ def parse_pods(answer: bytes, uids: dict[str, str]) -> tuple[Workload, ...]:
 
 def _uses(pod: bytes) -> Iterator[str]:
     """What the containers of a pod have."""
-    for container in protobuf.messages(pod, 3):
-        for devices in protobuf.messages(container, 2):
-            resource = protobuf.text(devices, 1)
-            count = sum(1 for _ in protobuf.messages(devices, 2))
+    for container in messages(pod, 3):
+        for devices in messages(container, 2):
+            resource = text(devices, 1)
+            count = sum(1 for _ in messages(devices, 2))
             if count and resource.startswith(RESOURCES):
                 yield f"{count} {resource}"
-        for claim in protobuf.messages(container, 5):
-            drivers = {protobuf.text(one, 2) for one in protobuf.messages(claim, 4)} - {""}
+        for claim in messages(container, 5):
+            drivers = {text(one, 2) for one in messages(claim, 4)} - {""}
             of = f" of {', '.join(sorted(drivers))}" if drivers else ""
-            yield f"claim {protobuf.text(claim, 2) or 'without a name'}{of}"
+            yield f"claim {text(claim, 2) or 'without a name'}{of}"
 
 
 def read(root: Path, socket: Path | None, timeout_seconds: float) -> Reading:
@@ -67,7 +133,7 @@ def read(root: Path, socket: Path | None, timeout_seconds: float) -> Reading:
     try:
         answer = _list(path, timeout_seconds)
         return Reading(scheduler=SCHEDULER, workloads=parse_pods(answer, read_uids(root)))
-    except protobuf.ProtobufError as error:
+    except ProtobufError as error:
         why = f"the kubelet's answer at {path} is not understood ({error})"
     except OSError as error:
         why = str(error)

@@ -16,8 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from healthd.node.occupancy.model import Reading, Workload
-from healthd.node.occupancy.processes import Process, read_arguments, read_environment
+from healthd.node.occupancy.model import Process, Reading, Workload, read_arguments, read_environment
 
 SCHEDULER = "Slurm"
 # Where builds and distributions have it, the configless cache first; the file on slurmd's command line comes before.

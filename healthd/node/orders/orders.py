@@ -21,8 +21,7 @@ from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
 from healthd.node.orders.collectives import Collectives
-from healthd.node.orders.lease_claim import claim_devices
-from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, process_start
+from healthd.node.orders.leases import LeaseStore, Observations, claim_devices, judge_lease, process_start
 from healthd.node.settings import NodeSettings
 from healthd.node.state import files
 from healthd.node.state.store import NodeStore

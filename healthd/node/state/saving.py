@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from checks.contract import Profile
+from checks.worker.commands import PROFILE_ID
 from healthd import __version__
 from healthd.core.errors import words_of
 from healthd.core.tasks import wait_for
-from healthd.node.settings import NodeSettings
+from healthd.node.settings import NodeSettings, ProfileSettings
 from healthd.node.state import files
-from healthd.node.state.results import SavedState
-from healthd.node.state.store import NodeStore
+from healthd.node.state.store import NodeStore, SavedState
 from healthd.runner.runner import LastEvidence, Runner
 
 log = logging.getLogger(__name__)
@@ -123,3 +129,136 @@ class StateSaver:
         """Save everything now."""
         self._file.save()
         self._evidence.save()
+
+
+# Keeps the profiles of slow probes in a folder, within bounds of number, bytes and age; the oldest go first.
+
+
+_RECORD, _TRACE = ".json", ".trace.json.gz"
+_AHEAD_SECONDS = 60.0  # taken later than this from now: the clock was ahead, and nobody knows when it was taken
+_OURS = re.compile(r"\.?[a-z0-9][a-z0-9_.-]*-\d{8}t\d{6}z-[0-9a-f]{6}(\.json|\.trace\.json\.gz|\.json\.new)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRecord:
+    """What a kept profile is."""
+
+    id: str
+    target: str
+    """The device."""
+    said: str
+    """The operations that took most of the time, in words."""
+    format: str
+    """Of the trace: `trace-event-json-gzip`."""
+    size_bytes: int
+    """Of the trace."""
+    taken_at: float
+    """In seconds since the epoch."""
+
+
+class ProfileFolder:
+    """The profiles in one directory, which is made with the first of them."""
+
+    def __init__(self, directory: Path, settings: ProfileSettings, *, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds since the epoch."""
+        self._directory = directory
+        self._settings = settings
+        self._clock = clock
+        self._complaint = ""
+
+    def tidy(self) -> None:
+        """Remove what an earlier owner has left unfinished, and what is too old or too much."""
+        self._remove_leftovers()
+        self._remove_surplus()
+
+    def keep(self, profile: Profile) -> bool:
+        """Write a profile and remove the surplus; False where it cannot be written or may not be kept."""
+        size = len(profile.content)
+        if size > self._settings.max_bytes or self._settings.count < 1:
+            return False
+        record = ProfileRecord(
+            id=profile.id,
+            target=profile.target,
+            said=profile.said,
+            format=profile.format,
+            size_bytes=size,
+            taken_at=self._clock(),
+        )
+        complaint = ""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.trace(profile.id), flags, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(profile.content)
+            files.save(self._path(profile.id, _RECORD), record, durable=False)
+        except OSError as error:
+            complaint = f"{self._directory}: the profile cannot be kept: {error.strerror or error}"
+            if complaint != self._complaint:
+                log.error("%s", complaint)
+            self._remove(profile.id)
+        self._complaint = complaint
+        self._remove_surplus(profile.id)
+        return not complaint and self._path(profile.id, _RECORD).exists()
+
+    def records(self) -> tuple[ProfileRecord, ...]:
+        """What is kept and not too old, the newest first."""
+        oldest = self._clock() - self._settings.age_seconds
+        return tuple(record for record in self._all() if record.taken_at >= oldest)
+
+    def read(self, profile_id: str) -> bytes | None:
+        """The trace of a profile, compressed as it is; None where there is no such profile."""
+        if not PROFILE_ID.fullmatch(profile_id) or all(one.id != profile_id for one in self.records()):
+            return None
+        try:
+            with self.trace(profile_id).open("rb") as file:
+                return file.read(self._settings.max_bytes + 1)
+        except OSError:
+            return None
+
+    def trace(self, profile_id: str) -> Path:
+        """The file of a trace."""
+        return self._path(profile_id, _TRACE)
+
+    def _path(self, profile_id: str, ending: str) -> Path:
+        return self._directory / f"{profile_id}{ending}"
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._directory))
+        except OSError:
+            return []
+
+    def _all(self) -> list[ProfileRecord]:
+        found = []
+        for name in self._names():
+            if name.endswith(_RECORD) and PROFILE_ID.fullmatch(name.removesuffix(_RECORD)):
+                with contextlib.suppress(files.DamagedError):
+                    record = files.read(self._directory / name, ProfileRecord)
+                    if record is not None and record.id == name.removesuffix(_RECORD):
+                        found.append(record)
+        return sorted(found, key=lambda record: (-record.taken_at, record.id))
+
+    def _remove_surplus(self, newest: str = "") -> None:
+        """`newest` was just written, and stays whatever the others say of their time."""
+        total = 0
+        now = self._clock()
+        all_ = sorted(self._all(), key=lambda record: (record.id != newest, record.taken_at > now + _AHEAD_SECONDS))
+        for count, record in enumerate(all_, 1):
+            total += record.size_bytes
+            surplus = count > self._settings.count or total > self._settings.max_bytes
+            if record.id != newest and (surplus or record.taken_at < now - self._settings.age_seconds):
+                self._remove(record.id)
+
+    def _remove_leftovers(self) -> None:
+        """Remove files of ours that are no part of a whole profile; a file with another name is not ours."""
+        whole = {name for record in self._all() for name in (f"{record.id}{_RECORD}", f"{record.id}{_TRACE}")}
+        for name in self._names():
+            if name not in whole and _OURS.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    (self._directory / name).unlink()
+
+    def _remove(self, profile_id: str) -> None:
+        for ending in (_RECORD, _TRACE):
+            with contextlib.suppress(OSError):
+                self._path(profile_id, ending).unlink()

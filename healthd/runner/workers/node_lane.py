@@ -12,9 +12,8 @@ from checks.contract import CheckInfo, Missing
 from checks.worker.protocol import from_evidence
 from healthd.runner.run_record import RunRecord
 from healthd.runner.workers.outcome import Outcome
-from healthd.runner.workers.process import WorkerProcess
 from healthd.runner.workers.worker_lane import Job, WorkerLane
-from healthd.runner.workers.workers import Workers
+from healthd.runner.workers.workers import WorkerProcess, Workers
 
 # Ways in which a worker ends that no other process brought about.
 _SPONTANEOUS = frozenset({"Crashed", "Garbage", "DeviceLost"})

@@ -9,15 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from checks.contract import (
-    Action,
-    Evidence,
-    Finding,
-    Missing,
-    Profile,
-    Progress,
-)
-from checks.worker.profile_parts import ProfileParts
+from checks.contract import Action, Evidence, Finding, Missing, Profile, Progress
+from checks.worker.commands import ProfileParts
 from checks.worker.protocol import (
     MAX_FINDINGS,
     MAX_PROGRESS,
@@ -26,7 +19,7 @@ from checks.worker.protocol import (
     to_finding,
     to_record,
 )
-from healthd.runner.workers.process import Ended, Event, WorkerProcess
+from healthd.runner.workers.workers import Ended, Event, WorkerProcess
 
 MAX_ERROR_CHARACTERS = 4000
 MAX_ANSWERS = 1024
@@ -233,8 +226,8 @@ def explain_raised(kind: str, message: str, reason: object, output: str) -> tupl
     found, text, action = explain("CheckError", f"{kind}: {message}", output)
     if found != "CheckError":
         return found, text, action
-    from checks.collective.last_words import tells_of_peers
-    from checks.device.trouble import tells_of_want_of_memory
+    from checks.collective.judge import tells_of_peers
+    from checks.device.probes import tells_of_want_of_memory
 
     if (kind == "MemoryError" or tells_of_want_of_memory(text)) and not tells_of_peers(text):
         found = "CannotAllocate"
@@ -250,7 +243,7 @@ def explain(reason: str, message: str, output: str) -> tuple[str, str, Action | 
     if reason not in _VAGUE:
         return reason, message, None
     from checks.accelerators.neuron.errors import diagnose, telling_line  # slow, and only for what failed
-    from checks.device.trouble import diagnose_cuda
+    from checks.device.probes import diagnose_cuda
 
     text = f"{message}\n{output}"
     found, line = diagnose(text), ""

@@ -19,8 +19,7 @@ from checks.contract import Missing
 from checks.worker.protocol import shorten
 from healthd.runner.settings import RunProgress
 from healthd.runner.workers.outcome import Outcome, explain, last_line
-from healthd.runner.workers.process import Ended, WorkerProcess
-from healthd.runner.workers.workers import Workers
+from healthd.runner.workers.workers import Ended, WorkerProcess, Workers
 
 
 @dataclass(kw_only=True)

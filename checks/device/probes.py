@@ -1,0 +1,99 @@
+"""What the probes share: seeds that are new each run, medians, and the limit of a number that has a label."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from checks.accelerators.neuron.errors import Diagnosis, diagnose
+from checks.contract import NO_LIMIT, Context, Limit
+
+
+def new_seed(wanted: int | None) -> int:
+    """The seed that was asked for, else a new one: fixed data would test the same few circuits each time."""
+    return int.from_bytes(os.urandom(4), "big") >> 1 if wanted is None else wanted
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value; NaN of nothing, which no limit lets pass."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def per_second(amount: float, seconds: float) -> float:
+    """A rate; NaN where no time was measured, since no rate can be told from it."""
+    return amount / seconds if seconds > 0 else float("nan")
+
+
+def labelled_limit(ctx: Context[Any], name: str, label: str, target: str = "") -> Limit:
+    """
+    The limit of a number that has one value per label (dtype, direction, size), the most specific that is set.
+
+    In order: `name/label@target`, `name/label`, `name@target`, `name`.
+    """
+    limit = ctx.limit(f"{name}/{label}", target)
+    return limit if limit is not NO_LIMIT else ctx.limit(name, target)
+
+
+# Whether an error tells of a device in trouble, or only that the device lacks what it was asked for. Pure.
+
+
+# What CUDA says where a GPU, or the build of torch, lacks an operation; nothing has run then. Any other error of CUDA
+# ends the process's use of the GPU, and the next call repeats it, whatever that call was. Source: CUDA Runtime API,
+# cudaError_t; cuBLAS, cublasStatus_t.
+_CUDA = re.compile(
+    r"CUDA (?:driver )?error: (?!CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE)|no kernel image"
+    r"|invalid device function|operation not supported)"
+)
+# cudaErrorECCUncorrectable and cudaErrorNvlinkUncorrectable, as CUDA, torch and NCCL write them. A program cannot cause
+# them.
+_HARDWARE = tuple(
+    (re.compile(rf"[^\n]*\b{words}\b[^\n]*", re.IGNORECASE), Diagnosis("DeviceLost", None, remedy))
+    for words, remedy in (
+        (
+            "uncorrectable ECC error encountered",
+            "memory of the GPU had an error that cannot be corrected; see gpu_memory",
+        ),
+        (
+            "uncorrectable NVLink error detected",
+            "an NVLink of the GPU had an error that cannot be corrected, by this GPU or what is at the other end; "
+            "see gpu_links",
+        ),
+    )
+)
+_NO_MEMORY = re.compile(
+    r"out of memory|(?:can't|cannot) allocate memory|not enough memory|RESOURCE_EXHAUSTED", re.IGNORECASE
+)
+
+
+def is_trouble(error: Exception) -> bool:
+    """Whether the device failed, is taken, or could not be asked: to leave the work out would hide that."""
+    text = str(error)
+    if is_out_of_memory(error):
+        return False
+    found = diagnose(text)
+    return _CUDA.search(text) is not None or (found is not None and found.reason != "CompileFailed")
+
+
+def diagnose_cuda(text: str) -> tuple[Diagnosis, str] | None:
+    """What the words of a worker say of the hardware of its GPU, and the line that says so; None: nothing."""
+    for pattern, diagnosis in _HARDWARE:
+        found = pattern.search(text)
+        if found is not None:
+            return diagnosis, " ".join(found[0].split())[:300]
+    return None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether there was no memory for the work."""
+    return isinstance(error, MemoryError) or tells_of_want_of_memory(str(error))
+
+
+def tells_of_want_of_memory(words: str) -> bool:
+    """Whether they say that there was no memory for something."""
+    return _NO_MEMORY.search(words) is not None

@@ -1,1 +1,0 @@
-"""EFA interfaces: their number and their links."""

@@ -1,1 +1,0 @@
-"""The kernel's log."""

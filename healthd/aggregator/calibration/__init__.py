@@ -1,1 +1,0 @@
-"""How right the gate is: what it decided, held against how the jobs ended."""

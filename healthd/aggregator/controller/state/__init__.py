@@ -1,1 +1,0 @@
-"""What the engine remembers of what is on disk, by subject."""

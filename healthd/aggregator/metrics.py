@@ -1,0 +1,341 @@
+"""The aggregator's own metrics."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from checks.reasons import REASONS
+from healthd.aggregator.calibration import device_seconds
+from healthd.aggregator.inventory.comparison import Standing
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model.calibration import STARTED, Ended
+from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.model.quarantines import Mode as RuleMode
+from healthd.aggregator.model.quarantines import Rule
+from healthd.core.http.server import exposition, task_errors_metric
+from healthd.core.model import Health, Verdict
+
+# What is counted anew at each scrape: the fleet, its nodes compared with each other, and single numbers.
+
+
+# A node is heard every 25 s when all is well, and silent after 60 s.
+AGE_BOUNDS = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 900.0, 3600.0)
+OWNER_KINDS = ("person", "rule")
+
+
+class Reading(Collector):
+    """One number that is asked for at each scrape, as a gauge or a counter."""
+
+    def __init__(
+        self,
+        family: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        about: str,
+        read: Callable[[], float],
+    ) -> None:
+        self._family, self._name, self._about, self._read = family, name, about, read
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family(self._name, self._about, value=float(self._read()))
+
+
+class FleetCollector(Collector):
+    """What has labels, in one walk over the fleet, and what the aggregator itself failed in. `now` is the engine's."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        words: Callable[[], Mapping[tuple[str, str], int]],
+        errors: Callable[[], Mapping[str, int]],
+        task_errors: Mapping[str, int],
+        now: Callable[[], float],
+    ) -> None:
+        self._fleet, self._words, self._errors, self._task_errors, self._now = fleet, words, errors, task_errors, now
+
+    def collect(self) -> Iterator[Metric]:
+        counts = {(health, drill): 0 for health in Health for drill in (False, True)}
+        within = [0] * (len(AGE_BOUNDS) + 1)
+        longest, now = 0.0, self._now()
+        owners, ages = dict.fromkeys(OWNER_KINDS, 0), dict.fromkeys(OWNER_KINDS, 0.0)
+        for health, heard_seconds, quarantine, drill in self._fleet.survey():
+            counts[health, drill] += 1
+            if heard_seconds is not None:
+                within[bisect_left(AGE_BOUNDS, heard_seconds)] += 1
+                longest = max(longest, heard_seconds)
+            if quarantine is not None and (kind := quarantine.owner_kind) in owners:
+                owners[kind] += 1
+                ages[kind] = max(ages[kind], now - quarantine.since)
+        nodes = GaugeMetricFamily(
+            "healthd_fleet_nodes",
+            "Known nodes by health, and by whether faults are injected there, in a drill.",
+            labels=("health", "injected"),
+        )
+        for (health, drill), number in counts.items():
+            nodes.add_metric((health.value, str(drill).lower()), number)
+        yield nodes
+        yield _labelled(
+            "healthd_fleet_nodes_heard",
+            "Nodes that were heard within so many seconds.",
+            "within_seconds",
+            {f"{bound:g}": sum(within[: i + 1]) for i, bound in enumerate(AGE_BOUNDS)},
+        )
+        yield GaugeMetricFamily(
+            "healthd_fleet_node_age_max_seconds",
+            "Seconds since the node was heard that is silent the longest; nodes that were never heard do not count.",
+            value=longest,
+        )
+        yield _labelled(
+            "healthd_quarantined_nodes", "Nodes kept out of admissions, by who said so.", "owner_kind", owners
+        )
+        yield _labelled(
+            "healthd_quarantine_oldest_seconds",
+            "How long the node that has been kept out longest has been, by who said so.",
+            "owner_kind",
+            ages,
+        )
+        differing = Counts(one.standing for one in self._fleet.peers.digests.differing.values())
+        yield _labelled(
+            "healthd_fleet_digests_differing_nodes",
+            "Nodes whose training step gives other bits than that of their peers: a minority, or undecided.",
+            "standing",
+            {one.value: differing[one] for one in (Standing.MINORITY, Standing.UNDECIDED)},
+        )
+        spoken = CounterMetricFamily(
+            "healthd_rule_verdicts",
+            "Times that a rule came to keep a node out, by what came of it.",
+            labels=("rule", "mode"),
+        )
+        counted = self._words()
+        for rule in Rule:
+            for mode in RuleMode:
+                spoken.add_metric((rule.value, mode.value), counted.get((rule.value, mode.value), 0))
+        yield spoken
+        internal = CounterMetricFamily(
+            "healthd_internal_errors",
+            "Failures of the aggregator that nobody foresaw, by what they stopped; its log has the tracebacks.",
+            labels=("where",),
+        )
+        for where, count in self._errors().items():
+            internal.add_metric((where,), count)
+        yield internal
+        yield task_errors_metric(self._task_errors)
+
+
+def _labelled(name: str, about: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    """A gauge with one label."""
+    family = GaugeMetricFamily(name, about, labels=(label,))
+    for value, number in values.items():
+        family.add_metric((value,), number)
+    return family
+
+
+# The aggregator's own metrics (design, section 8): counters of what gates came to, and the fleet counted at each
+# scrape.
+
+
+# Fresh evidence takes a tenth of a second, ordered runs some seconds, waiting for nodes up to hours.
+GATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0)
+# A validation starts processes on every node and runs several rounds.
+VALIDATION_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# Grants whose moment is remembered for the answer to the one who asked.
+REMEMBERED_GRANTS = 1000
+
+
+class FleetMetrics:
+    """
+    Counts what the engine tells (`on_ready`, `on_decided`), and renders everything.
+
+    `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
+    breakers that have tripped, `words` how often each rule came to a word and what came of it, `errors` how often
+    something failed in an unforeseen way, by what it stopped, `task_errors` how often each supervised task did. `now`
+    is the clock that quarantines go by.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        holding: Callable[[], int],
+        overrides: Callable[[], int],
+        breakers: Callable[[], int] = lambda: 0,
+        words: Callable[[], Mapping[tuple[str, str], int]] = dict,
+        waits: Callable[[], Sequence[float]] = tuple,
+        recovering: Callable[[], bool] = lambda: False,
+        store: Callable[[], tuple[int, bool]] = lambda: (0, False),
+        errors: Callable[[], Mapping[str, int]] = dict,
+        task_errors: Mapping[str, int] = MappingProxyType({}),
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._fleet = fleet
+        self._granted: OrderedDict[str, float] = OrderedDict()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._decisions = Counter(
+            "healthd_gate_decisions",
+            "Gates decided, by verdict, first reason and mode.",
+            ("decision", "reason", "mode"),
+            registry=self._registry,
+        )
+        self._durations = Histogram(
+            "healthd_gate_duration_seconds",
+            "From the question to the decision on disk.",
+            buckets=GATE_BUCKETS,
+            registry=self._registry,
+        )
+        self._device_seconds = Counter(
+            "healthd_gate_device_seconds",
+            "Seconds of devices spent on runs that gates ordered, and on their collectives.",
+            registry=self._registry,
+        )
+        self._excluded = Counter(
+            "healthd_nodes_excluded",
+            "Nodes that decisions left out, by first reason.",
+            ("reason",),
+            registry=self._registry,
+        )
+        self._validations = Histogram(
+            "healthd_validation_duration_seconds",
+            "Collective tests over several nodes, localisation included.",
+            buckets=VALIDATION_BUCKETS,
+            registry=self._registry,
+        )
+        self._outcomes = Counter(
+            "healthd_job_outcomes",
+            "Jobs that told their end, by it and by how the gate had let them start.",
+            ("outcome", "gate"),
+            registry=self._registry,
+        )
+        self._false_alarms = Counter(
+            "healthd_gate_false_alarms",
+            "Jobs that were successful although a check had failed on a node of theirs.",
+            registry=self._registry,
+        )
+        self._misses = Counter(
+            "healthd_gate_misses",
+            "Jobs that a device, link or host stopped although the gate had admitted them with all evidence passing.",
+            registry=self._registry,
+        )
+        self._observed = Counter(
+            "healthd_gate_observed_decisions",
+            "Jobs that observe mode or a person admitted, by what enforce mode would have said and its first reason.",
+            ("would", "reason"),
+            registry=self._registry,
+        )
+        self.add(FleetCollector(fleet, words, errors, task_errors, now))
+        peers = fleet.peers
+        failed = "Writes to the database that failed since the start."
+        self.read("healthd_store_failures", failed, lambda: store()[0], family=CounterMetricFamily)
+        gauges: Mapping[str, tuple[str, Callable[[], float]]] = {
+            "healthd_store_failing": ("1 while the last write to the database failed.", lambda: store()[1]),
+            "healthd_gates_holding": ("Gates that are not decided yet.", holding),
+            "healthd_gates_holding_oldest_seconds": (
+                "How long the gate that has waited longest has been waiting.",
+                lambda: max(waits(), default=0.0),
+            ),
+            "healthd_overrides_active": ("Jobs that a person admits by hand.", overrides),
+            "healthd_quarantine_breaker_open": (
+                "Pools in which rules quarantine nobody any more until a person resets their breaker.",
+                breakers,
+            ),
+            "healthd_fleet_recovering": (
+                "1 while nothing is admitted because the aggregator does not know its fleet again yet.",
+                recovering,
+            ),
+            "healthd_fleet_digests_nodes": (
+                "Nodes that have given digests of a training step, which are compared between nodes.",
+                lambda: len(peers.digests),
+            ),
+            "healthd_fleet_step_jobs": (
+                "Jobs whose nodes tell the times of their steps.",
+                lambda: len(peers.jobs.jobs),
+            ),
+            "healthd_fleet_slow_ranks_nodes": (
+                "Nodes that are slow in a running job by their own time, compared with the job's other nodes.",
+                lambda: len({one.node for one in peers.jobs.slow}),
+            ),
+        }
+        for name, (about, value) in gauges.items():
+            self.read(name, about, value)
+
+    def read(
+        self,
+        name: str,
+        about: str,
+        value: Callable[[], float],
+        *,
+        family: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+    ) -> None:
+        """A metric of one number that is asked for at each scrape."""
+        self.add(Reading(family, name, about, value))
+
+    def add(self, collector: Collector) -> None:
+        """One more that is asked at each scrape."""
+        self._registry.register(collector)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition and its content type, as the `Accept` header asks: Prometheus text or OpenMetrics."""
+        return exposition(self._registry, accept)
+
+    def gate_ready(self, gate: Gate, seconds: float) -> None:
+        """The first leases of a gate are on disk: remembered for `granted_at`."""
+        self._granted[gate.id] = time.perf_counter()
+        while len(self._granted) > REMEMBERED_GRANTS:
+            self._granted.popitem(last=False)
+
+    def granted_at(self, gate_id: str) -> float | None:
+        """When the first leases of a gate were on disk, by `time.perf_counter`; None if not, or long ago."""
+        return self._granted.get(gate_id)
+
+    def gate_decided(self, gate: Gate) -> None:
+        """Count a decision that is on disk."""
+        decision = gate.decision
+        if decision is None:
+            return
+        first = decision.reasons[0].code if decision.reasons else None
+        mode = gate.terms.mode.value
+        self._decisions.labels(decision=decision.decision.value, reason=_bounded(first), mode=mode).inc()
+        self._durations.observe(max(0.0, decision.duration_seconds))
+        if decision.would is not None:
+            # The first reason says that the gate only watched, or who overrode it.
+            why = next((reason.code for reason in decision.reasons if reason.code not in _WATCHED), None)
+            code = _bounded(why) if decision.would is not Verdict.ADMIT else "none"
+            self._observed.labels(would=decision.would.value, reason=code).inc()
+        for excluded in decision.excluded:
+            self._excluded.labels(reason=_bounded(excluded.reasons[0].code if excluded.reasons else None)).inc()
+        nodes = {name: self._fleet.node(name) for name in gate.ordered}
+        states = {name: node.current() for name, node in nodes.items() if node is not None}
+        known = {name: state for name, state in states.items() if state is not None}
+        self._device_seconds.inc(device_seconds(gate, known))
+        for validation in gate.validations:
+            if validation.ended_at is not None:
+                self._validations.observe(max(0.0, validation.ended_at - validation.started_at))
+
+    def job_ended(self, ended: Ended) -> None:
+        """Count the end of a job; of a gate that did not admit it nothing is counted."""
+        if ended.way not in STARTED:
+            return
+        self._outcomes.labels(outcome=ended.outcome, gate=ended.way.value).inc()
+        if ended.outcome == "ok" and ended.alarmed:
+            self._false_alarms.inc()
+        if ended.outcome == "infra" and ended.clean:
+            self._misses.inc()
+
+
+_WATCHED = frozenset({"Observed", "Override"})
+
+
+def _bounded(code: str | None) -> str:
+    """Third-party checks bring reasons of their own; they share one label."""
+    if code is None:
+        return "none"
+    return code if code in REASONS else "other"

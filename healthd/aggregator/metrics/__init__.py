@@ -1,1 +1,0 @@
-"""The aggregator's own metrics."""

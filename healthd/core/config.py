@@ -1,0 +1,426 @@
+"""Settings from a file, variables and arguments, by one rule for any dataclass."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import enum
+import re
+import stat
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from checks.json_text import MAX_DEPTH
+from healthd.core.bounded import read_file
+from healthd.core.errors import BadInputError, ConfigError, words_of
+
+# What keys a dataclass of settings has, and of what type each is.
+
+
+MAPPINGS = (dict, collections.abc.Mapping)
+
+
+class Seconds(float):
+    """Marks a duration while its type is read."""
+
+
+def key_of(field_name: str) -> str:
+    """The key of a field: its name without the unit that durations carry."""
+    return field_name.removesuffix("_seconds")
+
+
+def fields(schema: Any) -> dict[str, tuple[str, Any]]:
+    """Key -> (field name, type) of a dataclass; a field that ends in `_seconds` is a duration."""
+    hints = typing.get_type_hints(schema)
+    found: dict[str, tuple[str, Any]] = {}
+    for field in dataclasses.fields(schema):
+        if field.metadata.get("internal"):
+            continue
+        annotation = hints[field.name]
+        if field.name.endswith("_seconds") and annotation in (float, float | None):
+            annotation = Seconds | None if is_union(annotation) else Seconds
+        elif field.name.endswith("_seconds") and typing.get_origin(annotation) in MAPPINGS:
+            annotation = dict[typing.get_args(annotation)[0], Seconds]  # type: ignore[misc]
+        found[key_of(field.name)] = (field.name, annotation)
+    return found
+
+
+def is_record(annotation: Any) -> bool:
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
+def records_by_name(annotation: Any) -> Any:
+    """X of a table of named records `dict[str, X]`, else None."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) in MAPPINGS and len(arguments) == 2 and is_record(arguments[1]):
+        return arguments[1]
+    return None
+
+
+def is_union(annotation: Any) -> bool:
+    import types
+
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def nearest(key: str, known: Mapping[str, Any]) -> str:
+    """The end of an error: `; did you mean 'x'?`, or what is known."""
+    import difflib
+
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(sorted(known)[:12])}"
+
+
+def leaves(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key that a variable or an option can set, with its type; tables of named records are the file's alone."""
+    for key, (_, annotation) in fields(schema).items():
+        if is_record(annotation):
+            yield from leaves(annotation, (*path, key))
+        elif records_by_name(annotation) is None:
+            yield (*path, key), annotation
+
+
+# TOML that somebody else wrote: a bound on its depth, because the parser and all code behind it work by recursion.
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """As `tomllib.loads`. TOMLDecodeError, a ValueError, also for what is nested deeper than MAX_DEPTH."""
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(f"nested more than {MAX_DEPTH} deep") from None
+    level: list[object] = [found]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _members(outer)]
+        if not level:
+            return found
+    raise tomllib.TOMLDecodeError(f"nested more than {MAX_DEPTH} deep")  # dotted keys: the parser needs no stack
+
+
+def _members(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+# One value of the settings, from text or from the file, as the type that its key has.
+
+
+LONGEST_SECONDS = 1e10
+"""Three hundred years; longer is a slip, and without an end nothing would ever time out."""
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
+_UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of `2s`, `10m`, `1h`, `1d`, `250ms` or a plain number; ValueError says what would be right."""
+    found: float = -1
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        found = text
+    elif isinstance(text, str) and (match := _DURATION.fullmatch(text)):
+        found = float(match[1]) * _UNIT_SECONDS[match[2]]
+    if 0 <= found <= LONGEST_SECONDS:  # also catches NaN
+        return float(found)
+    raise ValueError(f"{text!r} is not a duration; write 2s, 10m or 1h")
+
+
+def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: bool) -> Any:
+    """One value, converted; `text` says that it came as text and may need splitting."""
+    name = ".".join(path)
+    options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
+    wanted = next(option for option in options if option is not type(None))
+    empty = text and wanted is Path and value == ""  # HEALTHD_CA_FILE= of a manifest whose value was left empty
+    if (value is None or empty) and type(None) in options:
+        return None
+    origin = typing.get_origin(wanted)
+    try:
+        if isinstance(wanted, type) and issubclass(wanted, Seconds):
+            return parse_duration(value)
+        if origin in (tuple, list):
+            if text:
+                value = [part.strip() for part in value.split(",") if part.strip()]
+            elif isinstance(value, str):
+                raise ValueError(f"must be a list, not {value!r}")
+        if origin in MAPPINGS and text:
+            value = _pairs(value)
+        if origin in MAPPINGS and isinstance(value, dict) and typing.get_args(wanted)[1] is Seconds:
+            value = {key: parse_duration(item) for key, item in value.items()}
+            wanted = dict[typing.get_args(wanted)[0], float]  # type: ignore[misc]
+        if wanted is Path:
+            return _path(wanted, value)
+        if wanted is bool and text:
+            return _boolean(value)
+        return _converted(value, wanted, strict=not text)
+    except ValueError as error:
+        choices = _choices(typing.get_args(wanted)[0] if origin in (tuple, list) else wanted)
+        wrong = next((one for one in value if one not in choices), value) if isinstance(value, (list, tuple)) else value
+        said = f"{wrong!r} is none of: {', '.join(choices)}" if choices else error
+        raise ConfigError(f"{where}: {name}: {said}") from None
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Of `name=value,name=value`."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if any(not separator for _, separator, _ in pairs):
+        raise ValueError(f"{text!r} must be written name=value,name=value")
+    found = {key.strip(): item.strip() for key, _, item in pairs}
+    if len(found) < len(pairs):
+        raise ValueError(f"{text!r} gives a name twice")
+    return found
+
+
+def _choices(wanted: Any) -> tuple[str, ...]:
+    """What there is to choose from, for a type of few values; else nothing."""
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        return tuple(str(item.value) for item in wanted)
+    if typing.get_origin(wanted) is typing.Literal:
+        return tuple(map(str, typing.get_args(wanted)))
+    return ()
+
+
+def _path(wanted: type[Any], value: Any) -> Path:
+    """A path from text, also inside lists: the converter does not know them."""
+    if wanted is not Path:
+        raise NotImplementedError(f"settings have no {wanted}")
+    if value == "":  # else it would be the working directory
+        raise ValueError("must not be empty")
+    path = Path(value if isinstance(value, (str, Path)) else _converted(value, str, strict=True))
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r} begins with a user who has no home here; write the whole path") from None
+
+
+def _converted(value: Any, wanted: Any, *, strict: bool) -> Any:
+    """A value as that type; ValueError says what is wrong with it."""
+    if wanted is str and isinstance(value, str):
+        return value
+    import msgspec  # here, since a passive round without a settings file converts nothing and is to be quick
+
+    try:
+        return msgspec.convert(value, wanted, strict=strict, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+def _boolean(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError(f"{text!r} is not true or false")
+    return words[text.lower()]
+
+
+# Settings from a TOML file, `HEALTHD_...` variables and arguments, by one rule for any dataclass of settings.
+
+
+T = TypeVar("T")
+
+PREFIX = "HEALTHD_"
+MAX_FILE_BYTES = 4 << 20
+"""Of a settings file: those of large fleets have some kilobytes."""
+
+# What Kubernetes injects for a Service named healthd: no setting of ours.
+_INJECTED_BY_KUBERNETES = re.compile(r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$")
+# Read or set by other means: the job's environment after a preflight, the file's own name, whether the metadata service
+# is asked (checks.host.identity), and where a job reports its steps.
+_NO_SETTINGS = frozenset(
+    f"HEALTHD_{word}" for word in ["RANK", "NNODES", "MAIN", "HOSTFILE", "CONFIG", "IMDS", "STEPS_SOCKET"]
+)
+
+
+def load(
+    schema: type[T],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    sections: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> T:
+    """
+    An instance of `schema`, a tree of dataclasses.
+
+    `arguments` maps dotted keys (`node.listen`) to values; None means not given. In variables and arguments the names
+    of `sections` may be left out (`HEALTHD_LISTEN`, `listen`): they are what the command at hand is about, the first
+    that has the key is meant. `defaults` are dotted keys too, for what no constant can be. Raises ConfigError with one
+    line.
+    """
+    tree: dict[str, Any] = {}
+    for dotted, value in (defaults or {}).items():
+        _put(tree, dotted.split("."), value)
+    if file is not None:
+        text = _read(file)
+        values = _parse(file, text)
+        _take(schema, values, tree, where=lambda path: f"{file}:{_line_of(text, path)}", path=())
+    for name, path, annotation in _variables(schema, environ, sections):
+        _put(tree, path, leaf(annotation, path, environ[name], where=name, text=True))
+    for dotted, value in arguments.items():
+        if value is not None and value != ():
+            path = _resolve(schema, tuple(dotted.split(".")), sections)
+            annotation = _annotation(schema, path)
+            _put(tree, path, leaf(annotation, path, value, where=_option(path), text=isinstance(value, str)))
+    return _build(schema, tree, ())
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def _read(file: Path) -> str:
+    try:
+        if stat.S_ISFIFO(file.stat().st_mode):
+            raise BadInputError("it is a pipe, and settings are read more than once")
+        return read_file(file, MAX_FILE_BYTES).decode()
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file; name another with --config") from None
+    except (OSError, BadInputError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {words_of(error)}") from None
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    import tomllib  # most commands have no file to parse
+
+
+    try:
+        return parse_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"(.*?) \(at line (\d+), column \d+\)$", str(error))
+        line, reason = (match[2], match[1]) if match else (str(text.count("\n") + 1), str(error))
+        raise ConfigError(f"{file}:{line}: not TOML: {reason}") from None
+
+
+def _line_of(text: str, path: Sequence[str]) -> int:
+    """The line where a key is set: tables and keys as they are usually written; the table's line as a fallback."""
+    table: tuple[str, ...] = ()
+    best = 1
+    for number, line in enumerate(text.split("\n"), 1):
+        stripped = line.strip()
+        if header := re.fullmatch(r"\[{1,2}\s*([^\]]+?)\s*\]{1,2}\s*(#.*)?", stripped):
+            table = _dotted(header[1])
+            here = table
+        elif key := re.match(r"""((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""", stripped):
+            here = table + _dotted(key[1])
+        else:
+            continue
+        if here == tuple(path):
+            return number
+        if here == tuple(path)[: len(here)]:
+            best = number
+    return best
+
+
+def _dotted(text: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"' ") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.\s]+', text))
+
+
+def _take(schema: Any, values: Mapping[str, Any], tree: dict[str, Any], *, where: Any, path: tuple[str, ...]) -> None:
+    """Move what the file says into the tree, checking every key."""
+    known = fields(schema)
+    for key, value in values.items():
+        here = (*path, key)
+        if key not in known:
+            raise ConfigError(f"{where(here)}: unknown key {'.'.join(here)!r}{nearest(key, known)}")
+        annotation = known[key][1]
+        if is_record(annotation) and isinstance(value, dict):
+            _take(annotation, value, tree.setdefault(key, {}), where=where, path=here)
+        elif (inner := records_by_name(annotation)) is not None and isinstance(value, dict):
+            for name, members in value.items():
+                if not isinstance(members, dict):
+                    raise ConfigError(f"{where((*here, name))}: {'.'.join((*here, name))!r} must be a table")
+                _take(inner, members, tree.setdefault(key, {}).setdefault(name, {}), where=where, path=(*here, name))
+        else:
+            tree[key] = leaf(annotation, here, value, where=where(here), text=False)
+
+
+# --- variables and arguments ----------------------------------------------------------------------------------------
+
+
+def _variables(
+    schema: Any, environ: Mapping[str, str], sections: Sequence[str]
+) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    every = list(leaves(schema))
+    known = {PREFIX + "_".join(path).upper(): (path, annotation) for path, annotation in every}
+    short = {PREFIX + "_".join(path[1:]).upper(): (path, annotation) for path, annotation in every if len(path) > 1}
+    here = {
+        PREFIX + "_".join(path[1:]).upper(): (path, annotation)
+        for section in reversed(sections)
+        for path, annotation in every
+        if path[0] == section
+    }
+    # A full name that is set beats its short form, so short forms come first.
+    for name in sorted(environ, key=lambda name: (name in known, name)):
+        if not name.startswith(PREFIX) or name in _NO_SETTINGS or _INJECTED_BY_KUBERNETES.match(name):
+            continue
+        if name in known or name in here:
+            path, annotation = known.get(name) or here[name]
+            yield name, path, annotation
+        elif name not in short:  # the short form of another command's setting is that command's business
+            raise ConfigError(f"environment: unknown variable {name!r}{nearest(name, {**known, **short})}")
+
+
+def _resolve(schema: Any, path: tuple[str, ...], sections: Sequence[str]) -> tuple[str, ...]:
+    """The full path of one that may leave out its section."""
+    known = fields(schema)
+    for section in ("", *sections):
+        full = (section, *path) if section else path
+        keys: Any = known
+        for depth, key in enumerate(full):
+            if key not in keys:
+                break
+            if depth == len(full) - 1 and not is_record(keys[key][1]):
+                return full
+            keys = fields(keys[key][1]) if is_record(keys[key][1]) else {}
+    return path
+
+
+def locate(file: Path, path: Sequence[str]) -> str:
+    """`file:line` of a key, for errors that are found after loading."""
+    try:
+        return f"{file}:{_line_of(file.read_text(encoding='utf-8'), path)}"
+    except (OSError, UnicodeDecodeError):
+        return str(file)
+
+
+def _annotation(schema: Any, path: tuple[str, ...]) -> Any:
+    annotation: Any = schema
+    for key in path:
+        annotation = fields(annotation)[key][1]
+    return annotation
+
+
+def _option(path: Sequence[str]) -> str:
+    return "--" + {"labels": "label", "faults": "fault"}.get(path[-1], path[-1]).replace("_", "-")
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+def _build(schema: type[T], tree: Mapping[str, Any], path: tuple[str, ...]) -> T:
+    values: dict[str, Any] = {}
+    for key, (name, annotation) in fields(schema).items():
+        if key not in tree:
+            continue
+        if is_record(annotation):
+            values[name] = _build(annotation, tree[key], (*path, key))
+        elif (inner := records_by_name(annotation)) is not None:
+            values[name] = {item: _build(inner, members, (*path, key, item)) for item, members in tree[key].items()}
+        else:
+            values[name] = tree[key]
+    missing = [
+        key_of(field.name)
+        for field in dataclasses.fields(schema)  # type: ignore[arg-type]
+        if field.name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"configuration: {'.'.join((*path, missing[0]))!r} must be set")
+    try:
+        return schema(**values)
+    except ValueError as error:
+        raise ConfigError(f"configuration: {'.'.join(path) or 'settings'}: {error}") from None

@@ -1,1 +1,0 @@
-"""Settings from a file, variables and arguments, by one rule for any dataclass."""

@@ -1,1 +1,0 @@
-"""Jobs of this node as they tell of themselves: the socket of their step reports, and what is shown of them."""
