@@ -115,6 +115,15 @@ release: $(STAMP) ## the files of a release in dist (docs/release.md)
 	@awk '/^## /{seen++} seen==1' CHANGELOG.md > dist/NOTES.md
 	@cd dist && sha256sum -- *.whl *.tar.gz *.tgz *.json NOTES.md > SHA256SUMS && ls -1
 
+.PHONY: lines
+lines: ## lines and files of Python, room by room
+	@git ls-files '*.py' | grep -v migrations/versions/ | xargs wc -l | awk '$$2 != "total" { \
+	  n = split($$2, part, "/"); room = n > 2 ? part[1] "/" part[2] : n > 1 ? part[1] : "."; \
+	  if (n == 2 && part[1] != "tests") room = part[1]; lines[room] += $$1; files[room]++; all[part[1]] += $$1; count[part[1]]++ } \
+	  END { for (room in lines) printf "%-28s %7d lines %5d files\n", room, lines[room], files[room] | "sort"; close("sort"); \
+	  printf "%-28s %7d lines %5d files\n", "product (checks, healthd)", all["checks"] + all["healthd"], count["checks"] + count["healthd"]; \
+	  printf "%-28s %7d lines %5d files\n", "tests", all["tests"], count["tests"] }'
+
 .PHONY: man
 man: $(STAMP) ## a man page for each command, in build/man
 	@$(BIN)/python -m docs.man build/man
