@@ -1,4 +1,6 @@
-"""The words of the contract: statuses, tiers, blames, actions, scopes."""
+"""
+The contract between a check and whoever runs it: words, records, what a check may see, and the `@check` decorator.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-What is recorded of a machine, in one place: what checks read, bounds, and what must not be recorded.
+A machine's readings as a directory that `--host-root` replays: what is recorded and what must not be, each kind of
+reading, copying within bounds, and vendors' tools as small programs that print what the tools said.
 
 A check that reads another file needs a row here, or a recorded machine cannot say what the machine said.
 """

@@ -145,7 +145,6 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     torch_xla = import_or_say("torch_xla")
     key = f"xla {client} | {key} | torch_xla {torch_xla.__version__}"
     if len(wanted) > 1:
-
         return XlaMesh(wanted, key=key, torch=torch, torch_xla=torch_xla, client=client, base=base)
     return XlaDevice(target, key=key, torch=torch, torch_xla=torch_xla, client=client, base=base)
 

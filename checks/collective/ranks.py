@@ -247,7 +247,6 @@ def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
     if device.members:
-
         yield from run_mesh(ctx, name, cast("Mesh", device), group)
         return
     rank = yield from meet(group, device)

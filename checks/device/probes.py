@@ -1,4 +1,7 @@
-"""What the probes share: seeds that are new each run, medians, and the limit of a number that has a label."""
+"""
+What the probes of a device share: seeds, medians, limits with a label, and whether an error tells of a device in
+trouble or only of something that it lacks.
+"""
 
 from __future__ import annotations
 

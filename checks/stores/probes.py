@@ -1,4 +1,7 @@
-"""Looks at a store without writing or reading a file: that it answers, may be used and has room. In the child."""
+"""
+What a child process does on a store: look at it, read parts of a data set, write and delete one file, leave and read
+markers; each within bounds, measured.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +166,6 @@ def probe(store: Store, order: Mapping[str, Any], report: Report) -> None:
     report.reading("checkpoint_read_bytes_per_second", size / seconds["read"])
     report.reading("checkpoint_rename_seconds", seconds["rename"])
     if float(order["marker_seconds"]) > 0:
-
         exchange(store, order, report)
 
 

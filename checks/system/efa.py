@@ -1,4 +1,4 @@
-"""EFA interfaces: their number and their links."""
+"""Elastic Fabric Adapters: as many as there should be, links up, no counter of errors rising."""
 
 from __future__ import annotations
 

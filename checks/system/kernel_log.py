@@ -1,4 +1,4 @@
-"""The kernel's log."""
+"""Known faults in the kernel log: which lines mean which, and which of them a reset of the device cures."""
 
 from __future__ import annotations
 

@@ -292,7 +292,6 @@ class ResultWriter:
             elif isinstance(item, Progress):
                 self.send("progress", progress=from_progress(item))
             elif isinstance(item, Profile):
-
                 if profiles >= MAX_PROFILES or not fits(item):
                     continue  # its finding stands; the runner removes the name of a profile that did not come
                 profiles += 1
@@ -419,7 +418,6 @@ class Worker:
         self._inventory = command["inventory"]  # of an earlier survey, where this worker replaces another one
         cold: list[str] = []
         if target is not None:
-
             accelerator = self._accelerator()
             compiling = Compiling(command.get("compile"), command)
             cold = compiling.cold()  # before torch is imported: where nothing may be compiled, that is reported at once
@@ -510,7 +508,6 @@ class Worker:
     def capture(self, command: Mapping[str, Any]) -> None:
         """Profile a compiled program on a core that no worker has."""
         from checks.profiling.neuron import capture
-
 
         self._results.send("started", check=command["check"])
         for part in split(capture(self._on(), command["program"], command["target"], command["check"])):

@@ -282,7 +282,6 @@ def _read(file: Path) -> str:
 def _parse(file: Path, text: str) -> dict[str, Any]:
     import tomllib  # most commands have no file to parse
 
-
     try:
         return parse_toml(text)
     except tomllib.TOMLDecodeError as error:

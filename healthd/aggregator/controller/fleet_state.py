@@ -1,4 +1,7 @@
-"""What one pass of the engine's loop changes: rows of its transaction, and whom it concerns."""
+"""
+The memory of the engine: open gates, reservations, leases, quarantines and overrides as they are on disk; what one pass
+changes of them; and the orders of each node that follow.
+"""
 
 from __future__ import annotations
 

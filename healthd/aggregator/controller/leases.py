@@ -1,5 +1,5 @@
 """
-Whether this database knows its fleet. A new one does not, nor does an old copy; then nothing is admitted for a while.
+Leases: brings those in memory in line with what nodes report, and says whether this database knows its fleet at all.
 
 The nodes tell: one that took orders from another database, or has a lease or quarantine that this one must have given
 and does not know, is a witness of the loss. A node can say anything, so a share of the fleet decides, and only for a

@@ -1,4 +1,4 @@
-"""The preflights whose end is being settled: who waits for what. The rules are in `handshake`, which is pure."""
+"""Preflights: who has come to the roll call, and how the two-step end of each is settled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the rules remember, in memory as it is on disk: what a failed transaction leaves is dropped."""
+"""
+Quarantines by rule: what the rules remember of the fleet, what they decide carried out, and the breakers of pools.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Whose digests of fixed work differ from those of other nodes: votes by node, the majority, and what it says. Pure.
+Nodes compared with each other: digests of fixed work by vote, running jobs by their steps; what that shows of a node
+becomes findings on its record.
 
 Devices of one node share power, firmware and host, so they are one vote however many they are: that of most of them.
 A minority is accused. Without a strict majority nobody can tell which is wrong: all are suspects.

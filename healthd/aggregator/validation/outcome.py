@@ -1,5 +1,6 @@
 """
-What a rank says that it measured, before anybody counts with it: pure.
+What the test of a group gave: what its ranks say is checked before anybody counts with it, who came late, and the
+outcome for localisation. Pure.
 
 Data come over the wire from whoever has a node's key, and `checks.collective.judge` takes them as they are. What is not
 a whole measurement of the rank's own is no evidence: neither that the group is well, nor that a node is bad.

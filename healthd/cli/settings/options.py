@@ -141,7 +141,6 @@ def load_usable_settings(options: Mapping[str, Any], *, section: str) -> tuple[S
     try:
         return load_settings(options, section=section), None
     except ConfigError as error:
-
         ways: tuple[tuple[bool, Mapping[str, str] | None], ...] = ((True, {}), (False, None), (False, {}))
         for use_file, environ in ways:
             with contextlib.suppress(ConfigError):

@@ -1,5 +1,5 @@
 """
-TLS from the side that connects: which failures another try cannot mend.
+Talking to an aggregator: addresses, tokens, TLS and errors in one place, and a gate from the side of who asks.
 
 A certificate that this client does not trust, and TLS on one side alone, stay as they are until somebody changes the
 command or its settings. An expired certificate is not among them: the aggregator's owner renews it, and the same

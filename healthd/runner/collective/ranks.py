@@ -1,8 +1,6 @@
 """
-Runs worker processes as ranks of one group: makes them ready, gives them one check at a time, ends them together.
-
-The collectives inside a node (`node_collective`) and this node's part of a group over several nodes (`order_ranks`)
-both run on it. They differ in their deadlines and in what they report meanwhile.
+Workers as ranks of one group: in one round, in the checks of one order over several nodes, and over all rounds of one
+validation.
 """
 
 from __future__ import annotations
