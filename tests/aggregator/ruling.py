@@ -19,8 +19,8 @@ from healthd.aggregator.model.quarantines import (
     Outcome,
     PoolLimit,
     RuleRecord,
+    RuleVerdict,
     SetQuarantine,
-    VerdictChanged,
 )
 from healthd.aggregator.quarantine.judge import judge, released
 from healthd.core.model import Quarantine
@@ -138,7 +138,7 @@ class Case:
         return None if self.quarantine is None else self.quarantine.owner
 
     def modes(self) -> list[str]:
-        return [effect.mode.value for effect in self.effects if isinstance(effect, VerdictChanged)]
+        return [effect.mode.value for effect in self.effects if isinstance(effect, RuleVerdict)]
 
     def trips(self) -> list[OpenBreaker]:
         return [effect for effect in self.effects if isinstance(effect, OpenBreaker)]

@@ -18,11 +18,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from checks.contract import Status
+from checks.contract import Status, Tier
 from healthd.cli.hooks.gate import build_request
 from healthd.cli.settings.hooks import GateSettings
 from healthd.core import wire
-from healthd.core.model import NodeState, OrderReport, SyncAnswer, SyncRequest
+from healthd.core.model import Mode, NodeState, OrderReport, SyncAnswer, SyncRequest
 from tests import prepared
 from tests.aggregator.parts import state
 from tests.aggregator.service import free_port
@@ -269,6 +269,27 @@ def test_host_files_of_launchers_name_each_node_once(tmp_path: Path) -> None:
     hosts.write_text("# by slots\nn1 slots=8\nn1\nn2:8\nfe80::1\n")
     asked = build_request(GateSettings(job="j", hostfile=hosts))
     assert asked.nodes == ("n1", "n2", "fe80::1")
+
+
+def test_each_setting_that_a_request_has_too_is_asked_for() -> None:
+    settings = GateSettings(
+        job="j",
+        attempt=3,
+        pool="a",
+        count=4,
+        min_nodes=2,
+        tier=Tier.DEEP,
+        max_age_seconds=60.0,
+        wait_seconds=5.0,
+        runtime_seconds=7200.0,
+        mode=Mode.OBSERVE,
+        collective=False,
+        workload="slurm:7",
+    )
+    asked, own = vars(build_request(settings)), vars(settings)
+    both = asked.keys() & own.keys() - {"join"}
+    assert len(both) == 12
+    assert {name: asked[name] for name in both} == {name: own[name] for name in both}
 
 
 @pytest.mark.parametrize("name", ["rack1/n7", "n\u00f6de", "x" * 300])

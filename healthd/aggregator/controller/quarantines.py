@@ -29,8 +29,8 @@ from healthd.aggregator.model.quarantines import (
     PoolLimit,
     Rule,
     RuleRecord,
+    RuleVerdict,
     SetQuarantine,
-    VerdictChanged,
 )
 from healthd.aggregator.quarantine.counting import facts_of
 from healthd.aggregator.quarantine.judge import due_at, judge, judge_inherited, released
@@ -365,7 +365,7 @@ class Quarantines:
             batch.event(name, effect.kind, effect.message)
         elif isinstance(effect, OpenBreaker):
             self.breakers.trip(batch, effect)
-        elif isinstance(effect, VerdictChanged):
+        elif isinstance(effect, RuleVerdict):
             self._told.append((effect.rule.value, effect.mode.value))
             if effect.mode in (Mode.OBSERVED, Mode.HELD):
                 why = "only observed" if effect.mode is Mode.OBSERVED else "the breaker is open"

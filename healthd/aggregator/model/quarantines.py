@@ -302,16 +302,6 @@ class LiftQuarantine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerdictChanged:
-    """A verdict came to something else than before: for the trail and for counting."""
-
-    rule: Rule
-    code: str
-    mode: Mode
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class OpenBreaker:
     """The breaker of a pool opens."""
 
@@ -327,4 +317,5 @@ class HistoryNote:
     message: str
 
 
-Effect = SetQuarantine | LiftQuarantine | VerdictChanged | OpenBreaker | HistoryNote
+Effect = SetQuarantine | LiftQuarantine | RuleVerdict | OpenBreaker | HistoryNote
+"""A verdict is among them when its mode is not what it was before: for the trail and for counting."""

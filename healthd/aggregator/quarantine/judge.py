@@ -37,7 +37,6 @@ from healthd.aggregator.model.quarantines import (
     RuleRecord,
     RuleVerdict,
     SetQuarantine,
-    VerdictChanged,
 )
 from healthd.aggregator.quarantine.counting import accused, count_accusations, count_results, in_force
 from healthd.aggregator.quarantine.counting import latch as latch_fault
@@ -239,7 +238,7 @@ def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: 
     if was and word.mode is Mode.OBSERVED:
         effects.append(LiftQuarantine(why="what is left of its causes may only be observed"))
     if before is None or before.mode is not word.mode:
-        effects.append(VerdictChanged(rule=word.rule, code=word.code, mode=word.mode, reason=word.reason))
+        effects.append(word)
 
 
 def quarantine_of(word: RuleVerdict) -> Quarantine:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, delete, func, or_, select, text
 from healthd.aggregator.model.gates import Gate, LeaseRow, LeaseState, Override, Phase
 from healthd.aggregator.model.nodes import Duplicate
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
-from healthd.aggregator.store.rows import Kind, PutOutcome
+from healthd.aggregator.store.rows import Kind, PutEvent, PutOutcome
 from healthd.aggregator.store.tables import (
     EVENTS,
     EVIDENCE,
@@ -195,7 +195,7 @@ MOST_SEARCHED = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryEvent:
+class HistoryEvent(PutEvent):
     """
     One line; `id` grows with time, `at` is in seconds since the epoch.
 
@@ -203,10 +203,6 @@ class HistoryEvent:
     """
 
     id: int
-    at: float
-    kind: str
-    message: str
-    subject: str
 
 
 def read_history(

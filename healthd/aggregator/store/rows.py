@@ -112,7 +112,9 @@ class ForgetNode:
 
 @dataclass(frozen=True, kw_only=True)
 class PutEvent:
-    """A line of the audit trail; `subject` is a node's name or `job:NAME`. The one change that is not an upsert."""
+    """
+    A line of the audit trail; `subject` is a node's name, `job:NAME` or `fleet`. The one change that is not an upsert.
+    """
 
     at: float
     subject: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -424,20 +425,13 @@ def build_request(asked: GateSettings) -> GateRequest:
     most = len(nodes) or asked.count or 0
     if asked.min_nodes is not None and asked.min_nodes > most:
         raise ConfigError(f"--min-nodes {asked.min_nodes} is more than the {most} nodes asked for")
-    return GateRequest(
-        job=asked.job,
-        attempt=asked.attempt,
+    return dataclasses.replace(
+        asked.request(asked.job),
         nodes=nodes,
         pool=asked.pool,
         count=asked.count,
         min_nodes=asked.min_nodes,
-        tier=asked.tier,
-        max_age_seconds=asked.max_age_seconds,
-        wait_seconds=asked.wait_seconds,
-        runtime_seconds=asked.runtime_seconds,
-        mode=asked.mode,
         workload=asked.workload or own_workload(os.environ, len(nodes)),
-        collective=asked.collective,
     )
 
 

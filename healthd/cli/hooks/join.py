@@ -106,17 +106,11 @@ def _number(given: int | None, place: Place | None, name: str) -> int:
 def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapping[str, str]) -> GateRequest:
     from healthd.cli.hooks.gate import own_workload
 
-    return GateRequest(
-        job=asked.job or join.group,
+    return dataclasses.replace(
+        asked.request(asked.job or join.group),
         attempt=asked.attempt or (place.attempt if place is not None else 0),
         min_nodes=asked.min_nodes,
-        tier=asked.tier,
-        max_age_seconds=asked.max_age_seconds,
-        wait_seconds=asked.wait_seconds,
-        runtime_seconds=asked.runtime_seconds,
-        mode=asked.mode,
         workload=asked.workload or own_workload(environ, 1),
-        collective=asked.collective,
         join=join,
     )
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,18 +80,8 @@ class SlurmJob:
 
     def request(self, asked: GateSettings) -> GateRequest:
         """The question to the aggregator. Slurm has chosen the nodes, so all of them must be good."""
-        return GateRequest(
-            job=self.name,
-            attempt=self.attempt,
-            nodes=self.nodes,
-            tier=asked.tier,
-            max_age_seconds=asked.max_age_seconds,
-            wait_seconds=asked.wait_seconds,
-            runtime_seconds=asked.runtime_seconds,
-            mode=asked.mode,
-            workload=self.workload,
-            collective=asked.collective,
-        )
+        request = asked.request(self.name)
+        return replace(request, attempt=self.attempt, nodes=self.nodes, workload=self.workload)
 
 
 def read_ids(environ: Mapping[str, str]) -> tuple[str, int]:

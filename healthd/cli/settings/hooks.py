@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from checks.contract import Tier
-from healthd.core.model import LARGEST_ATTEMPT, GateTerm, Mode
+from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,20 @@ class GateSettings:
 
     def __post_init__(self) -> None:
         _check_attempt(self.attempt)
+
+    def request(self, job: str) -> GateRequest:
+        """The question for a job: every term that these settings set. Which nodes it is about, the hook adds."""
+        return GateRequest(
+            job=job,
+            attempt=self.attempt,
+            tier=self.tier,
+            max_age_seconds=self.max_age_seconds,
+            wait_seconds=self.wait_seconds,
+            runtime_seconds=self.runtime_seconds,
+            mode=self.mode,
+            workload=self.workload,
+            collective=self.collective,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
