@@ -99,13 +99,14 @@ def witness_pairs(ev: Evidence, wanted: Sequence[int], clean: Iterable[int], *, 
 
     Of those, one with no label in common with it, nor with the partners it failed with, comes first: a witness from the
     same switch is a poor one. Where the whole was slow it is one with the same labels, since those load no uplink.
-    `again`: a partner met before will do where there is no other.
+    `again`: a partner met before will do where there is no other, first the one it was tested with least: failures with
+    one partner alone may be the path between the two.
     """
     known = {v: {pair for o in (v, *(o for o, _ in ev.fails.get(v, ()))) for pair in ev.labels[o]} for v in wanted}
 
     def rank(v: int, o: int) -> int | None:
         if o in ev.met[v]:
-            return 2 if again else None
+            return 2 + sum(ev.own((min(o, v), max(o, v)))) if again else None
         near = ev.is_near() and ev.labels[v]
         return int(ev.labels[v] != ev.labels[o] if near else not known[v].isdisjoint(ev.labels[o]))
 

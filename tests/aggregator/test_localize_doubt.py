@@ -139,6 +139,15 @@ def test_one_of_three_that_always_fails_is_tried_again_where_both_partners_are_n
         assert accused(verdict) == {"n0001"}, (seed, verdict.reasons)
 
 
+def test_two_of_four_that_always_fail_are_tried_again_with_each_clean_partner_in_turn() -> None:
+    """Each was tested again with the same partner every time, which one bad path would explain as well."""
+    for seed in range(40):
+        bad = set(random.Random(seed).sample(names(4), 2))
+        fleet = Fleet(seed=seed, bad=frozenset(bad))
+        verdict, _ = play(fleet, problem_of(4, seed=seed, noise=Policy().collective_noise_ratio))
+        assert accused(verdict) == bad, (seed, verdict.reasons)
+
+
 class Unlucky(Fleet):
     """The first test of those that are cut off fails by chance."""
 

@@ -26,7 +26,7 @@ from healthd.aggregator.store.rows import Change
 from healthd.aggregator.store.session import UnsureError
 from healthd.aggregator.store.store import Store
 from healthd.core import wire
-from healthd.core.errors import ConflictError, StoreError
+from healthd.core.errors import ConflictError, NotFoundError, StoreError
 from healthd.core.model import Allocation, CheckResult, GateRequest, Order, Quarantine, Verdict
 from tests.aggregator.world import NOW, POLICY, World, good_results, result, with_wrong
 
@@ -182,7 +182,11 @@ class GateMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         gate_id = data.draw(st.sampled_from(sorted(self.asked.values())))
-        self._do(self.engine.release(gate_id))
+        try:
+            self._do(self.engine.release(gate_id))
+        except NotFoundError:  # there was nothing to give back
+            assert gate_id not in {gate.id for gate in self.engine.open_gates()}
+            assert gate_id not in {row.lease.gate for row in self.engine.leases()}
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 31.0, 70.0, 400.0, 4000.0]))
     def time_passes(self, seconds: float) -> None:

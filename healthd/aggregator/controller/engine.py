@@ -1,4 +1,10 @@
-"""The clock that gates, leases, quarantines and overrides go by."""
+"""
+The engine: everything that can be asked of gates, nodes, leases, quarantines and overrides, and the loop behind it.
+
+Requests and reports of nodes wait for a pass of the loop. A pass works out on memory (`Memory`) what follows from them
+and from the time, steps the gates that are concerned (`Stepper`), commits all of it in one transaction, and then tells
+nodes and clients. What a gate's step decides is in `gate`, which rows there are in `store`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +23,6 @@ from sqlalchemy import Connection
 
 from healthd.aggregator.calibration import word_of
 from healthd.aggregator.controller import admission
-from healthd.aggregator.controller import admission as requests
-from healthd.aggregator.controller.admission import check_request
 from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
 from healthd.aggregator.controller.fleet_state import MOST_MESSAGE, Batch, FleetState
 from healthd.aggregator.controller.leases import LeaseReconciler
@@ -45,6 +49,685 @@ from healthd.core.model import Decision, GateRequest, NodeState, Quarantine, Rea
 from healthd.core.tasks import Backoff
 from healthd.core.text import ago, plain
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MOST_FAULTS_A_PASS = 20
+"""Gates, nodes and requests that may fail in one pass before the others wait for the next: each costs one rebuild."""
+MOST_LOOK_UPS, MOST_LOOKED_UP = 32, 1000
+"""Leases are looked up by so many in a statement, and so many times in a pass: 16 of each of 2,000 nodes."""
+LONGEST_SLEEP_SECONDS = 30.0
+"""The engine's clock counts a suspended machine's sleep and the event loop's does not: look again at least so often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A gate with all that is stored of it: the states that its decision is based on, and how its job ended."""
+
+    gate: Gate
+    states: tuple[NodeState, ...]
+    leases: tuple[LeaseRow, ...]
+    outcome: PutOutcome | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenBack:
+    """
+    What a release came to: the gate, None for one of a database that was lost, and the leases that end now or did
+    before and that their nodes still hold.
+    """
+
+    gate: Gate | None
+    leases: tuple[LeaseRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """What went with a node that was forgotten: its quarantine, what the rules remembered, leases that were ending."""
+
+    quarantine: Quarantine | None
+    rules: RuleRecord | None
+    leases: tuple[LeaseRow, ...]
+
+
+class Engine:
+    """
+    Make it with a store and a registry and run `run()` as a task. All on one event loop.
+
+    Methods that change something return once the change is on disk, and raise StoreError when it could not be written.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        registry: Fleet,
+        policy: Policy,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.policy = policy
+        self._store = store
+        self._registry = registry
+        self._clock = clock or steady_clock()
+        # Told of a gate when its first leases are on disk, with the seconds since it was asked; and when it is decided.
+        self.on_ready: list[Callable[[Gate, float], None]] = []
+        self.on_decided: list[Callable[[Gate], None]] = []
+        self._bulkheads = Bulkheads()
+        self._requests = Requests()
+        self._changed_nodes: set[str] = set()
+        self._started_at = self._clock()
+        self._stale = False  # memory may differ from what is on disk
+        self._load(store.load())
+        self._wake = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        self._followers = Followers()
+        self._retries = Retries()
+        self._pruning = Pruning(self._clock())
+        registry.listen(self._on_report)
+
+    # --- gates --------------------------------------------------------------------------------------------------------
+
+    async def ask(self, request: GateRequest) -> Gate:
+        """
+        Open a gate, or return the one that this job and attempt already has, as it is on disk now.
+
+        BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
+        one whose admission is over, StoreError when it cannot be written.
+        """
+        admission.check_request(request, self.policy)
+        if request.join is not None:
+            return await self._ask_to_join(request)
+        known = self._memory.fleet_state.keys.get((request.job, request.attempt))
+        if known is not None and known not in self._memory.fleet_state.gates:
+            gate = await self.get(known)
+            admission.check_same_request(gate, request, self._memory.fleet_state)
+            return gate
+        gate = await self.submit(
+            lambda batch: admission.open_gate(batch, self._memory.fleet_state, self.policy, request)
+        )
+        return self._newest(gate)
+
+    async def leave(self, gate_id: str, member: str) -> Gate:
+        """Remove a member that ends without starting the job. Safe to repeat; NotFoundError."""
+        gate = await self.get(gate_id)
+
+        def act(batch: Batch) -> Gate:
+            self._memory.stepper.dirty.add(gate_id)
+            return admission.remove_member(batch, self._memory.fleet_state, gate, member)
+
+        return self._newest(await self.submit(act))
+
+    async def get(self, gate_id: str) -> Gate:
+        """A gate, open or decided; NotFoundError."""
+        gate = self._memory.fleet_state.known(gate_id)
+        if gate is None and gate_id in self._memory.fleet_state.gate_ids:
+            gate = await self._store.read(lambda connection: reading.read_gate(connection, gate_id))
+        if gate is None:
+            raise NotFoundError(f"no gate {gate_id}; it may have been long ago")
+        return gate
+
+    async def wait(self, gate_id: str, seconds: float) -> Decision:
+        """
+        The decision of a gate; a hold after `seconds`, or when the aggregator stops.
+
+        An earlier decision is confirmed by the database: another aggregator may have taken over since.
+        """
+        gate = await self.get(gate_id)
+        if gate.decision is not None:
+            await self._store.confirm()
+        if gate.decision is None:
+            try:
+                await self._followers.wait(gate_id, seconds)
+            except TimeoutError:
+                log.debug("gate %s: still held after %.0f s", gate_id, seconds)
+            gate = await self.get(gate_id)
+        return self.answer(gate)
+
+    def answer(self, gate: Gate) -> Decision:
+        """The decision of a gate, or a hold."""
+        return decisions.current_decision(self._clock(), gate, self.policy)
+
+    async def release(self, gate_id: str) -> GivenBack:
+        """
+        Withdraw an open gate, or end the leases of a decided one; adopted ones of the same job and attempt too.
+
+        Safe to repeat until the leases have ended on their nodes. NotFoundError where there is nothing to give back.
+        """
+        if gate_id not in self._memory.fleet_state.gate_ids and (
+            adopted := self._leases(lambda row: row.lease.gate == gate_id)
+        ):
+            return await self._give_back(adopted)
+        gate = await self.get(gate_id)
+
+        def act(batch: Batch) -> GivenBack:
+            fleet_state = self._memory.fleet_state
+            current = fleet_state.gates.get(gate_id)
+            held = fleet_state.leases_of_job(current or gate)
+            after = current or gate
+            if current is not None:
+                text = "the one who asked withdrew it; ask with the next attempt"
+                after, effects = decisions.close(batch.now, current, self.policy, Closing.RELEASED, text)
+                fleet_state.carry_out(batch, after, effects, ())
+            elif not held:
+                verdict = "not decided" if gate.decision is None else gate.decision.decision.value
+                raise NotFoundError(
+                    f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so that nothing is given "
+                    f"back: its gate {gate_id} was decided ({verdict}) and its leases have ended, or it got none"
+                )
+            self._end(batch, held, "released by the one who asked")
+            return GivenBack(gate=after, leases=held)
+
+        done = await self.submit(act)
+        return done if done.gate is None else dataclasses.replace(done, gate=self._newest(done.gate))
+
+    async def release_job(self, job: str, attempt: int) -> GivenBack:
+        """
+        As `release`, of the newest gate of a job if it was asked for this attempt, else of the leases of this job and
+        attempt that were adopted after the loss of the database.
+        """
+        for gate in await self.gates(limit=1, job=job):
+            if attempt == (gate.request.attempt if gate.group is None else gate.group.asked_attempt):
+                return await self.release(gate.id)
+        if adopted := self._leases(lambda row: row.adopted and (row.lease.job, row.lease.attempt) == (job, attempt)):
+            return await self._give_back(adopted)
+        raise NotFoundError(
+            f"no gate and no lease of job {job[:80]!r} attempt {attempt} is known, or a later attempt has superseded it"
+        )
+
+    async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
+        """
+        Record how the job of a gate ended. Its leases stay until they are released or its nodes see the job gone.
+
+        Returns how it is counted; None when the same was recorded before, or no facts are kept of the gate.
+        NotFoundError also where the gate was dropped from the database meanwhile.
+        """
+        gate = await self.get(gate_id)
+        facts, before = await self._store.read(
+            lambda connection: (
+                rows.read_facts(connection, gate_id),
+                reading.read_outcome(connection, gate_id),
+            )
+        )
+        told = PutOutcome(
+            gate=gate_id,
+            job=gate.request.job,
+            attempt=gate.request.attempt,
+            status=plain(status, 64),
+            message=plain(message, MOST_MESSAGE),
+            told_at=self._clock(),
+        )
+        await self.submit(lambda batch: batch.changes.append(told))
+        if await self._store.read(lambda connection: reading.read_outcome(connection, gate_id)) is None:
+            raise NotFoundError(f"no gate {gate_id!r}; it was dropped because it is old")
+        if facts is None or (before is not None and before.status == status):
+            return None
+        return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
+
+    async def explain(self, gate_id: str) -> Explanation:
+        """A gate with its stored evidence; NotFoundError."""
+        gate = await self.get(gate_id)
+        states, outcome = await self._store.read(
+            lambda connection: (reading.read_evidence(connection, gate_id), reading.read_outcome(connection, gate_id))
+        )
+        leases = self._leases(lambda row: row.lease.gate == gate_id)
+        return Explanation(gate=gate, states=states, leases=leases, outcome=outcome)
+
+    async def gates(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Gate, ...]:
+        """Gates, newest first, open ones with what holds them now; `before` is the id to go on from."""
+        stored = await self._store.read(
+            lambda connection: reading.read_gates(connection, limit=limit, before=before, job=job)
+        )
+        return tuple(self._memory.fleet_state.gates.get(gate.id, gate) for gate in stored)
+
+    def open_gates(self) -> tuple[Gate, ...]:
+        """All gates that are not decided, oldest first."""
+        return tuple(sorted(self._memory.fleet_state.gates.values(), key=lambda gate: gate.id))
+
+    def waits(self) -> tuple[float, ...]:
+        """How many seconds each open gate has waited."""
+        now = self._clock()
+        return tuple(max(0.0, now - gate.created_at) for gate in self._memory.fleet_state.gates.values())
+
+    # --- nodes and their leases ---------------------------------------------------------------------------------------
+
+    def leases(self) -> tuple[LeaseRow, ...]:
+        """All leases that are not closed."""
+        return tuple(self._memory.fleet_state.leases.values())
+
+    async def release_node(self, node: str, owner: str) -> tuple[LeaseRow, ...]:
+        """End every lease on a node, whoever gave it; those that end now, or did before and the node still holds."""
+        held = self._leases(lambda row: row.node == node)
+        await self.submit(lambda batch: self._end(batch, held, f"released by {owner}"))
+        return held
+
+    async def forget(self, node: str, owner: str) -> Gone:
+        """
+        Forget a node that is gone for good: its quarantine ends, and its key is free. Returns what went with it.
+
+        ConflictError while a job has it, and while it is quarantined and syncs: it would come back without quarantine.
+        """
+
+        def act(batch: Batch) -> Gone:
+            held = self._leases(lambda row: row.node == node and row.state is not LeaseState.ENDING)
+            if held:
+                job = held[0].lease.job
+                raise ConflictError(
+                    f"{node} is leased to job {job!r}; end that first: healthd fleet release-lease {node}"
+                )
+            kept = self._memory.fleet_state.quarantines.get(node)
+            found = self._registry.node(node)
+            heard = math.inf if found is None or found.heard_seconds is None else found.heard_seconds
+            if kept is not None and heard <= self.policy.silent_seconds:
+                raise ConflictError(
+                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports "
+                    f"(last heard {ago(heard)}): it would come back without the quarantine; end that first: "
+                    f"healthd fleet release {node}; or stop its daemon and wait {self.policy.silent_seconds:g} s"
+                )
+            gone = Gone(
+                quarantine=kept,
+                rules=self._memory.rules.remembered(node),
+                leases=self._leases(lambda row: row.node == node),
+            )
+            self._memory.rules.forget(batch, node)
+            self._memory.reconciler.forget(batch, node, owner)
+            return gone
+
+        return await self.submit(act)
+
+    def present(self, node: str) -> bool:
+        """Whether the node was heard within a day."""
+        return self._memory.reconciler.present(node, self._clock())
+
+    def pool_of(self, node: str) -> str | None:
+        """The pool of a node as it said last; None for one without, or never heard of."""
+        return self._memory.reconciler.pool_of(node)
+
+    # --- quarantines and the rules that set them ----------------------------------------------------------------------
+
+    async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
+        """
+        Keep a node out of admissions from now on. Gates that have it see it at once.
+
+        None lifts the quarantine, and the rules drop all that they hold against the node; `why` is for people.
+        """
+
+        def act(batch: Batch) -> None:
+            if quarantine is None:
+                self._memory.rules.release(batch, node)
+            if quarantine is not None or node in self._memory.fleet_state.quarantines:
+                self._memory.fleet_state.put_quarantine(batch, node, quarantine, why=why)
+            self._memory.rules.look_again(batch, node)
+
+        await self.submit(act)
+
+    def quarantines(self) -> Mapping[str, Quarantine]:
+        """All quarantines, by node; those whose time is over may still be among them."""
+        return dict(self._memory.fleet_state.quarantines)
+
+    def remembered(self, node: str) -> RuleRecord | None:
+        """What the rules remember of a node; None where nothing is."""
+        return self._memory.rules.remembered(node)
+
+    def rule_words(self) -> Mapping[tuple[str, str], int]:
+        """How often each rule reached a verdict, and what came of it, since the start."""
+        return dict(self._memory.rules.counted)
+
+    def breakers(self) -> Mapping[str, Breaker]:
+        """The tripped breakers of the rules, by pool ("": nodes without one)."""
+        return self._memory.rules.breakers.all()
+
+    async def reset_breaker(self, owner: str, pool: str | None) -> tuple[str, ...]:
+        """Let the rules quarantine again where their breaker has tripped; the pools where it had ("": no pool)."""
+        return await self.submit(lambda batch: self._memory.rules.breakers.reset(batch, owner, pool))
+
+    # --- overrides, history -------------------------------------------------------------------------------------------
+
+    async def override(self, job: str, override: Override | None) -> None:
+        """Admit a job whatever its nodes are; None ends that. It is written into the audit trail."""
+
+        def act(batch: Batch) -> None:
+            self._memory.fleet_state.put_override(batch, job, override)
+            self._memory.stepper.dirty.update(
+                gate.id for gate in self._memory.fleet_state.gates.values() if gate.request.job == job
+            )
+
+        await self.submit(act)
+
+    def overrides(self) -> tuple[Override, ...]:
+        """The overrides in force."""
+        now = self._clock()
+        return tuple(override for override in self._memory.fleet_state.overrides.values() if override.until > now)
+
+    async def note(self, subject: str, kind: str, message: str) -> None:
+        """Add a line to the history of a node or job."""
+        await self.submit(lambda batch: batch.event(subject, kind, message))
+
+    # --- how the engine is --------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the epoch by the clock that gates, quarantines and overrides go by; see `steady_clock`."""
+        return self._clock()
+
+    def recovering(self) -> str | None:
+        """Why nothing is admitted at all; None in good days."""
+        if self._stale:
+            return "a write failed, and what is on disk could not be read since"
+        return self._memory.reconciler.recovering(self._clock())
+
+    async def recover(self, owner: str) -> bool:
+        """End the recovery because a person says so. False when there was none."""
+        return await self.submit(lambda batch: self._memory.reconciler.recover(batch, owner))
+
+    def unsure(self) -> bool:
+        """Whether nodes may be out for reasons that are not known here, or not yet."""
+        return self._stale or self._memory.reconciler.unsure(self._clock())
+
+    def faults(self) -> tuple[Fault, ...]:
+        """
+        What internal errors stop, the newest first: gates, nodes, or the loop and everything with it. Each is tried
+        again.
+        """
+        return self._bulkheads.faults()
+
+    def internal_errors(self) -> Mapping[str, int]:
+        """Unforeseen exceptions since the start, by what they stopped."""
+        return dict(self._bulkheads.counted)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Loop for ever. One task runs it. It ends by cancellation, or with FencedError: memory is out of date then."""
+        self._wake.set()
+        while True:
+            pause = min(self._next_due() - self._clock(), LONGEST_SLEEP_SECONDS)
+            try:
+                # Not wait_for: in Python 3.11 it may swallow the cancellation that ends this task.
+                async with asyncio.timeout(max(0.0, pause)):
+                    await self._wake.wait()
+            except TimeoutError:
+                log.debug("time is up for a gate")
+            self._wake.clear()
+            try:
+                with contained(Where.TURN, "engine"):
+                    went_through = await self.run_once()
+                    if self._clock() >= self._pruning.due_at:
+                        await self._prune()
+                if went_through:
+                    self._bulkheads.passed(Where.TURN, "engine")
+            except ContainedError as stopped:
+                self._rebuild_after(stopped)
+
+    def stop(self) -> None:
+        """Wake everybody who waits for a gate, because the aggregator ends. The gates stay open on disk."""
+        self._followers.stop()
+
+    async def run_once(self) -> bool:
+        """
+        One pass; only one runs at a time. A StoreError goes to the requests that wait for it.
+
+        Returns whether the pass went through: false during the pause after a failure, and when it failed again.
+        """
+        async with self._one_at_a_time:
+            self._requests.begin()
+            try:
+                return await self._run_once()
+            except Exception:
+                self._requests.fail_pass(_internal_error())
+                raise
+
+    async def submit(self, action: Callable[[Batch], T]) -> T:
+        """
+        Apply `action` in the next pass; what it returned, once that is on disk. StoreError after `ANSWER_SECONDS` at
+        most.
+        """
+        future = self._requests.add(action)
+        self._wake.set()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await future
+        except TimeoutError:
+            why = self._store.trouble() or "the aggregator is too busy"
+            raise StoreError(f"it could not be written within {ANSWER_SECONDS:g} s: {why}") from None
+
+    # --- what requests share ------------------------------------------------------------------------------------------
+
+    async def _ask_to_join(self, request: GateRequest) -> Gate:
+        """The gate of the group; it is stepped again, because a member was heard."""
+        newest = self._memory.fleet_state.newest.get(request.job)
+        known = self._memory.fleet_state.keys.get((request.job, newest)) if newest is not None else None
+        decided = await self.get(known) if known is not None and known not in self._memory.fleet_state.gates else None
+
+        def act(batch: Batch) -> Gate:
+            gate = admission.open_gate(batch, self._memory.fleet_state, self.policy, request, decided)
+            self._memory.stepper.dirty.add(gate.id)
+            join = request.join
+            executes = join is not None and join.execute and gate.decision is None
+            if join is not None and executes and not self._registry.has_daemon(join.node):
+                admission.end_leases_for_executor(batch, self._memory.fleet_state, gate, join.node)
+            return gate
+
+        return self._newest(await self.submit(act))
+
+    def _newest(self, gate: Gate) -> Gate:
+        """The gate as it is now: one that was asked for may have gone further in the same pass."""
+        return self._memory.fleet_state.known(gate.id) or gate
+
+    def _leases(self, wanted: Callable[[LeaseRow], bool]) -> tuple[LeaseRow, ...]:
+        return tuple(row for row in self._memory.fleet_state.leases.values() if wanted(row))
+
+    def _end(self, batch: Batch, rows: Sequence[LeaseRow], why: str) -> None:
+        for row in rows:
+            self._memory.fleet_state.end_lease(batch, row.lease.id, why)
+
+    async def _give_back(self, rows: tuple[LeaseRow, ...]) -> GivenBack:
+        await self.submit(lambda batch: self._end(batch, rows, "released by the one who asked"))
+        return GivenBack(gate=None, leases=rows)
+
+    # --- one pass -----------------------------------------------------------------------------------------------------
+
+    async def _run_once(self) -> bool:
+        now = self._clock()
+        if now < self._retries.at and not self._requests:
+            return False
+        computed = await self._compute()
+        if computed is None:
+            return False
+        results, done = computed
+        try:
+            if done.batch.changes:
+                await self._store.write(done.batch.changes)
+        except StoreError as error:
+            self._stale = True
+            if not isinstance(error, FencedError):
+                await self._rebuild()
+            self._fail_requests(error)
+            if isinstance(error, FencedError):
+                raise
+            return False
+        self._retries.succeeded()
+        self._bulkheads.passed(Where.TURN, "commit")
+        self._memory.rules.committed()
+        try:
+            with contained(Where.TURN, "answers"):
+                self._publish(done)
+            self._bulkheads.passed(Where.TURN, "answers")
+        except ContainedError as stopped:
+            self._rebuild_after(stopped)
+        if done.accused:
+            # Gates that look at these nodes see the quarantine in the next pass.
+            self._changed_nodes |= done.accused
+            self._wake.set()
+        for future, result in results:
+            if not future.done():
+                future.set_result(result)
+        return True
+
+    async def _compute(self) -> tuple[list[Result], Pass] | None:
+        """
+        All that this pass changes. What fails in an unforeseen way is left out, and the rest is computed again on
+        rebuilt memory; None when too much fails at once, or memory cannot be rebuilt.
+        """
+        for _ in range(MOST_FAULTS_A_PASS):
+            if self._stale and not await self._rebuild():
+                return None
+            try:
+                if not await self._look_up_leases():
+                    return None
+            except ContainedError as stopped:
+                self._contain(stopped)
+                continue
+            expiring = self._pruning.expiring
+            try:
+                self._requests.take()
+                return self._compute_once(self._clock())
+            except ContainedError as stopped:
+                self._stale, self._pruning.expiring = True, expiring
+                self._contain(stopped)
+                self._requests.put_back()
+        self._retries.soon(self._clock())
+        await self._rebuild()
+        return None
+
+    def _compute_once(self, now: float) -> tuple[list[Result], Pass]:
+        """One try at the pass; ContainedError names what failed."""
+        batch = Batch(now=now)
+        heard, self._changed_nodes = self._changed_nodes | self._bulkheads.due(Where.NODE, now), set()
+        results = self._requests.apply(batch)
+        self._pruning.expire(batch, self._memory, self.policy, self._bulkheads.resting(Where.NODE, now))
+        done = self._memory.compute(batch, heard)
+        if done.made_room:
+            self._wake.set()
+        return results, done
+
+    async def _look_up_leases(self) -> bool:
+        """
+        Read from the store whether leases have ended that nodes hold and memory does not know. False when that fails;
+        waiting requests are told.
+
+        What is heard meanwhile is looked up too. A node that names other leases all the time stops nobody: what was not
+        looked up is adopted by its node.
+        """
+        for _ in range(MOST_LOOK_UPS):
+            now = self._clock()
+            heard = self._changed_nodes | self._bulkheads.due(Where.NODE, now)
+            heard -= self._bulkheads.resting(Where.NODE, now).keys()
+            unknown = self._memory.reconciler.look_up(heard)[:MOST_LOOKED_UP]
+            if not unknown:
+                break
+            try:
+                found = await self._store.read(functools.partial(reading.read_leases, lease_ids=unknown))
+            except HealthdError as error:
+                self._retries.soon(self._clock())
+                self._requests.fail_waiting(error)
+                if isinstance(error, FencedError):
+                    raise
+                return False
+            self._memory.fleet_state.note_looked_up(unknown, found)
+        return True
+
+    def _publish(self, done: Pass) -> None:
+        """Everything is on disk: tell the metrics, the nodes and the clients."""
+        for gate in done.batch.ready:  # first, since it is measured until the leases are on disk
+            for tell_ready in self.on_ready:
+                tell_ready(gate, done.batch.now - gate.created_at)
+        self._memory.publish(done)
+        for gate in done.batch.decided:
+            self._followers.wake(gate.id)
+        for gate in done.batch.decided:
+            for tell_decided in self.on_decided:
+                tell_decided(gate)
+
+    def _next_due(self) -> float:
+        """When the next pass is due if nothing happens."""
+        now = self._clock()
+        if self._retries.at > now:
+            return self._retries.at
+        if self._requests or self._changed_nodes:
+            return now
+        return min(self._memory.next_due(now), self._pruning.due_at)
+
+    def _on_report(self, node: str) -> None:
+        self._changed_nodes.add(node)
+        self._wake.set()
+
+    # --- memory, and what failed --------------------------------------------------------------------------------------
+
+    def _load(self, loaded: Loaded) -> None:
+        """Make memory from what is on disk."""
+        self._memory = Memory(
+            loaded,
+            store_id=self._store.store_id,
+            registry=self._registry,
+            policy=self.policy,
+            bulkheads=self._bulkheads,
+            started_at=self._started_at,
+        )
+
+    async def _rebuild(self) -> bool:
+        """Rebuild memory from what is on disk, as at the start. False when that fails; waiting requests are told."""
+        try:
+            loaded = await self._store.read(reading.load, seconds=LONG_SECONDS)
+        except HealthdError as error:
+            self._retries.soon(self._clock())
+            self._requests.fail_waiting(error)
+            if isinstance(error, FencedError):
+                raise
+            return False
+        before = self._memory
+        self._load(loaded)
+        self._memory.go_on_from(before, self._clock())
+        self._changed_nodes.update(self._registry.names())
+        self._followers.keep(self._memory.fleet_state.gates)
+        self._stale = False
+        return True
+
+    def _rebuild_after(self, stopped: ContainedError) -> None:
+        """
+        Rebuild memory before the next pass: it may be half changed, or committed and published to nobody knows whom.
+
+        FencedError is raised again: it is no fault, and ends the engine.
+        """
+        if isinstance(stopped.error, FencedError):
+            raise stopped.error
+        fault = self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
+        self._stale, self._retries.at = True, fault.retry_at
+
+    def _contain(self, stopped: ContainedError) -> None:
+        """Record the fault, and tell the request that has failed."""
+        if stopped.where is not Where.REQUEST:
+            self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
+            return
+        self._bulkheads.count(stopped.where, stopped.name, stopped.error)
+        self._requests.fail(int(stopped.name), _internal_error())
+
+    def _fail_requests(self, error: StoreError) -> None:
+        """Tell the requests of a failed transaction, or try them one by one where only one of them may be refused."""
+        self._retries.failed(self._clock())
+        if not isinstance(error, RefusedWorkError):
+            self._requests.fail_pass(error)
+            return
+        if self._retries.refused():  # in several passes, so no single request is at fault
+            self._retries.at = self._bulkheads.failed(Where.TURN, "commit", error, self._clock()).retry_at
+        self._requests.separate(error)
+        if self._requests:
+            self._wake.set()
+
+    async def _prune(self) -> None:
+        try:
+            await self._pruning.run(self._store, self._memory, self.policy, self._clock())
+        except FencedError:
+            raise
+        except StoreError as error:
+            self._stale = self._stale or isinstance(error, UnsureError)
+            log.warning("nothing was pruned: %s", error)
+            return
+        self._wake.set()
+
+
+def _internal_error() -> HealthdError:
+    return HealthdError("internal error; the aggregator's log has more")
+
 
 def steady_clock() -> Callable[[], float]:
     """Seconds since the epoch as of now, from here on by CLOCK_BOOTTIME: no jump of the clock moves a deadline."""
@@ -52,10 +735,7 @@ def steady_clock() -> Callable[[], float]:
     return lambda: start + time.clock_gettime(time.CLOCK_BOOTTIME) - boot
 
 
-# The requests that wait for a pass of the engine's loop, and those of the pass that runs.
-
-
-T = TypeVar("T")
+# What waits for the loop: requests, followers of a gate, and the next try after a failure.
 
 Result = tuple[asyncio.Future[Any], Any]
 """What a request returned, told once it is on disk."""
@@ -144,7 +824,35 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
         future.set_exception(error)
 
 
-# When the loop tries again after a pass that has failed.
+class Followers:
+    """An event for each gate that somebody waits for. On the event loop alone."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, asyncio.Event] = {}
+        self._stopping = False
+
+    async def wait(self, gate_id: str, seconds: float) -> None:
+        """Until the gate is decided or gone, the aggregator stops, or the time is up: TimeoutError."""
+        if self._stopping or seconds <= 0:
+            return
+        async with asyncio.timeout(seconds):
+            await self._events.setdefault(gate_id, asyncio.Event()).wait()
+
+    def wake(self, gate_id: str) -> None:
+        """The gate is decided."""
+        if (event := self._events.pop(gate_id, None)) is not None:
+            event.set()
+
+    def keep(self, open_gates: Container[str]) -> None:
+        """Wake those whose gate is open no more."""
+        for gate_id in [one for one in self._events if one not in open_gates]:
+            self.wake(gate_id)
+
+    def stop(self) -> None:
+        """Wake everybody, and let nobody wait from now on."""
+        self._stopping = True
+        for event in self._events.values():
+            event.set()
 
 
 BACKOFF = Backoff(1.0, 8.0)
@@ -180,81 +888,111 @@ class Retries:
         return self._refused >= MOST_REFUSED
 
 
-# Those who wait until a gate is decided.
+# What a pass works on and with.
 
 
-class Followers:
-    """An event for each gate that somebody waits for. On the event loop alone."""
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What a pass has worked out, before it is on disk."""
 
-    def __init__(self) -> None:
-        self._events: dict[str, asyncio.Event] = {}
-        self._stopping = False
-
-    async def wait(self, gate_id: str, seconds: float) -> None:
-        """Until the gate is decided or gone, the aggregator stops, or the time is up: TimeoutError."""
-        if self._stopping or seconds <= 0:
-            return
-        async with asyncio.timeout(seconds):
-            await self._events.setdefault(gate_id, asyncio.Event()).wait()
-
-    def wake(self, gate_id: str) -> None:
-        """The gate is decided."""
-        if (event := self._events.pop(gate_id, None)) is not None:
-            event.set()
-
-    def keep(self, open_gates: Container[str]) -> None:
-        """Wake those whose gate is open no more."""
-        for gate_id in [one for one in self._events if one not in open_gates]:
-            self.wake(gate_id)
-
-    def stop(self) -> None:
-        """Wake everybody, and let nobody wait from now on."""
-        self._stopping = True
-        for event in self._events.values():
-            event.set()
+    batch: Batch
+    changed: set[str]
+    """Nodes that something was heard of, without those that rest after a fault."""
+    nodes: Mapping[str, FleetNode]
+    """The nodes as this pass saw them."""
+    accused: set[str]
+    """Nodes that are quarantined for what a validation said."""
+    made_room: bool
+    """Whether other gates may be able to reserve nodes in the next pass."""
 
 
-# What the snapshot that gates are stepped by is made of: everything is read once, so that all of it is of one moment.
+class Memory:
+    """What the engine knows, made of what is on disk. `started_at` is when this aggregator started to hear nodes."""
 
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        store_id: str,
+        registry: Fleet,
+        policy: Policy,
+        bulkheads: Bulkheads,
+        started_at: float,
+    ) -> None:
+        self._registry, self._bulkheads = registry, bulkheads
+        self._next_end = math.inf  # of a quarantine; each pass finds it anew
+        self.fleet_state = FleetState(loaded, store_id=store_id, policy=policy)
+        self.reconciler = LeaseReconciler(self.fleet_state, registry, policy, loaded, started_at=started_at)
+        self.rules = Quarantines(
+            self.fleet_state,
+            registry,
+            policy,
+            loaded,
+            pool_of=self.reconciler.pool_of,
+            present=self.reconciler.present,
+        )
+        self.stepper = Stepper(
+            self.fleet_state, registry, policy, reconciler=self.reconciler, rules=self.rules, bulkheads=bulkheads
+        )
+        for node, quarantine in self.fleet_state.quarantines.items():
+            registry.set_quarantine(node, quarantine)
 
-class ReadOnce(Mapping[str, T]):
-    """
-    A read-only mapping. A value is read when it is first needed and stays the same from then on; `read` gives None for
-    an unknown key. `keys` gives the keys to iterate over.
-    """
+    def go_on_from(self, before: Memory, now: float) -> None:
+        """Take from former memory what is not on disk, and tell the registry what is no longer so."""
+        self.rules.counted = before.rules.counted
+        self.fleet_state.go_on_from(before.fleet_state, now)
+        self.reconciler.go_on_from(before.reconciler)
+        for node in before.fleet_state.quarantines.keys() - self.fleet_state.quarantines.keys():
+            self._registry.set_quarantine(node, None)
+        self.stepper.set_executors(now)
 
-    def __init__(self, read: Callable[[str], T | None], keys: Callable[[], Sequence[str]] = tuple) -> None:
-        self._read = read
-        self._keys = keys
-        self._known: dict[str, T | None] = {}
+    def compute(self, batch: Batch, heard: set[str]) -> Pass:
+        """Everything that follows from what was heard and from the time; ContainedError names what failed."""
+        resting = self._bulkheads.resting(Where.NODE, batch.now)
+        changed = heard - resting.keys()
+        nodes = ReadOnce(lambda name: self._registry.node(name, batch.now), self._registry.names)
+        self.reconciler.reconcile(batch, changed, nodes)
+        self.rules.take_in(batch, changed, nodes, resting)
+        self._end_quarantines(batch, resting)
+        self._bulkheads.keep(Where.NODE, resting)
+        made_room = self.stepper.step_all(batch, changed, nodes)
+        accused = self.rules.accuse(batch, nodes, resting)
+        self._bulkheads.keep(Where.GATE, self.fleet_state.gates)
+        for fault in self._bulkheads.faults():
+            if fault.where is Where.GATE:
+                self.stepper.show_fault(fault)
+        return Pass(batch=batch, changed=changed, nodes=nodes, accused=accused, made_room=made_room)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """As of a mapping."""
-        if key not in self._known:
-            self._known[key] = self._read(key)
-        found = self._known[key]
-        return default if found is None else found
+    def publish(self, done: Pass) -> None:
+        """The pass is on disk: tell the nodes their orders, and remember the gates that it has decided."""
+        self.reconciler.publish(done.batch, done.changed, done.nodes)
+        for name in done.batch.forgotten:
+            self._registry.forget(name)
+        if any(gate.request.join is not None for gate in done.batch.decided):
+            self.stepper.set_executors(done.batch.now)
+        for gate in done.batch.decided:
+            self.fleet_state.remember(gate)
+            self.stepper.decided(gate.id)
 
-    def __getitem__(self, key: str) -> T:
-        found: T | None = self.get(key)
-        if found is None:
-            raise KeyError(key)
-        return found
+    def next_due(self, now: float) -> float:
+        """When the next pass is due if nothing happens."""
+        if self.stepper.dirty:
+            return now
+        rest = self._bulkheads.resting(Where.NODE, now)
+        times = (self.stepper.next_due(), self.reconciler.next_due(now), self.rules.next_due(rest))
+        return min(*times, self._bulkheads.next_due(now), self._next_end)
 
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self.get(key) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys())
-
-    def __len__(self) -> int:
-        return len(self._keys())
-
-
-# Chooses the gates to step in a pass of the loop, steps them, and applies the steps to the fleet state.
-
-
-log = logging.getLogger(__name__)
+    def _end_quarantines(self, batch: Batch, resting: Collection[str]) -> None:
+        """End those whose time is over, unless the rules have just put one of theirs in the place."""
+        self._next_end = math.inf
+        for node, kept in list(self.fleet_state.quarantines.items()):
+            if kept.until is None or node in resting:
+                continue
+            with contained(Where.NODE, node):
+                if kept.until > batch.now:
+                    self._next_end = min(self._next_end, kept.until)
+                else:
+                    self.fleet_state.put_quarantine(batch, node, None, why=f"the time that {kept.owner} said is over")
 
 
 class Stepper:
@@ -442,114 +1180,38 @@ def _reason(fault: Fault) -> Reason:
     return reason("InternalError", f"{text} ({fault.message})")
 
 
-# What the engine knows, made of what is on disk, and what one pass of its loop works out on it.
+class ReadOnce(Mapping[str, T]):
+    """
+    A read-only mapping. A value is read when it is first needed and stays the same from then on; `read` gives None for
+    an unknown key. `keys` gives the keys to iterate over.
+    """
 
+    def __init__(self, read: Callable[[str], T | None], keys: Callable[[], Sequence[str]] = tuple) -> None:
+        self._read = read
+        self._keys = keys
+        self._known: dict[str, T | None] = {}
 
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """What a pass has worked out, before it is on disk."""
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a mapping."""
+        if key not in self._known:
+            self._known[key] = self._read(key)
+        found = self._known[key]
+        return default if found is None else found
 
-    batch: Batch
-    changed: set[str]
-    """Nodes that something was heard of, without those that rest after a fault."""
-    nodes: Mapping[str, FleetNode]
-    """The nodes as this pass saw them."""
-    accused: set[str]
-    """Nodes that are quarantined for what a validation said."""
-    made_room: bool
-    """Whether other gates may be able to reserve nodes in the next pass."""
+    def __getitem__(self, key: str) -> T:
+        found: T | None = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
 
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
 
-class Memory:
-    """See the module. `started_at` is when this aggregator started to hear nodes."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys())
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        *,
-        store_id: str,
-        registry: Fleet,
-        policy: Policy,
-        bulkheads: Bulkheads,
-        started_at: float,
-    ) -> None:
-        self._registry, self._bulkheads = registry, bulkheads
-        self._next_end = math.inf  # of a quarantine; each pass finds it anew
-        self.fleet_state = FleetState(loaded, store_id=store_id, policy=policy)
-        self.reconciler = LeaseReconciler(self.fleet_state, registry, policy, loaded, started_at=started_at)
-        self.rules = Quarantines(
-            self.fleet_state,
-            registry,
-            policy,
-            loaded,
-            pool_of=self.reconciler.pool_of,
-            present=self.reconciler.present,
-        )
-        self.stepper = Stepper(
-            self.fleet_state, registry, policy, reconciler=self.reconciler, rules=self.rules, bulkheads=bulkheads
-        )
-        for node, quarantine in self.fleet_state.quarantines.items():
-            registry.set_quarantine(node, quarantine)
-
-    def go_on_from(self, before: Memory, now: float) -> None:
-        """Take from former memory what is not on disk, and tell the registry what is no longer so."""
-        self.rules.counted = before.rules.counted
-        self.fleet_state.go_on_from(before.fleet_state, now)
-        self.reconciler.go_on_from(before.reconciler)
-        for node in before.fleet_state.quarantines.keys() - self.fleet_state.quarantines.keys():
-            self._registry.set_quarantine(node, None)
-        self.stepper.set_executors(now)
-
-    def compute(self, batch: Batch, heard: set[str]) -> Pass:
-        """Everything that follows from what was heard and from the time; ContainedError names what failed."""
-        resting = self._bulkheads.resting(Where.NODE, batch.now)
-        changed = heard - resting.keys()
-        nodes = ReadOnce(lambda name: self._registry.node(name, batch.now), self._registry.names)
-        self.reconciler.reconcile(batch, changed, nodes)
-        self.rules.take_in(batch, changed, nodes, resting)
-        self._end_quarantines(batch, resting)
-        self._bulkheads.keep(Where.NODE, resting)
-        made_room = self.stepper.step_all(batch, changed, nodes)
-        accused = self.rules.accuse(batch, nodes, resting)
-        self._bulkheads.keep(Where.GATE, self.fleet_state.gates)
-        for fault in self._bulkheads.faults():
-            if fault.where is Where.GATE:
-                self.stepper.show_fault(fault)
-        return Pass(batch=batch, changed=changed, nodes=nodes, accused=accused, made_room=made_room)
-
-    def publish(self, done: Pass) -> None:
-        """The pass is on disk: tell the nodes their orders, and remember the gates that it has decided."""
-        self.reconciler.publish(done.batch, done.changed, done.nodes)
-        for name in done.batch.forgotten:
-            self._registry.forget(name)
-        if any(gate.request.join is not None for gate in done.batch.decided):
-            self.stepper.set_executors(done.batch.now)
-        for gate in done.batch.decided:
-            self.fleet_state.remember(gate)
-            self.stepper.decided(gate.id)
-
-    def next_due(self, now: float) -> float:
-        """When the next pass is due if nothing happens."""
-        if self.stepper.dirty:
-            return now
-        rest = self._bulkheads.resting(Where.NODE, now)
-        times = (self.stepper.next_due(), self.reconciler.next_due(now), self.rules.next_due(rest))
-        return min(*times, self._bulkheads.next_due(now), self._next_end)
-
-    def _end_quarantines(self, batch: Batch, resting: Collection[str]) -> None:
-        """End those whose time is over, unless the rules have just put one of theirs in the place."""
-        self._next_end = math.inf
-        for node, kept in list(self.fleet_state.quarantines.items()):
-            if kept.until is None or node in resting:
-                continue
-            with contained(Where.NODE, node):
-                if kept.until > batch.now:
-                    self._next_end = min(self._next_end, kept.until)
-                else:
-                    self.fleet_state.put_quarantine(batch, node, None, why=f"the time that {kept.owner} said is over")
-
-
-# What is old goes: gates, events, what rules remember, and nodes that are gone for good.
+    def __len__(self) -> int:
+        return len(self._keys())
 
 
 PRUNE_SECONDS = 3600.0
@@ -597,713 +1259,24 @@ class Pruning:
 
     def expire(self, batch: Batch, memory: Memory, policy: Policy, resting: Container[str]) -> None:
         """
-        After `run`: end overrides whose time is over, and drop nodes that are gone for good.
+        After `run`: end overrides whose time is over, and drop nodes that were silent for so long that they do not come
+        back, quarantined by rule or not. One that a person keeps out or a job has stays: only they can say that it is
+        over.
 
         ContainedError names a node that failed; those of `resting` are left for the next time.
         """
         if not self.expiring:
             return
         self.expiring = False  # first, because what fails here must not fail every pass
-        fleet_state = memory.fleet_state
+        fleet_state, rules, reconciler = memory.fleet_state, memory.rules, memory.reconciler
         for job, override in list(fleet_state.overrides.items()):
             if override.until <= batch.now:
                 fleet_state.put_override(batch, job, None)
-        _forget_gone(batch, memory, policy, resting)
-
-
-def _forget_gone(batch: Batch, memory: Memory, policy: Policy, resting: Container[str]) -> None:
-    """
-    Drop nodes that were silent for so long that they do not come back, quarantined by rule or not.
-
-    One that a person keeps out or a job has stays: only they can say that it is over.
-    """
-    fleet_state, rules, reconciler = memory.fleet_state, memory.rules, memory.reconciler
-    for name in reconciler.silent(batch.now, policy.forget_days * DAY_SECONDS):
-        kept = fleet_state.quarantines.get(name)
-        by_person = kept is not None and kept.owner_kind != "rule"
-        if by_person or name in resting or name in fleet_state.leases_of or name in fleet_state.reserved:
-            continue
-        with contained(Where.NODE, name):
-            rules.forget(batch, name)
-            reconciler.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")
-
-
-# The loop of the engine: the one place where gates are stepped.
-
-
-MOST_FAULTS_A_PASS = 20
-"""Gates, nodes and requests that may fail in one pass before the others wait for the next: each costs one rebuild."""
-MOST_LOOK_UPS, MOST_LOOKED_UP = 32, 1000
-"""Leases are looked up by so many in a statement, and so many times in a pass: 16 of each of 2,000 nodes."""
-LONGEST_SLEEP_SECONDS = 30.0
-"""The engine's clock counts a suspended machine's sleep and the event loop's does not: look again at least so often."""
-
-
-class Loop:
-    """The base of `Engine`: memory, the loop, and `submit`, by which a method changes something in the next pass."""
-
-    def __init__(
-        self,
-        *,
-        store: Store,
-        registry: Fleet,
-        policy: Policy,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        self.policy = policy
-        self._store = store
-        self._registry = registry
-        self._clock = clock or steady_clock()
-        # Told of a gate when its first leases are on disk, with the seconds since it was asked; and when it is decided.
-        self.on_ready: list[Callable[[Gate, float], None]] = []
-        self.on_decided: list[Callable[[Gate], None]] = []
-        self._bulkheads = Bulkheads()
-        self._requests = Requests()
-        self._changed_nodes: set[str] = set()
-        self._started_at = self._clock()
-        self._stale = False  # memory may differ from what is on disk
-        self._load(store.load())
-        self._wake = asyncio.Event()
-        self._one_at_a_time = asyncio.Lock()
-        self._followers = Followers()
-        self._retries = Retries()
-        self._pruning = Pruning(self._clock())
-        registry.listen(self._on_report)
-
-    def _load(self, loaded: Loaded) -> None:
-        """Make memory from what is on disk."""
-        self._memory = Memory(
-            loaded,
-            store_id=self._store.store_id,
-            registry=self._registry,
-            policy=self.policy,
-            bulkheads=self._bulkheads,
-            started_at=self._started_at,
-        )
-
-    # --- the loop -----------------------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Loop for ever. One task runs it. It ends by cancellation, or with FencedError: memory is out of date then."""
-        self._wake.set()
-        while True:
-            pause = min(self._next_due() - self._clock(), LONGEST_SLEEP_SECONDS)
-            try:
-                # Not wait_for: in Python 3.11 it may swallow the cancellation that ends this task.
-                async with asyncio.timeout(max(0.0, pause)):
-                    await self._wake.wait()
-            except TimeoutError:
-                log.debug("time is up for a gate")
-            self._wake.clear()
-            try:
-                with contained(Where.TURN, "engine"):
-                    went_through = await self.run_once()
-                    if self._clock() >= self._pruning.due_at:
-                        await self._prune()
-                if went_through:
-                    self._bulkheads.passed(Where.TURN, "engine")
-            except ContainedError as stopped:
-                self._rebuild_after(stopped)
-
-    def stop(self) -> None:
-        """Wake everybody who waits for a gate, because the aggregator ends. The gates stay open on disk."""
-        self._followers.stop()
-
-    async def run_once(self) -> bool:
-        """
-        One pass; only one runs at a time. A StoreError goes to the requests that wait for it.
-
-        Returns whether the pass went through: false during the pause after a failure, and when it failed again.
-        """
-        async with self._one_at_a_time:
-            self._requests.begin()
-            try:
-                return await self._run_once()
-            except Exception:
-                self._requests.fail_pass(_internal_error())
-                raise
-
-    async def _run_once(self) -> bool:
-        now = self._clock()
-        if now < self._retries.at and not self._requests:
-            return False
-        computed = await self._compute()
-        if computed is None:
-            return False
-        results, done = computed
-        try:
-            if done.batch.changes:
-                await self._store.write(done.batch.changes)
-        except StoreError as error:
-            self._stale = True
-            if not isinstance(error, FencedError):
-                await self._rebuild()
-            self._fail_requests(error)
-            if isinstance(error, FencedError):
-                raise
-            return False
-        self._retries.succeeded()
-        self._bulkheads.passed(Where.TURN, "commit")
-        self._memory.rules.committed()
-        try:
-            with contained(Where.TURN, "answers"):
-                self._publish(done)
-            self._bulkheads.passed(Where.TURN, "answers")
-        except ContainedError as stopped:
-            self._rebuild_after(stopped)
-        if done.accused:
-            # Gates that look at these nodes see the quarantine in the next pass.
-            self._changed_nodes |= done.accused
-            self._wake.set()
-        for future, result in results:
-            if not future.done():
-                future.set_result(result)
-        return True
-
-    async def _compute(self) -> tuple[list[Result], Pass] | None:
-        """
-        All that this pass changes. What fails in an unforeseen way is left out, and the rest is computed again on
-        rebuilt memory; None when too much fails at once, or memory cannot be rebuilt.
-        """
-        for _ in range(MOST_FAULTS_A_PASS):
-            if self._stale and not await self._rebuild():
-                return None
-            try:
-                if not await self._look_up_leases():
-                    return None
-            except ContainedError as stopped:
-                self._contain(stopped)
+        for name in reconciler.silent(batch.now, policy.forget_days * DAY_SECONDS):
+            kept = fleet_state.quarantines.get(name)
+            by_person = kept is not None and kept.owner_kind != "rule"
+            if by_person or name in resting or name in fleet_state.leases_of or name in fleet_state.reserved:
                 continue
-            expiring = self._pruning.expiring
-            try:
-                self._requests.take()
-                return self._compute_once(self._clock())
-            except ContainedError as stopped:
-                self._stale, self._pruning.expiring = True, expiring
-                self._contain(stopped)
-                self._requests.put_back()
-        self._retries.soon(self._clock())
-        await self._rebuild()
-        return None
-
-    async def _look_up_leases(self) -> bool:
-        """
-        Read from the store whether leases have ended that nodes hold and memory does not know. False when that fails;
-        waiting requests are told.
-
-        What is heard meanwhile is looked up too. A node that names other leases all the time stops nobody: what was not
-        looked up is adopted by its node.
-        """
-        for _ in range(MOST_LOOK_UPS):
-            now = self._clock()
-            heard = self._changed_nodes | self._bulkheads.due(Where.NODE, now)
-            heard -= self._bulkheads.resting(Where.NODE, now).keys()
-            unknown = self._memory.reconciler.look_up(heard)[:MOST_LOOKED_UP]
-            if not unknown:
-                break
-            try:
-                found = await self._store.read(functools.partial(reading.read_leases, lease_ids=unknown))
-            except HealthdError as error:
-                self._retries.soon(self._clock())
-                self._requests.fail_waiting(error)
-                if isinstance(error, FencedError):
-                    raise
-                return False
-            self._memory.fleet_state.note_looked_up(unknown, found)
-        return True
-
-    def _contain(self, stopped: ContainedError) -> None:
-        """Record the fault, and tell the request that has failed."""
-        if stopped.where is not Where.REQUEST:
-            self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
-            return
-        self._bulkheads.count(stopped.where, stopped.name, stopped.error)
-        self._requests.fail(int(stopped.name), _internal_error())
-
-    def _compute_once(self, now: float) -> tuple[list[Result], Pass]:
-        """One try at the pass; ContainedError names what failed."""
-        batch = Batch(now=now)
-        heard, self._changed_nodes = self._changed_nodes | self._bulkheads.due(Where.NODE, now), set()
-        results = self._requests.apply(batch)
-        self._pruning.expire(batch, self._memory, self.policy, self._bulkheads.resting(Where.NODE, now))
-        done = self._memory.compute(batch, heard)
-        if done.made_room:
-            self._wake.set()
-        return results, done
-
-    def _rebuild_after(self, stopped: ContainedError) -> None:
-        """
-        Rebuild memory before the next pass: it may be half changed, or committed and published to nobody knows whom.
-
-        FencedError is raised again: it is no fault, and ends the engine.
-        """
-        if isinstance(stopped.error, FencedError):
-            raise stopped.error
-        fault = self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
-        self._stale, self._retries.at = True, fault.retry_at
-
-    async def submit(self, action: Callable[[Batch], T]) -> T:
-        """
-        Apply `action` in the next pass; what it returned, once that is on disk. StoreError after `ANSWER_SECONDS` at
-        most.
-        """
-        future = self._requests.add(action)
-        self._wake.set()
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await future
-        except TimeoutError:
-            why = self._store.trouble() or "the aggregator is too busy"
-            raise StoreError(f"it could not be written within {ANSWER_SECONDS:g} s: {why}") from None
-
-    async def _rebuild(self) -> bool:
-        """Rebuild memory from what is on disk, as at the start. False when that fails; waiting requests are told."""
-        try:
-            loaded = await self._store.read(reading.load, seconds=LONG_SECONDS)
-        except HealthdError as error:
-            self._retries.soon(self._clock())
-            self._requests.fail_waiting(error)
-            if isinstance(error, FencedError):
-                raise
-            return False
-        before = self._memory
-        self._load(loaded)
-        self._memory.go_on_from(before, self._clock())
-        self._changed_nodes.update(self._registry.names())
-        self._followers.keep(self._memory.fleet_state.gates)
-        self._stale = False
-        return True
-
-    async def _prune(self) -> None:
-        try:
-            await self._pruning.run(self._store, self._memory, self.policy, self._clock())
-        except FencedError:
-            raise
-        except StoreError as error:
-            self._stale = self._stale or isinstance(error, UnsureError)
-            log.warning("nothing was pruned: %s", error)
-            return
-        self._wake.set()
-
-    def _on_report(self, node: str) -> None:
-        self._changed_nodes.add(node)
-        self._wake.set()
-
-    def _fail_requests(self, error: StoreError) -> None:
-        """Tell the requests of a failed transaction, or try them one by one where only one of them may be refused."""
-        self._retries.failed(self._clock())
-        if not isinstance(error, RefusedWorkError):
-            self._requests.fail_pass(error)
-            return
-        if self._retries.refused():  # in several passes, so no single request is at fault
-            self._retries.at = self._bulkheads.failed(Where.TURN, "commit", error, self._clock()).retry_at
-        self._requests.separate(error)
-        if self._requests:
-            self._wake.set()
-
-    def _publish(self, done: Pass) -> None:
-        """Everything is on disk: tell the metrics, the nodes and the clients."""
-        for gate in done.batch.ready:  # first, since it is measured until the leases are on disk
-            for tell_ready in self.on_ready:
-                tell_ready(gate, done.batch.now - gate.created_at)
-        self._memory.publish(done)
-        for gate in done.batch.decided:
-            self._followers.wake(gate.id)
-        for gate in done.batch.decided:
-            for tell_decided in self.on_decided:
-                tell_decided(gate)
-
-    def _next_due(self) -> float:
-        """When the next pass is due if nothing happens."""
-        now = self._clock()
-        if self._retries.at > now:
-            return self._retries.at
-        if self._requests or self._changed_nodes:
-            return now
-        return min(self._memory.next_due(now), self._pruning.due_at)
-
-
-def _internal_error() -> HealthdError:
-    return HealthdError("internal error; the aggregator's log has more")
-
-
-# The part of the engine that answers for gates: opening, following, releasing and explaining them.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """A gate with all that is stored of it: the states that its decision is based on, and how its job ended."""
-
-    gate: Gate
-    states: tuple[NodeState, ...]
-    leases: tuple[LeaseRow, ...]
-    outcome: PutOutcome | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GivenBack:
-    """
-    What a release came to: the gate, None for one of a database that was lost, and the leases that end now or did
-    before and that their nodes still hold.
-    """
-
-    gate: Gate | None
-    leases: tuple[LeaseRow, ...]
-
-
-class Gates(Loop):
-    """
-    The base of `Engine`.
-
-    Methods that change something return once the change is on disk, and raise StoreError when it could not be written.
-    """
-
-    async def ask(self, request: GateRequest) -> Gate:
-        """
-        Open a gate, or return the one that this job and attempt already has, as it is on disk now.
-
-        BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
-        one whose admission is over, StoreError when it cannot be written.
-        """
-        check_request(request, self.policy)
-        if request.join is not None:
-            return await self._ask_to_join(request)
-        known = self._memory.fleet_state.keys.get((request.job, request.attempt))
-        if known is not None and known not in self._memory.fleet_state.gates:
-            gate = await self.get(known)
-            requests.check_same_request(gate, request, self._memory.fleet_state)
-            return gate
-        gate = await self.submit(
-            lambda batch: requests.open_gate(batch, self._memory.fleet_state, self.policy, request)
-        )
-        return self._newest(gate)
-
-    async def _ask_to_join(self, request: GateRequest) -> Gate:
-        """The gate of the group; it is stepped again, because a member was heard."""
-        newest = self._memory.fleet_state.newest.get(request.job)
-        known = self._memory.fleet_state.keys.get((request.job, newest)) if newest is not None else None
-        decided = await self.get(known) if known is not None and known not in self._memory.fleet_state.gates else None
-
-        def act(batch: Batch) -> Gate:
-            gate = requests.open_gate(batch, self._memory.fleet_state, self.policy, request, decided)
-            self._memory.stepper.dirty.add(gate.id)
-            join = request.join
-            executes = join is not None and join.execute and gate.decision is None
-            if join is not None and executes and not self._registry.has_daemon(join.node):
-                requests.end_leases_for_executor(batch, self._memory.fleet_state, gate, join.node)
-            return gate
-
-        return self._newest(await self.submit(act))
-
-    async def leave(self, gate_id: str, member: str) -> Gate:
-        """Remove a member that ends without starting the job. Safe to repeat; NotFoundError."""
-        gate = await self.get(gate_id)
-
-        def act(batch: Batch) -> Gate:
-            self._memory.stepper.dirty.add(gate_id)
-            return requests.remove_member(batch, self._memory.fleet_state, gate, member)
-
-        return self._newest(await self.submit(act))
-
-    async def get(self, gate_id: str) -> Gate:
-        """A gate, open or decided; NotFoundError."""
-        gate = self._memory.fleet_state.known(gate_id)
-        if gate is None and gate_id in self._memory.fleet_state.gate_ids:
-            gate = await self._store.read(lambda connection: reading.read_gate(connection, gate_id))
-        if gate is None:
-            raise NotFoundError(f"no gate {gate_id}; it may have been long ago")
-        return gate
-
-    async def wait(self, gate_id: str, seconds: float) -> Decision:
-        """
-        The decision of a gate; a hold after `seconds`, or when the aggregator stops.
-
-        An earlier decision is confirmed by the database: another aggregator may have taken over since.
-        """
-        gate = await self.get(gate_id)
-        if gate.decision is not None:
-            await self._store.confirm()
-        if gate.decision is None:
-            try:
-                await self._followers.wait(gate_id, seconds)
-            except TimeoutError:
-                log.debug("gate %s: still held after %.0f s", gate_id, seconds)
-            gate = await self.get(gate_id)
-        return self.answer(gate)
-
-    def answer(self, gate: Gate) -> Decision:
-        """The decision of a gate, or a hold."""
-        return decisions.current_decision(self._clock(), gate, self.policy)
-
-    async def release(self, gate_id: str) -> GivenBack:
-        """
-        Withdraw an open gate, or end the leases of a decided one; adopted ones of the same job and attempt too.
-
-        Safe to repeat until the leases have ended on their nodes. NotFoundError where there is nothing to give back.
-        """
-        if gate_id not in self._memory.fleet_state.gate_ids and (
-            adopted := self._leases(lambda row: row.lease.gate == gate_id)
-        ):
-            return await self._give_back(adopted)
-        gate = await self.get(gate_id)
-
-        def act(batch: Batch) -> GivenBack:
-            fleet_state = self._memory.fleet_state
-            current = fleet_state.gates.get(gate_id)
-            held = fleet_state.leases_of_job(current or gate)
-            after = current or gate
-            if current is not None:
-                text = "the one who asked withdrew it; ask with the next attempt"
-                after, effects = decisions.close(batch.now, current, self.policy, Closing.RELEASED, text)
-                fleet_state.carry_out(batch, after, effects, ())
-            elif not held:
-                verdict = "not decided" if gate.decision is None else gate.decision.decision.value
-                raise NotFoundError(
-                    f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so that nothing is given "
-                    f"back: its gate {gate_id} was decided ({verdict}) and its leases have ended, or it got none"
-                )
-            self._end(batch, held, "released by the one who asked")
-            return GivenBack(gate=after, leases=held)
-
-        done = await self.submit(act)
-        return done if done.gate is None else dataclasses.replace(done, gate=self._newest(done.gate))
-
-    async def release_job(self, job: str, attempt: int) -> GivenBack:
-        """
-        As `release`, of the newest gate of a job if it was asked for this attempt, else of the leases of this job and
-        attempt that were adopted after the loss of the database.
-        """
-        for gate in await self.gates(limit=1, job=job):
-            if attempt == (gate.request.attempt if gate.group is None else gate.group.asked_attempt):
-                return await self.release(gate.id)
-        if adopted := self._leases(lambda row: row.adopted and (row.lease.job, row.lease.attempt) == (job, attempt)):
-            return await self._give_back(adopted)
-        raise NotFoundError(
-            f"no gate and no lease of job {job[:80]!r} attempt {attempt} is known, or a later attempt has superseded it"
-        )
-
-    async def _give_back(self, rows: tuple[LeaseRow, ...]) -> GivenBack:
-        await self.submit(lambda batch: self._end(batch, rows, "released by the one who asked"))
-        return GivenBack(gate=None, leases=rows)
-
-    async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
-        """
-        Record how the job of a gate ended. Its leases stay until they are released or its nodes see the job gone.
-
-        Returns how it is counted; None when the same was recorded before, or no facts are kept of the gate.
-        NotFoundError also where the gate was dropped from the database meanwhile.
-        """
-        gate = await self.get(gate_id)
-        facts, before = await self._store.read(
-            lambda connection: (
-                rows.read_facts(connection, gate_id),
-                reading.read_outcome(connection, gate_id),
-            )
-        )
-        told = PutOutcome(
-            gate=gate_id,
-            job=gate.request.job,
-            attempt=gate.request.attempt,
-            status=plain(status, 64),
-            message=plain(message, MOST_MESSAGE),
-            told_at=self._clock(),
-        )
-        await self.submit(lambda batch: batch.changes.append(told))
-        if await self._store.read(lambda connection: reading.read_outcome(connection, gate_id)) is None:
-            raise NotFoundError(f"no gate {gate_id!r}; it was dropped because it is old")
-        if facts is None or (before is not None and before.status == status):
-            return None
-        return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
-
-    async def explain(self, gate_id: str) -> Explanation:
-        """A gate with its stored evidence; NotFoundError."""
-        gate = await self.get(gate_id)
-        states, outcome = await self._store.read(
-            lambda connection: (reading.read_evidence(connection, gate_id), reading.read_outcome(connection, gate_id))
-        )
-        leases = self._leases(lambda row: row.lease.gate == gate_id)
-        return Explanation(gate=gate, states=states, leases=leases, outcome=outcome)
-
-    async def gates(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Gate, ...]:
-        """Gates, newest first, open ones with what holds them now; `before` is the id to go on from."""
-        stored = await self._store.read(
-            lambda connection: reading.read_gates(connection, limit=limit, before=before, job=job)
-        )
-        return tuple(self._memory.fleet_state.gates.get(gate.id, gate) for gate in stored)
-
-    def open_gates(self) -> tuple[Gate, ...]:
-        """All gates that are not decided, oldest first."""
-        return tuple(sorted(self._memory.fleet_state.gates.values(), key=lambda gate: gate.id))
-
-    def waits(self) -> tuple[float, ...]:
-        """How many seconds each open gate has waited."""
-        now = self._clock()
-        return tuple(max(0.0, now - gate.created_at) for gate in self._memory.fleet_state.gates.values())
-
-    def _newest(self, gate: Gate) -> Gate:
-        """The gate as it is now: one that was asked for may have gone further in the same pass."""
-        return self._memory.fleet_state.known(gate.id) or gate
-
-    def _leases(self, wanted: Callable[[LeaseRow], bool]) -> tuple[LeaseRow, ...]:
-        return tuple(row for row in self._memory.fleet_state.leases.values() if wanted(row))
-
-    def _end(self, batch: Batch, rows: Sequence[LeaseRow], why: str) -> None:
-        for row in rows:
-            self._memory.fleet_state.end_lease(batch, row.lease.id, why)
-
-
-# The engine: everything that can be asked of gates (`gates`), nodes, leases, quarantines and overrides.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gone:
-    """What went with a node that was forgotten: its quarantine, what the rules remembered, leases that were ending."""
-
-    quarantine: Quarantine | None
-    rules: RuleRecord | None
-    leases: tuple[LeaseRow, ...]
-
-
-class Engine(Gates):
-    """
-    Make it with a store and a registry and run `run()` as a task. All on one event loop.
-
-    Methods that change something return once the change is on disk, and raise StoreError when it could not be written.
-    """
-
-    async def release_node(self, node: str, owner: str) -> tuple[LeaseRow, ...]:
-        """End every lease on a node, whoever gave it; those that end now, or did before and the node still holds."""
-        held = self._leases(lambda row: row.node == node)
-        await self.submit(lambda batch: self._end(batch, held, f"released by {owner}"))
-        return held
-
-    async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
-        """
-        Keep a node out of admissions from now on. Gates that have it see it at once.
-
-        None lifts the quarantine, and the rules drop all that they hold against the node; `why` is for people.
-        """
-
-        def act(batch: Batch) -> None:
-            if quarantine is None:
-                self._memory.rules.release(batch, node)
-            if quarantine is not None or node in self._memory.fleet_state.quarantines:
-                self._memory.fleet_state.put_quarantine(batch, node, quarantine, why=why)
-            self._memory.rules.look_again(batch, node)
-
-        await self.submit(act)
-
-    async def override(self, job: str, override: Override | None) -> None:
-        """Admit a job whatever its nodes are; None ends that. It is written into the audit trail."""
-
-        def act(batch: Batch) -> None:
-            self._memory.fleet_state.put_override(batch, job, override)
-            self._memory.stepper.dirty.update(
-                gate.id for gate in self._memory.fleet_state.gates.values() if gate.request.job == job
-            )
-
-        await self.submit(act)
-
-    async def recover(self, owner: str) -> bool:
-        """End the recovery because a person says so. False when there was none."""
-        return await self.submit(lambda batch: self._memory.reconciler.recover(batch, owner))
-
-    async def forget(self, node: str, owner: str) -> Gone:
-        """
-        Forget a node that is gone for good: its quarantine ends, and its key is free. Returns what went with it.
-
-        ConflictError while a job has it, and while it is quarantined and syncs: it would come back without quarantine.
-        """
-
-        def act(batch: Batch) -> Gone:
-            held = self._leases(lambda row: row.node == node and row.state is not LeaseState.ENDING)
-            if held:
-                job = held[0].lease.job
-                raise ConflictError(
-                    f"{node} is leased to job {job!r}; end that first: healthd fleet release-lease {node}"
-                )
-            kept = self._memory.fleet_state.quarantines.get(node)
-            found = self._registry.node(node)
-            heard = math.inf if found is None or found.heard_seconds is None else found.heard_seconds
-            if kept is not None and heard <= self.policy.silent_seconds:
-                raise ConflictError(
-                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports "
-                    f"(last heard {ago(heard)}): it would come back without the quarantine; end that first: "
-                    f"healthd fleet release {node}; or stop its daemon and wait {self.policy.silent_seconds:g} s"
-                )
-            gone = Gone(
-                quarantine=kept,
-                rules=self._memory.rules.remembered(node),
-                leases=self._leases(lambda row: row.node == node),
-            )
-            self._memory.rules.forget(batch, node)
-            self._memory.reconciler.forget(batch, node, owner)
-            return gone
-
-        return await self.submit(act)
-
-    async def reset_breaker(self, owner: str, pool: str | None) -> tuple[str, ...]:
-        """Let the rules quarantine again where their breaker has tripped; the pools where it had ("": no pool)."""
-        return await self.submit(lambda batch: self._memory.rules.breakers.reset(batch, owner, pool))
-
-    def breakers(self) -> Mapping[str, Breaker]:
-        """The tripped breakers of the rules, by pool ("": nodes without one)."""
-        return self._memory.rules.breakers.all()
-
-    def faults(self) -> tuple[Fault, ...]:
-        """
-        What internal errors stop, the newest first: gates, nodes, or the loop and everything with it. Each is tried
-        again.
-        """
-        return self._bulkheads.faults()
-
-    def internal_errors(self) -> Mapping[str, int]:
-        """Unforeseen exceptions since the start, by what they stopped."""
-        return dict(self._bulkheads.counted)
-
-    def quarantines(self) -> Mapping[str, Quarantine]:
-        """All quarantines, by node; those whose time is over may still be among them."""
-        return dict(self._memory.fleet_state.quarantines)
-
-    def pool_of(self, node: str) -> str | None:
-        """The pool of a node as it said last; None for one without, or never heard of."""
-        return self._memory.reconciler.pool_of(node)
-
-    async def note(self, subject: str, kind: str, message: str) -> None:
-        """Add a line to the history of a node or job."""
-        await self.submit(lambda batch: batch.event(subject, kind, message))
-
-    def remembered(self, node: str) -> RuleRecord | None:
-        """What the rules remember of a node; None where nothing is."""
-        return self._memory.rules.remembered(node)
-
-    def rule_words(self) -> Mapping[tuple[str, str], int]:
-        """How often each rule reached a verdict, and what came of it, since the start."""
-        return dict(self._memory.rules.counted)
-
-    def leases(self) -> tuple[LeaseRow, ...]:
-        """All leases that are not closed."""
-        return tuple(self._memory.fleet_state.leases.values())
-
-    def overrides(self) -> tuple[Override, ...]:
-        """The overrides in force."""
-        now = self._clock()
-        return tuple(override for override in self._memory.fleet_state.overrides.values() if override.until > now)
-
-    def now(self) -> float:
-        """Seconds since the epoch by the clock that gates, quarantines and overrides go by; see `steady_clock`."""
-        return self._clock()
-
-    def present(self, node: str) -> bool:
-        """Whether the node was heard within a day."""
-        return self._memory.reconciler.present(node, self._clock())
-
-    def unsure(self) -> bool:
-        """Whether nodes may be out for reasons that are not known here, or not yet."""
-        return self._stale or self._memory.reconciler.unsure(self._clock())
-
-    def recovering(self) -> str | None:
-        """Why nothing is admitted at all; None in good days."""
-        if self._stale:
-            return "a write failed, and what is on disk could not be read since"
-        return self._memory.reconciler.recovering(self._clock())
+            with contained(Where.NODE, name):
+                rules.forget(batch, name)
+                reconciler.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")

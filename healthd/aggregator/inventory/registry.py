@@ -1,5 +1,6 @@
 """
-The fleet in memory, made of what the nodes say in their syncs; who is held waiting for an answer.
+The fleet in memory, made of what the nodes say in their syncs: who is in it, by which names and in which pools, what
+each node is told, and who is held waiting for an answer.
 
 On the event loop alone. Nothing here decides about jobs (`gate`) or writes (`store`); node keys are enrolled through
 `Enrol`, because a name must still belong to the same key after a restart.
@@ -26,72 +27,34 @@ from healthd.core.errors import HealthdError
 from healthd.core.model import Health, NodeState, Order, Quarantine, Reason, SyncAnswer, SyncRequest
 from healthd.core.node_name import alike, check_name, names_of, short
 
-# By what other names the nodes are known: a scheduler may call a node otherwise than its daemon does.
+log = logging.getLogger(__name__)
 
+Enrol = Callable[[str, str], Awaitable[str]]
+"""(node, hash of its key) -> the hash that the store has for this name: the given one if there was none before."""
 
-MOST_NEAR = 3
+KeepDuplicate = Callable[[str, Duplicate], Awaitable[None]]
+"""(node, why) -> once it is on disk that two daemons claim the node's name; StoreError when it cannot be."""
 
-
-class Names:
-    """Who is known by which name. Own names come first: they belong to a key, and the others are only said."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[str, ...]] = {}
-        self._by_name: dict[str, set[str]] = {}
-        self._by_short: dict[str, set[str]] = {}
-
-    def put(self, node: str, names: Iterable[str] = ()) -> None:
-        """A node and all its other names from now on."""
-        after = (node, *names)
-        if self._of.get(node) == after:
-            return
-        self.drop(node)
-        self._of[node] = after
-        for name in after:
-            self._by_name.setdefault(name, set()).add(node)
-            self._by_short.setdefault(short(name), set()).add(node)
-
-    def drop(self, node: str) -> None:
-        """A node that is gone."""
-        for name in self._of.pop(node, ()):
-            for index, key in ((self._by_name, name), (self._by_short, short(name))):
-                if node in index.get(key, ()):
-                    index[key].discard(node)
-                    if not index[key]:
-                        del index[key]
-
-    def called(self, name: str) -> tuple[str, ...]:
-        """The nodes that are known by this name, sorted; the name's owner alone where a node is called so itself."""
-        if name in self._of:
-            return (name,)
-        found = self._by_name.get(name) or {
-            node for node in self._by_short.get(short(name), ()) if any(alike(name, one) for one in self._of[node])
-        }
-        return tuple(sorted(node for node in found if not self._elsewhere(node, name)))
-
-    def _elsewhere(self, node: str, name: str) -> bool:
-        """Whether the node's own words place it in another domain than the name does."""
-        names = self._of[node]
-        return name not in names and "." in name and any("." in one and short(one) == short(name) for one in names)
-
-    def near(self, name: str) -> str:
-        """The end of a sentence on a name that no node has: `; did you mean ...?`, or nothing."""
-        known = self.called(name)
-        if known:
-            return f"; {' and '.join(known)} {'is' if len(known) == 1 else 'are'} also known as {name!r}"
-        near = difflib.get_close_matches(name, self._of, n=MOST_NEAR)
-        return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-# Who is in the fleet: records by name, pools, the aggregator's verdict. What nodes say and are told is in `registry`.
-
-
-# A node that was silent for so long gives its place to a new one when the roster is full.
 FORGET_AFTER_SECONDS = 86400.0
+"""A node that was silent for so long gives its place to a new one when the fleet is full."""
+SEND_ALL_PER_SECOND = 1000
+"""Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede."""
+FORMER_RETRY_SECONDS = 5.0
+"""An earlier incarnation has nothing to say; it may look again after this."""
+MOST_NEAR = 3
+"""Names that are proposed for one that no node has."""
 
 
 class FullError(HealthdError):
     """No more nodes can be kept."""
+
+
+class DuplicateError(HealthdError):
+    """Another daemon has this node's name."""
+
+
+class NotExecutorError(HealthdError):
+    """A hook speaks for a node, and no open gate has it as the executor there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +67,40 @@ class NodeView:
     orders: tuple[Order, ...] | None
 
 
-class Roster:
+def boottime() -> float:
+    """Seconds since boot, sleep of the machine included: evidence grows old while we sleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Fleet:
     """
-    The nodes that are known, on the event loop alone. For the parameters see
-    `healthd.aggregator.inventory.registry.Fleet`.
+    The nodes that are known, with the nodes' side (`sync`) and the controller's. Only syncs wait.
+
+    `issuer` is the identity of our database. `silent_seconds` is how long a node may be silent until nothing is known
+    of it. `clock` is CLOCK_BOOTTIME unless a test injects its own. `first_seq` must be above every `SyncAnswer.seq`
+    that a former process gave for the same database: nodes drop answers that count less than one they have read.
+    `keep_duplicate` None: duplicates are forgotten with this process.
+
+    Until `set_orders` was called for a node in this process, no statement is made (`SyncAnswer.orders` None), so that
+    nothing is cancelled by an aggregator that does not know yet. A node that is held is answered as soon as there is
+    something new for it.
     """
 
-    def __init__(self, *, silent_seconds: float, max_nodes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        issuer: str,
+        enrol: Enrol,
+        silent_seconds: float,
+        max_nodes: int,
+        clock: Callable[[], float] = boottime,
+        first_seq: int = 0,
+        keep_duplicate: KeepDuplicate | None = None,
+    ) -> None:
+        self.issuer = issuer
         self.silent_seconds = silent_seconds
         self.clock = clock
+        self.syncs = 0
         self._max_nodes = max_nodes
         self._records: dict[str, NodeRecord] = {}
         self._names: list[str] = []
@@ -122,52 +110,86 @@ class Roster:
         self._listeners: list[Callable[[str], None]] = []
         self.peers = PeerFindings(self._records, self._notify, clock)
         self._no_room_until = float("-inf")
+        self._executing: set[str] = set()
+        self._unheld: list[str] = []
+        self._enrol = enrol
+        self._keep_duplicate = keep_duplicate
+        self._enrolling: dict[str, asyncio.Lock] = {}
+        self._nonce = secrets.token_hex(4)
+        self._answers = 0
+        self._first_seq = first_seq
+        self._stopping = False
+
+    # --- what nodes say, and the answer -------------------------------------------------------------------------------
+
+    async def sync(self, node: str, key_hash: str, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+        """
+        Take in what a node says and answer it, after at most `wait_seconds` if there is nothing to tell it.
+
+        BadInputError for what makes no sense, DuplicateError for a key or an incarnation that is not the node's,
+        FullError when there is no room, StoreError when a new key or a duplicate could not be kept.
+        """
+        record = self._records.get(node)
+        if record is None or record.key_hash is None:
+            record = await self._admit(node, key_hash)
+        if record.key_hash is None or not hmac.compare_digest(record.key_hash, key_hash):
+            await self._refuse_key(record, key_hash)
+        known = record.incarnation is not None
+        answer = await self._exchange(node, record, request, wait_seconds)
+        if not known and record.executor is not None:
+            self._share(record)  # a daemon is there now: leases are its own
+        return answer
+
+    async def sync_executor(
+        self, node: str, member: str, key_hash: str, request: SyncRequest, wait_seconds: float
+    ) -> SyncAnswer:
+        """
+        As `sync`, of the hook that runs the checks of the node while its gate is open: a line beside the daemon's.
+
+        NotExecutorError for any other. The daemon's key and incarnation are not touched.
+        """
+        record = self._records.get(node)
+        if record is None or record.expected != member:
+            raise NotExecutorError(f"{node}: no open gate has member {member[:80]!r} as its executor (yet)")
+        inner = record.executor
+        if inner is None or inner.member != member:
+            inner = record.executor = NodeRecord(node=node, key_hash=key_hash, member=member)
+            self._share(record)
+        elif inner.key_hash is None or not hmac.compare_digest(inner.key_hash, key_hash):
+            raise DuplicateError(f"{node}: member {member[:80]!r} came with another key; a member is one process")
+        if not record.listed:
+            self._make_room()
+        self._synced(node)
+        return await self._exchange(node, inner, request, wait_seconds)
+
+    def release_all(self) -> None:
+        """Answer every held request now and hold none from here on: the aggregator stops."""
+        self._stopping = True
+        for record in self._records.values():
+            record.wake()
+            if record.executor is not None:
+                record.executor.wake()
+
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """Call back after every sync that brought something, before its answer, and when a node became a duplicate."""
+        self._listeners.append(callback)
+
+    # --- who is in the fleet ------------------------------------------------------------------------------------------
 
     def node(self, name: str, now: float | None = None) -> FleetNode | None:
         """The node as of `now` by this clock (None: this moment); None when nobody ever heard of it."""
         record = self._records.get(name)
         return None if record is None else self._joined(record, self.clock() if now is None else now)
 
-    def _joined(self, record: NodeRecord, now: float) -> FleetNode:
-        """The daemon's word, that of the hook that runs the checks meanwhile, or both."""
-        own = record.view(now)
-        if record.expected is not None:
-            return node_record.joined(own, record.executor.view(now) if record.executor and record.executing else None)
-        if record.shown is record:
-            return own
-        return node_record.joined(own, record.shown.view(now))
-
-    def names(self) -> Sequence[str]:
-        """The names of all members, sorted. Not a copy: to be read at once."""
-        return self._names
-
-    def called(self, name: str) -> tuple[str, ...]:
-        """The nodes that are known by this name, their own or another; see `known_names`."""
-        return self._known_as.called(name)
-
-    def near(self, name: str) -> str:
-        """What may have been meant by a name that no node has, as the end of a sentence; may be empty."""
-        return self._known_as.near(name)
-
-    def pool(self, pool: str) -> Sequence[str]:
-        """The names of a pool, sorted. Not a copy: to be read at once."""
-        return self._pools.get(pool, [])
-
-    def listen(self, callback: Callable[[str], None]) -> None:
-        """Call back after every sync that brought something, before its answer, and when a node became a duplicate."""
-        self._listeners.append(callback)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def pools(self) -> dict[str, int]:
-        """Pools and how many nodes each has."""
-        return {pool: len(names) for pool, names in sorted(self._pools.items())}
-
     def view(self, name: str) -> NodeView | None:
         """One member with the aggregator's verdict; None for a name that is none."""
         record = self._records.get(name)
-        return None if record is None or not record.listed else self._view(record)
+        if record is None or not record.listed:
+            return None
+        now = self.clock()
+        reasons = record.shown.reasons(now, self.silent_seconds)
+        health = record.shown.health(now, self.silent_seconds)
+        return NodeView(node=self._joined(record, now), health=health, reasons=reasons, orders=record.orders)
 
     def health_of(self, name: str) -> Health:
         """The verdict alone, which costs little."""
@@ -191,6 +213,34 @@ class Roster:
             if (kept := self._records[name].state) is not None:
                 yield kept.open()
 
+    def names(self) -> Sequence[str]:
+        """The names of all members, sorted. Not a copy: to be read at once."""
+        return self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def called(self, name: str) -> tuple[str, ...]:
+        """The nodes that are known by this name, their own or another; see `Names`."""
+        return self._known_as.called(name)
+
+    def near(self, name: str) -> str:
+        """What may have been meant by a name that no node has, as the end of a sentence; may be empty."""
+        return self._known_as.near(name)
+
+    def pool(self, pool: str) -> Sequence[str]:
+        """The names of a pool, sorted. Not a copy: to be read at once."""
+        return self._pools.get(pool, [])
+
+    def pools(self) -> dict[str, int]:
+        """Pools and how many nodes each has."""
+        return {pool: len(names) for pool, names in sorted(self._pools.items())}
+
+    def label_of(self, name: str, label: str) -> str | None:
+        """The value of a label of a node; None where it has none."""
+        state = self._records[name].state if name in self._records else None
+        return None if state is None else state.open().labels.get(label)
+
     def lease_ids(self, name: str) -> tuple[str, ...]:
         """The leases that a node says it holds, in the words of its daemon or of a hook that runs its checks."""
         record = self._records.get(name)
@@ -205,10 +255,67 @@ class Roster:
         names = self._by_key.get(record.key_hash or "", ()) if record is not None else ()
         return tuple(sorted(one for one in names if self._records[one].moved_to == name))
 
-    def label_of(self, name: str, label: str) -> str | None:
-        """The value of a label of a node; None where it has none."""
-        state = self._records[name].state if name in self._records else None
-        return None if state is None else state.open().labels.get(label)
+    def refused_key_hash(self, name: str) -> str | None:
+        """The key that came under this name and was not the node's; None where there was none."""
+        record = self._records.get(name)
+        return None if record is None else record.refused_key_hash
+
+    def has_daemon(self, node: str) -> bool:
+        """Whether a daemon of this name was ever heard of, here or by the store."""
+        record = self._records.get(node)
+        return record is not None and (record.incarnation is not None or record.key_hash is not None)
+
+    # --- what the controller tells nodes ------------------------------------------------------------------------------
+
+    def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
+        """The open orders of the node from now on, all of them; also of a node that is not known yet."""
+        record = self._record(node)
+        record.all_orders = orders
+        self._share(record)
+        self._list(record)
+
+    def set_executors(self, members: Mapping[str, str]) -> None:
+        """
+        Which member runs the checks of which node from now on, instead of its daemon. Its name makes no member of the
+        fleet: a node is one once that hook syncs.
+        """
+        unheld = []
+        for name in sorted(self._executing | members.keys()):
+            if name not in self._records and len(self._records) - len(self._names) >= self._max_nodes:
+                unheld.append(name)
+                continue
+            record = self._record(name)
+            if record.expected != members.get(name):
+                record.expected = members.get(name)
+                self._share(record)
+            self._list(record)
+        if unheld and unheld != self._unheld:
+            text = "%s and %d others: hooks cannot run their checks, because %d hooks are to come already"
+            log.warning(text, unheld[0], len(unheld) - 1, self._max_nodes)
+        self._unheld = unheld
+        self._executing = set(members)
+
+    def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
+        """The aggregator's word on the node from now on; who keeps one out that is not known yet makes it a member."""
+        if quarantine is None and node not in self._records:
+            return
+        record = self._record(node)
+        if record.quarantine != quarantine:
+            record.quarantine = quarantine
+            record.changed()
+        self._list(record)
+
+    def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
+        """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
+        record = self._records.get(node)
+        new = frozenset(order_ids) - record.acknowledged if record is not None else frozenset()
+        if record is not None and new:
+            for one in (record, record.executor):
+                if one is not None:
+                    one.acknowledged |= new
+                    one.changed()
+
+    # --- members that are loaded, forgotten, or get another key -------------------------------------------------------
 
     def load(self, node: str, *, key_hash: str | None, pool: str | None, duplicate: Duplicate | None = None) -> None:
         """A node that the store knows: before the first sync, so that names and pools are known after a restart."""
@@ -230,11 +337,6 @@ class Roster:
             record.wake()
             self._notify(name)
 
-    def refused_key_hash(self, name: str) -> str | None:
-        """The key that came under this name and was not the node's; None where there was none."""
-        record = self._records.get(name)
-        return None if record is None else record.refused_key_hash
-
     def rekey(self, name: str, key_hash: str) -> None:
         """Another key is the node's from now on, also of one forgotten; whoever has it is a new daemon."""
         record = self._synced(name)
@@ -253,13 +355,158 @@ class Roster:
         self._known_as.put(name)
         self._notify(name)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- a sync -------------------------------------------------------------------------------------------------------
 
-    def _view(self, record: NodeRecord) -> NodeView:
+    async def _admit(self, node: str, key_hash: str) -> NodeRecord:
+        """The record of a node that has no key here yet; its key is on disk when this returns."""
+        check_name(node)
+        if (known := self._records.get(node)) is None or not known.listed:
+            self._make_room()
+        async with self._enrolling.setdefault(node, asyncio.Lock()):
+            try:
+                record = self._records.get(node)
+                if record is None or record.key_hash is None:
+                    enrolled = await self._enrol(node, key_hash)
+                    record = self._synced(node)
+                    self._set_key(record, enrolled)
+            finally:
+                self._enrolling.pop(node, None)
+        return record
+
+    async def _refuse_key(self, record: NodeRecord, key_hash: str) -> None:
+        new = record.refused_key_hash != key_hash or record.duplicate is None
+        record.refused_key_hash = key_hash
+        record.duplicate = record.duplicate or "another key came under this name"
+        if new:
+            log.warning(
+                "%s: another key came under this name; nothing is admitted there until an admin decides", record.node
+            )
+            self._notify(record.node)
+        await self._remember(record)
+        raise DuplicateError(
+            f"{record.node}: this name belongs to another key; an admin must decide: forget the node, or rekey it"
+        )
+
+    async def _remember(self, record: NodeRecord) -> None:
+        """Have it on disk that two daemons claim a node's name; the members of a gate have no names to claim."""
+        if self._keep_duplicate is None or record.duplicate is None or record.member is not None:
+            return
+        found = Duplicate(why=record.duplicate, refused_key_hash=record.refused_key_hash)
+        if record.kept_duplicate != found:
+            await self._keep_duplicate(record.node, found)
+            record.kept_duplicate = found
+
+    async def _exchange(self, node: str, record: NodeRecord, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+        """Take in what a line says, hold it, and answer."""
         now = self.clock()
-        reasons = record.shown.reasons(now, self.silent_seconds)
-        health = record.shown.health(now, self.silent_seconds)
-        return NodeView(node=self._joined(record, now), health=health, reasons=reasons, orders=record.orders)
+        before, incarnation = record.pool, record.incarnation
+        arrival = record.take(request, now)
+        if arrival is Arrival.FORMER:
+            return self._answer_former(record, request)
+        if arrival is Arrival.DUPLICATE:
+            self._notify(node)
+            await self._remember(record)
+            raise DuplicateError(f"{node}: {record.duplicate}; an admin must decide: forget the node, or stop one")
+        self.syncs += 1
+        send_all = record.digest != request.digest
+        if arrival is Arrival.TAKEN:
+            if record.member is None:
+                self._spoke(record, started=record.incarnation != incarnation)
+            pool = request.state.labels.get("pool") if request.state is not None else before
+            if pool != before and record.member is None:
+                self._index(record, pool)
+            if (shared := self._records.get(node)) is not None and shared.expected is not None:
+                self._share(shared)  # what each has taken decides what the other gets
+            if request.state is not None and record.member is None:
+                self._known_as.put(node, names_of(request.state))
+                self.peers.take(node, request.state)
+            elif request.state is not None:
+                self.peers.take_executor(node)
+            if request.step_jobs is not None:
+                self.peers.keep_jobs(node, request.step_jobs)
+            if request.steps:
+                self.peers.take_steps(node, request.steps)
+            self._notify(node)
+            if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
+                await self._hold(record, wait_seconds)
+        return self._answer(record, send_all=send_all and arrival is Arrival.TAKEN)
+
+    async def _hold(self, record: NodeRecord, wait_seconds: float) -> None:
+        """Until there is something new to tell the node, a newer request takes this one's place, or time is up."""
+        record.wake()
+        loop = asyncio.get_running_loop()
+        held: asyncio.Future[None] = loop.create_future()
+        record.held = held
+        timer = loop.call_later(wait_seconds, _release, held)
+        try:
+            await held
+        finally:
+            timer.cancel()
+            if record.held is held:
+                record.held = None
+
+    def _answer(self, record: NodeRecord, *, send_all: bool) -> SyncAnswer:
+        name = self._next_answer()
+        record.remember_answer(name, self.clock())
+        jitter = random.uniform(0.0, len(self._records) / SEND_ALL_PER_SECOND) if send_all else 0.0  # noqa: S311
+        return SyncAnswer(
+            answer=name,
+            seq=self._next_seq(),
+            issuer=self.issuer,
+            orders=record.orders,
+            acknowledged=tuple(sorted(record.acknowledged)),
+            send_all=send_all,
+            retry_after_seconds=min(jitter, 10.0),
+            quarantine=record.quarantine,
+        )
+
+    def _answer_former(self, record: NodeRecord, request: SyncRequest) -> SyncAnswer:
+        """Tell it nothing; that it shows this answer later proves that it is alive."""
+        name = self._next_answer()
+        record.former[request.incarnation] = name
+        return SyncAnswer(
+            answer=name,
+            seq=self._next_seq(),
+            issuer=self.issuer,
+            orders=None,
+            acknowledged=(),
+            send_all=False,
+            retry_after_seconds=FORMER_RETRY_SECONDS,
+            quarantine=record.quarantine,
+        )
+
+    def _next_answer(self) -> str:
+        self._answers += 1
+        return f"{self._nonce}-{self._answers}"
+
+    def _next_seq(self) -> int:
+        """One count for all nodes: what matters is that it grows, for each of them and over our restarts."""
+        return self._first_seq + self._answers
+
+    # --- records and their indexes ------------------------------------------------------------------------------------
+
+    def _joined(self, record: NodeRecord, now: float) -> FleetNode:
+        """The daemon's word, that of the hook that runs the checks meanwhile, or both."""
+        own = record.view(now)
+        if record.expected is not None:
+            return node_record.joined(own, record.executor.view(now) if record.executor and record.executing else None)
+        if record.shown is record:
+            return own
+        return node_record.joined(own, record.shown.view(now))
+
+    def _share(self, record: NodeRecord) -> None:
+        """Tell daemon and executor what is for each; the same again changes nothing."""
+        own, hooks = node_record.shared(
+            record.all_orders,
+            executing=record.expected is not None,
+            has_daemon=record.incarnation is not None,
+            own=record.reports,
+            hooks={} if record.executor is None else record.executor.reports,
+        )
+        for one, orders in ((record, own), (record.executor, hooks)):
+            if one is not None and one.orders != orders:
+                one.orders = orders
+                one.changed()
 
     def _record(self, node: str) -> NodeRecord:
         """The record of a name, a new one where there is none; `_list` says whether it makes a member."""
@@ -350,325 +597,60 @@ class Roster:
             callback(node)
 
 
-# What each node is to be told: orders, its quarantine, which reports are on disk.
-
-
-log = logging.getLogger(__name__)
-
-
-class Instructions(Roster):
-    """
-    The controller's side of the registry. A node that is held is answered as soon as there is something new for it.
-
-    Until `set_orders` was called for a node in this process, no statement is made (`SyncAnswer.orders` None), so that
-    nothing is cancelled by an aggregator that does not know yet.
-    """
-
-    def __init__(self, *, silent_seconds: float, max_nodes: int, clock: Callable[[], float]) -> None:
-        super().__init__(silent_seconds=silent_seconds, max_nodes=max_nodes, clock=clock)
-        self._executing: set[str] = set()
-        self._unheld: list[str] = []
-
-    def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
-        """The open orders of the node from now on, all of them; also of a node that is not known yet."""
-        record = self._record(node)
-        record.all_orders = orders
-        self._share(record)
-        self._list(record)
-
-    def _share(self, record: NodeRecord) -> None:
-        """Tell daemon and executor what is for each; the same again changes nothing."""
-        own, hooks = node_record.shared(
-            record.all_orders,
-            executing=record.expected is not None,
-            has_daemon=record.incarnation is not None,
-            own=record.reports,
-            hooks={} if record.executor is None else record.executor.reports,
-        )
-        for one, orders in ((record, own), (record.executor, hooks)):
-            if one is not None and one.orders != orders:
-                one.orders = orders
-                one.changed()
-
-    def set_executors(self, members: Mapping[str, str]) -> None:
-        """
-        Which member runs the checks of which node from now on, instead of its daemon. Its name makes no member of the
-        fleet: a node is one once that hook syncs.
-        """
-        unheld = []
-        for name in sorted(self._executing | members.keys()):
-            if name not in self._records and len(self._records) - len(self._names) >= self._max_nodes:
-                unheld.append(name)
-                continue
-            record = self._record(name)
-            if record.expected != members.get(name):
-                record.expected = members.get(name)
-                self._share(record)
-            self._list(record)
-        if unheld and unheld != self._unheld:
-            text = "%s and %d others: hooks cannot run their checks, because %d hooks are to come already"
-            log.warning(text, unheld[0], len(unheld) - 1, self._max_nodes)
-        self._unheld = unheld
-        self._executing = set(members)
-
-    def has_daemon(self, node: str) -> bool:
-        """Whether a daemon of this name was ever heard of, here or by the store."""
-        record = self._records.get(node)
-        return record is not None and (record.incarnation is not None or record.key_hash is not None)
-
-    def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
-        """The aggregator's word on the node from now on; who keeps one out that is not known yet makes it a member."""
-        if quarantine is None and node not in self._records:
-            return
-        record = self._record(node)
-        if record.quarantine != quarantine:
-            record.quarantine = quarantine
-            record.changed()
-        self._list(record)
-
-    def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
-        """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
-        record = self._records.get(node)
-        new = frozenset(order_ids) - record.acknowledged if record is not None else frozenset()
-        if record is not None and new:
-            for one in (record, record.executor):
-                if one is not None:
-                    one.acknowledged |= new
-                    one.changed()
-
-
-Enrol = Callable[[str, str], Awaitable[str]]
-"""(node, hash of its key) -> the hash that the store has for this name: the given one if there was none before."""
-
-KeepDuplicate = Callable[[str, Duplicate], Awaitable[None]]
-"""(node, why) -> once it is on disk that two daemons claim the node's name; StoreError when it cannot be."""
-
-# Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede.
-SEND_ALL_PER_SECOND = 1000
-# An earlier incarnation has nothing to say; it may look again after this.
-FORMER_RETRY_SECONDS = 5.0
-
-
-def boottime() -> float:
-    """Seconds since boot, sleep of the machine included: evidence grows old while we sleep."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-class NotExecutorError(HealthdError):
-    """A hook speaks for a node, and no open gate has it as the executor there."""
-
-
-class DuplicateError(HealthdError):
-    """Another daemon has this node's name."""
-
-
-class Fleet(Instructions):
-    """
-    The registry, with the nodes' side of it, `sync`. All calls are made on the event loop; only syncs wait.
-
-    `issuer` is the identity of our database. `silent_seconds` is how long a node may be silent until nothing is known
-    of it. `clock` is CLOCK_BOOTTIME unless a test injects its own. `first_seq` must be above every `SyncAnswer.seq`
-    that a former process gave for the same database: nodes drop answers that count less than one they have read.
-    `keep_duplicate` None: duplicates are forgotten with this process.
-    """
-
-    def __init__(
-        self,
-        *,
-        issuer: str,
-        enrol: Enrol,
-        silent_seconds: float,
-        max_nodes: int,
-        clock: Callable[[], float] = boottime,
-        first_seq: int = 0,
-        keep_duplicate: KeepDuplicate | None = None,
-    ) -> None:
-        super().__init__(silent_seconds=silent_seconds, max_nodes=max_nodes, clock=clock)
-        self.issuer = issuer
-        self.syncs = 0
-        self._enrol = enrol
-        self._keep_duplicate = keep_duplicate
-        self._enrolling: dict[str, asyncio.Lock] = {}
-        self._nonce = secrets.token_hex(4)
-        self._answers = 0
-        self._first_seq = first_seq
-        self._stopping = False
-
-    async def sync(self, node: str, key_hash: str, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
-        """
-        Take in what a node says and answer it, after at most `wait_seconds` if there is nothing to tell it.
-
-        BadInputError for what makes no sense, DuplicateError for a key or an incarnation that is not the node's,
-        FullError (of `roster`) when there is no room, StoreError when a new key or a duplicate could not be kept.
-        """
-        record = self._records.get(node)
-        if record is None or record.key_hash is None:
-            record = await self._admit(node, key_hash)
-        if record.key_hash is None or not hmac.compare_digest(record.key_hash, key_hash):
-            await self._refuse_key(record, key_hash)
-        known = record.incarnation is not None
-        answer = await self._exchange(node, record, request, wait_seconds)
-        if not known and record.executor is not None:
-            self._share(record)  # a daemon is there now: leases are its own
-        return answer
-
-    async def sync_executor(
-        self, node: str, member: str, key_hash: str, request: SyncRequest, wait_seconds: float
-    ) -> SyncAnswer:
-        """
-        As `sync`, of the hook that runs the checks of the node while its gate is open: a line beside the daemon's.
-
-        NotExecutorError for any other. The daemon's key and incarnation are not touched.
-        """
-        record = self._records.get(node)
-        if record is None or record.expected != member:
-            raise NotExecutorError(f"{node}: no open gate has member {member[:80]!r} as its executor (yet)")
-        inner = record.executor
-        if inner is None or inner.member != member:
-            inner = record.executor = NodeRecord(node=node, key_hash=key_hash, member=member)
-            self._share(record)
-        elif inner.key_hash is None or not hmac.compare_digest(inner.key_hash, key_hash):
-            raise DuplicateError(f"{node}: member {member[:80]!r} came with another key; a member is one process")
-        if not record.listed:
-            self._make_room()
-        self._synced(node)
-        return await self._exchange(node, inner, request, wait_seconds)
-
-    async def _exchange(self, node: str, record: NodeRecord, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
-        """Take in what a line says, hold it, and answer."""
-        now = self.clock()
-        before, incarnation = record.pool, record.incarnation
-        arrival = record.take(request, now)
-        if arrival is Arrival.FORMER:
-            return self._answer_former(record, request)
-        if arrival is Arrival.DUPLICATE:
-            self._notify(node)
-            await self._remember(record)
-            raise DuplicateError(f"{node}: {record.duplicate}; an admin must decide: forget the node, or stop one")
-        self.syncs += 1
-        send_all = record.digest != request.digest
-        if arrival is Arrival.TAKEN:
-            if record.member is None:
-                self._spoke(record, started=record.incarnation != incarnation)
-            pool = request.state.labels.get("pool") if request.state is not None else before
-            if pool != before and record.member is None:
-                self._index(record, pool)
-            if (shared := self._records.get(node)) is not None and shared.expected is not None:
-                self._share(shared)  # what each has taken decides what the other gets
-            if request.state is not None and record.member is None:
-                self._known_as.put(node, names_of(request.state))
-                self.peers.take(node, request.state)
-            elif request.state is not None:
-                self.peers.take_executor(node)
-            if request.step_jobs is not None:
-                self.peers.keep_jobs(node, request.step_jobs)
-            if request.steps:
-                self.peers.take_steps(node, request.steps)
-            self._notify(node)
-            if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
-                await self._hold(record, wait_seconds)
-        return self._answer(record, send_all=send_all and arrival is Arrival.TAKEN)
-
-    async def _admit(self, node: str, key_hash: str) -> NodeRecord:
-        """The record of a node that has no key here yet; its key is on disk when this returns."""
-        check_name(node)
-        if (known := self._records.get(node)) is None or not known.listed:
-            self._make_room()
-        async with self._enrolling.setdefault(node, asyncio.Lock()):
-            try:
-                record = self._records.get(node)
-                if record is None or record.key_hash is None:
-                    enrolled = await self._enrol(node, key_hash)
-                    record = self._synced(node)
-                    self._set_key(record, enrolled)
-            finally:
-                self._enrolling.pop(node, None)
-        return record
-
-    async def _refuse_key(self, record: NodeRecord, key_hash: str) -> None:
-        new = record.refused_key_hash != key_hash or record.duplicate is None
-        record.refused_key_hash = key_hash
-        record.duplicate = record.duplicate or "another key came under this name"
-        if new:
-            log.warning(
-                "%s: another key came under this name; nothing is admitted there until an admin decides", record.node
-            )
-            self._notify(record.node)
-        await self._remember(record)
-        raise DuplicateError(
-            f"{record.node}: this name belongs to another key; an admin must decide: forget the node, or rekey it"
-        )
-
-    async def _remember(self, record: NodeRecord) -> None:
-        """Have it on disk that two daemons claim a node's name; the members of a gate have no names to claim."""
-        if self._keep_duplicate is None or record.duplicate is None or record.member is not None:
-            return
-        found = Duplicate(why=record.duplicate, refused_key_hash=record.refused_key_hash)
-        if record.kept_duplicate != found:
-            await self._keep_duplicate(record.node, found)
-            record.kept_duplicate = found
-
-    async def _hold(self, record: NodeRecord, wait_seconds: float) -> None:
-        """Until there is something new to tell the node, a newer request takes this one's place, or time is up."""
-        record.wake()
-        loop = asyncio.get_running_loop()
-        held: asyncio.Future[None] = loop.create_future()
-        record.held = held
-        timer = loop.call_later(wait_seconds, _release, held)
-        try:
-            await held
-        finally:
-            timer.cancel()
-            if record.held is held:
-                record.held = None
-
-    def _answer(self, record: NodeRecord, *, send_all: bool) -> SyncAnswer:
-        name = self._next_answer()
-        record.remember_answer(name, self.clock())
-        jitter = random.uniform(0.0, len(self._records) / SEND_ALL_PER_SECOND) if send_all else 0.0  # noqa: S311
-        return SyncAnswer(
-            answer=name,
-            seq=self._next_seq(),
-            issuer=self.issuer,
-            orders=record.orders,
-            acknowledged=tuple(sorted(record.acknowledged)),
-            send_all=send_all,
-            retry_after_seconds=min(jitter, 10.0),
-            quarantine=record.quarantine,
-        )
-
-    def _answer_former(self, record: NodeRecord, request: SyncRequest) -> SyncAnswer:
-        """Tell it nothing; that it shows this answer later proves that it is alive."""
-        name = self._next_answer()
-        record.former[request.incarnation] = name
-        return SyncAnswer(
-            answer=name,
-            seq=self._next_seq(),
-            issuer=self.issuer,
-            orders=None,
-            acknowledged=(),
-            send_all=False,
-            retry_after_seconds=FORMER_RETRY_SECONDS,
-            quarantine=record.quarantine,
-        )
-
-    def _next_answer(self) -> str:
-        self._answers += 1
-        return f"{self._nonce}-{self._answers}"
-
-    def _next_seq(self) -> int:
-        """One count for all nodes: what matters is that it grows, for each of them and over our restarts."""
-        return self._first_seq + self._answers
-
-    def release_all(self) -> None:
-        """Answer every held request now and hold none from here on: the aggregator stops."""
-        self._stopping = True
-        for record in self._records.values():
-            record.wake()
-            if record.executor is not None:
-                record.executor.wake()
-
-
 def _release(held: asyncio.Future[None]) -> None:
     if not held.done():
         held.set_result(None)
+
+
+class Names:
+    """
+    Who is known by which name: a scheduler may call a node otherwise than its daemon does. Own names come first: they
+    belong to a key, and the others are only said.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, ...]] = {}
+        self._by_name: dict[str, set[str]] = {}
+        self._by_short: dict[str, set[str]] = {}
+
+    def put(self, node: str, names: Iterable[str] = ()) -> None:
+        """A node and all its other names from now on."""
+        after = (node, *names)
+        if self._of.get(node) == after:
+            return
+        self.drop(node)
+        self._of[node] = after
+        for name in after:
+            self._by_name.setdefault(name, set()).add(node)
+            self._by_short.setdefault(short(name), set()).add(node)
+
+    def drop(self, node: str) -> None:
+        """A node that is gone."""
+        for name in self._of.pop(node, ()):
+            for index, key in ((self._by_name, name), (self._by_short, short(name))):
+                if node in index.get(key, ()):
+                    index[key].discard(node)
+                    if not index[key]:
+                        del index[key]
+
+    def called(self, name: str) -> tuple[str, ...]:
+        """The nodes that are known by this name, sorted; the name's owner alone where a node is called so itself."""
+        if name in self._of:
+            return (name,)
+        found = self._by_name.get(name) or {
+            node for node in self._by_short.get(short(name), ()) if any(alike(name, one) for one in self._of[node])
+        }
+        return tuple(sorted(node for node in found if not self._elsewhere(node, name)))
+
+    def _elsewhere(self, node: str, name: str) -> bool:
+        """Whether the node's own words place it in another domain than the name does."""
+        names = self._of[node]
+        return name not in names and "." in name and any("." in one and short(one) == short(name) for one in names)
+
+    def near(self, name: str) -> str:
+        """The end of a sentence on a name that no node has: `; did you mean ...?`, or nothing."""
+        known = self.called(name)
+        if known:
+            return f"; {' and '.join(known)} {'is' if len(known) == 1 else 'are'} also known as {name!r}"
+        near = difflib.get_close_matches(name, self._of, n=MOST_NEAR)
+        return f"; did you mean {' or '.join(near)}?" if near else ""
