@@ -31,7 +31,7 @@ As a file: [openapi.json](openapi.json). How it is meant to be used: [HTTP API](
 A running aggregator has this page at `/docs`.
 
 <link rel="stylesheet" href="swagger-ui.css">
-<div id="swagger-ui"><noscript>The reference needs script.</noscript></div>
+<div id="swagger-ui" data-md-color-scheme="default"><noscript>The reference needs script.</noscript></div>
 <script src="swagger-ui-bundle.js"></script>
 <script>
 SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null, supportedSubmitMethods: []});
