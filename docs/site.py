@@ -12,18 +12,31 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from healthd import __version__
 from healthd.aggregator.api.openapi import describe
 from healthd.aggregator.application import ROUTERS
-from healthd.aggregator.ui.docs_view import Contents, Member, Part, contents_of
+from healthd.aggregator.ui.rendering import swagger_ui
 
 ROOT = Path(__file__).parent.parent
 WHOLE = ("docs", "deploy")
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE")
 NOT_SHOWN = shutil.ignore_patterns("__pycache__", "*.pyc", "generate.py", "site.py", "man.py", "reason_pages.py")
+
+REFERENCE = """# API reference
+
+As a file: [openapi.json](openapi.json). How it is meant to be used: [HTTP API](api.md).
+A running aggregator has this page at `/docs`.
+
+<link rel="stylesheet" href="swagger-ui.css">
+<div id="swagger-ui" data-md-color-scheme="default"><noscript>The reference needs script.</noscript></div>
+<script src="swagger-ui-bundle.js"></script>
+<script>
+SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null, supportedSubmitMethods: []});
+</script>
+"""
 
 
 def collect(folder: Path) -> None:
@@ -37,7 +50,9 @@ def collect(folder: Path) -> None:
     shutil.copy(ROOT / "README.md", folder / "index.md")
     described = describe(route for router in ROUTERS for route in router.routes)
     (folder / "docs/openapi.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
-    (folder / "docs/api-reference.md").write_text(reference(contents_of(described)), encoding="utf-8")
+    (folder / "docs/api-reference.md").write_text(REFERENCE, encoding="utf-8")
+    for path in swagger_ui():
+        shutil.copy(path, folder / "docs")
     (folder / "version.txt").write_text(version(ROOT) + "\n", encoding="utf-8")
     for page in folder.rglob("*.md"):
         page.write_text("".join(_linked(page, folder)), encoding="utf-8")
@@ -81,64 +96,6 @@ def _page_of(folder: Path) -> str:
         f"# {folder.name}\n\n" + "".join(f"- [{n}]({n})\n" for n in names), encoding="utf-8"
     )
     return "index.md"
-
-
-# --- the reference of the API ---------------------------------------------------------------------------------------
-
-
-def reference(contents: Contents) -> str:
-    """All paths and records, in Markdown."""
-    lines = [
-        "# API reference",
-        "",
-        *(f"{_prose(words)}\n" for words in contents.about),
-        "As a file: [openapi.json](openapi.json). How it is meant to be used: [HTTP API](api.md).",
-        "",
-    ]
-    for group in contents.groups:
-        lines += [f"## {group.name}", "", group.about, ""]
-        for one in group.operations:
-            lines += [f"### {one.method.upper()} {one.path}", "", _prose(one.summary), ""]
-            lines += [f"{_prose(words)}\n" for words in one.about]
-            lines += [f"Scope: {one.scope or 'none, it needs no token'}.", ""]
-            lines += _table(one.parameters)
-            if one.body:
-                lines += [f"Body: {_prose(one.body)}.", ""]
-            lines += [
-                f"- **{status.status}** {status.phrase}: {_prose(status.about)}"
-                + "".join(f" ({kind}: {_prose(words)})" for kind, words in status.kinds)
-                for status in one.statuses
-            ]
-            lines += [f"- Errors: {', '.join(one.errors)}." if one.errors else "", "", "```console"]
-            lines += [f"$ {one.command}", "```", ""]
-    lines += ["## Errors", ""]
-    lines += [f"- **{one.status}** {one.phrase}: {_prose(one.about)}" for one in contents.errors]
-    lines += ["", "## Records", ""]
-    for record in contents.records:
-        lines += [f"### {record.name}", "", *(f"{_prose(words)}\n" for words in record.about)]
-        lines += [f"One of: {', '.join(f'`{word}`' for word in record.words)}.", ""] if record.words else []
-        lines += _table(record.members)
-    return "\n".join(lines) + "\n"
-
-
-def _table(members: Sequence[Member]) -> list[str]:
-    if not members:
-        return []
-    rows = [f"| `{m.name}` | {_cell(m.kind)} | {m.note} | {_cell(m.about)} |" for m in members]
-    return ["| name | type | | |", "|---|---|---|---|", *rows, ""]
-
-
-def _cell(parts: Sequence[Part]) -> str:
-    return _prose(parts).replace("|", "\\|").replace("\n", " ")
-
-
-def _prose(parts: Sequence[Part]) -> str:
-    def one(part: Part) -> str:
-        if part.record is not None:
-            return f"[{part.text}](#{part.record.lower()})"
-        return f"`{part.text}`" if part.code else part.text.replace("<", "&lt;")
-
-    return "".join(map(one, parts))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Application(FastAPI):
 
 def make_app(parts: Parts) -> Application:
     """The application: every path but syncs."""
-    # FastAPI's documentation pages load scripts from elsewhere and need no token; ours are in `page.docs`.
+    # FastAPI's own paths of the documentation load scripts from elsewhere and need no token; ours are in `ui.docs`.
     # A path with a slash at its end is no other path: nobody is sent to where a Host header points.
     app = Application(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.parts = parts

@@ -57,6 +57,9 @@ def test_the_description_is_whole() -> None:
 def test_every_path_says_its_statuses_with_the_one_error_record(method: str, path: str, told: dict[str, Any]) -> None:
     assert method in METHODS
     assert told["summary"]
+    assert "`" not in told["summary"], "a summary is plain text"
+    for one in told.get("security", ()):
+        assert told["description"].endswith(f"Scope: `{one['token'][0]}`."), "Swagger UI shows no scopes by itself"
     assert {"200", "400", "500", "503"} <= told["responses"].keys()
     assert "422" not in told["responses"]
     assert ("security" in told) == ("401" in told["responses"]) == (path not in ("/livez", "/readyz"))

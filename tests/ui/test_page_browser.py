@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checks.contract import Status
+from healthd.aggregator.auth import Scope
 from healthd.aggregator.ui import events
 from healthd.core.model import DeviceRecord, Inventory
+from tests.aggregator.described import description
 from tests.aggregator.parts import result
-from tests.ui.stage import Stage, Watch, stage
+from tests.ui.stage import Stage, Watch, stage, tokens
 
 pytestmark = [pytest.mark.system("chromium")]
 
@@ -95,7 +98,6 @@ def paths(found: Stage) -> list[str]:
         "/gates",
         f"/gates/{found.job}",
         "/reasons",
-        "/docs",
         "/log-in",
         "/nodes/nobody",
     ]  # type: ignore[attr-defined]
@@ -168,30 +170,34 @@ def test_the_keyboard_gets_everywhere_and_is_seen_to(browser: Any, found: Stage)
     page.close()
 
 
-def test_the_page_of_the_api_finds_a_word_and_opens_what_a_link_names(browser: Any, found: Stage) -> None:
-    page = browser.new_page()
-    watch = Watch(page)
-    page.goto(f"{found.url}/docs")
-    calls = page.locator(".call")
-    everything = calls.count()
-    page.fill("#word", "/v1/fleet/breaker/reset")
-    assert page.inner_text("#found") == f"1 of {everything}"
-    assert page.locator(".call:visible").count() == 1
-    # A link to a record that is not shown now shows it again, open.
-    page.fill("#word", "may this job start? 200")
-    page.click("#gates_ask summary")
-    page.click("#gates_ask >> text=GateRequest")
-    page.wait_for_selector("#record-GateRequest[open] >> text=max_age_seconds")
-    assert page.input_value("#word") == ""
-    watch.clean()
-    page.close()
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(f"{found.url}/docs")
-    assert page.locator("#find").is_hidden()
-    page.click("#gates_ask summary")
-    assert "$AGGREGATOR/v1/gates" in page.inner_text("#gates_ask")
-    context.close()
+def test_the_page_of_the_api_shows_and_calls_every_path_and_loads_nothing_from_elsewhere(
+    browser: Any, tmp_path: Path
+) -> None:
+    file, made = tokens(tmp_path, looker=Scope.READ)
+    with stage(tmp_path, token_file=file) as closed:
+        page = browser.new_page()
+        watch, asked = Watch(page), list[str]()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{closed.url}/docs")
+        page.fill("input[name=token]", made["looker"])
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".opblock")
+        assert page.url == f"{closed.url}/docs"
+        shown = page.locator(".opblock-summary-path").evaluate_all("all => all.map(e => e.dataset.path)")
+        paths = {path: one for path, one in description()["paths"].items() if not path.startswith("/v1/preflight")}
+        assert sorted(shown) == sorted(path for path, methods in paths.items() for _ in methods)
+        # With a token of its own, which stays in the tab, it also makes the requests.
+        page.click("button.authorize")
+        page.fill("input[aria-label=auth-bearer-value]", made["looker"])
+        page.click(".auth-btn-wrapper button.authorize")
+        page.click(".auth-btn-wrapper button.btn-done")
+        page.click("[data-path='/v1/fleet']")
+        page.click("button.try-out__btn")
+        page.click("button.execute")
+        page.wait_for_selector(".live-responses-table .response-col_status:has-text('200')")
+        assert [url for url in asked if not url.startswith((f"{closed.url}/", "data:", "blob:"))] == []
+        watch.clean()
+        page.close()
 
 
 def test_everything_but_live_updates_works_without_script(browser: Any, found: Stage) -> None:

@@ -156,7 +156,7 @@ def _complete(told: dict[str, Any], operation: _Operation, schemas: Mapping[Any,
     told["operationId"] = f"{told['tags'][0]}_{operation.route.name}"
     told["summary"], told["description"] = _texts(operation.route.description)
     if operation.scope is not None:
-        told["security"] = [{"token": [operation.scope.value]}]
+        _secure(told, operation.scope)
     if operation.body is not None:
         told["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[operation.body]}}}
     responses: dict[str, Any] = told["responses"]
@@ -169,6 +169,12 @@ def _complete(told: dict[str, Any], operation: _Operation, schemas: Mapping[Any,
     told["responses"] = {"200": good} | {
         str(status): responses[str(status)] if status in plain else _error(status) for status in statuses
     }
+
+
+def _secure(told: dict[str, Any], scope: Scope) -> None:
+    """The scope, for programs and, in words, for people: Swagger UI does not show what `security` names."""
+    told["security"] = [{"token": [scope.value]}]
+    told["description"] = f"{told['description']}\n\nScope: `{scope.value}`.".strip()
 
 
 def _error(status: int) -> dict[str, str]:
@@ -210,17 +216,18 @@ def _sync(schemas: Mapping[Any, Any]) -> dict[str, Any]:
             "description": "The node's own key: the first one that comes under a name owns it.",
         },
     ]
-    return {
+    told = {
         "tags": ["service"],
         "summary": "A node tells its state, and hears what the aggregator wants of it.",
         "description": "Spoken by `healthd node`. Orders repeat until they are called off, reports until acknowledged.",
         "operationId": "service_sync",
         "parameters": parameters,
-        "security": [{"token": [Scope.SYNC.value]}],
         "requestBody": {"required": True, "content": {JSON: {"schema": schemas[taken]}}},
         "responses": {"200": {"description": "The answer.", "content": {JSON: {"schema": schemas[answered]}}}}
         | {str(status): _error(status) for status in sorted(statuses)},
     }
+    _secure(told, Scope.SYNC)
+    return told
 
 
 def _sync_types() -> tuple[Any, Any]:
@@ -280,6 +287,6 @@ def _reached(value: Any, components: Mapping[str, Any]) -> set[str]:
 
 
 def _texts(description: str) -> tuple[str, str]:
-    """The first sentence of a docstring, and the rest."""
+    """The first sentence of a docstring, as plain text, and the rest, in Markdown: what OpenAPI takes them for."""
     first, _, rest = description.strip().partition("\n\n")
-    return " ".join(first.split()), rest.strip()
+    return " ".join(first.split()).replace("`", ""), rest.strip()

@@ -7,6 +7,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable, Mapping
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -117,20 +118,25 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 HERE = Path(__file__).parent
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
+
+def policy(*, scripts: str = "'self'", images: str = "'self'") -> str:
+    """The Content-Security-Policy of a page that runs these scripts and shows these images."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {scripts}",
+            "style-src 'self'",
+            f"img-src {images}",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
     )
-)
+
+
 HEADERS = {
-    "content-security-policy": POLICY,
+    "content-security-policy": policy(),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "same-origin",
@@ -140,11 +146,17 @@ HEADERS = {
 }
 
 
+def swagger_ui() -> tuple[Path, Path]:
+    """The script and the style sheet of Swagger UI. They are all that is used of this package; it is not imported."""
+    folder = Path(str(distribution("fastapi-offline").locate_file("fastapi_offline/static")))
+    return folder / "swagger-ui-bundle.js", folder / "swagger-ui.css"
+
+
 @functools.cache
 def statics() -> Mapping[str, tuple[bytes, str]]:
     """Static files by the name they are asked by (with a part of their hash, so that they may be kept for ever)."""
     found = {}
-    for path in sorted((HERE / "static").iterdir()):
+    for path in (*sorted((HERE / "static").iterdir()), *swagger_ui()):
         if path.suffix in TYPES:
             body = path.read_bytes()
             found[f"{path.stem}.{hashlib.sha256(body).hexdigest()[:12]}{path.suffix}"] = (body, TYPES[path.suffix])
