@@ -12,7 +12,8 @@ import pytest
 import healthd.core.model
 from checks.contract import Scope, Tier
 from checks.discover import HOST_PACKAGES, builtin_checks
-from healthd.cli.settings.options import Settings, load_check_settings
+from healthd.cli.settings.options import load_check_settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunnerSettings

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from healthd.cli.terminal import render
-from healthd.cli.terminal.output import Terminal
+from healthd.cli.terminal.console import Terminal
 from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
 from tests.aggregator.parts import state
 from tests.cli.cli_kit import healthd
