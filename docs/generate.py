@@ -19,7 +19,7 @@ from checks.contract import Check
 from checks.discover import builtin_checks
 from checks.reasons import REASONS
 from docs.reason_pages import reason_pages
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.config import key_of
 
 DOCS = Path(__file__).parent

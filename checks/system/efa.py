@@ -346,8 +346,8 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
              container the names in /dev/infiniband and /sys/class/infiniband_verbs.
     Judges:  fail MissingDevice, LinkDown, NetworkUnusable (libfabric offers none, or not all) | warn LinkErrors (a
              counter rises faster than its limit), MissingDevice (GPUs; none at all on a node by itself) | unknown
-             UnknownInstanceType, NoData, NoPermission, Timeout, Crashed | skip NotApplicable (none, and none needed),
-             MissingTool (libfabric, where fi_info is not installed).
+             UnknownInstanceType, NoData, NoPermission, Timeout, Crashed, MissingTool (fi_info cannot be started) | skip
+             NotApplicable (none, and none needed; libfabric, where fi_info is not installed: jobs bring their own).
     Cost:    5 ms, with fi_info up to a second; harmless to jobs.
     Source:  aws/eks-node-monitoring-agent, efa.go (ids, limits of rates); checks/catalog.py (counts).
              Unverified on hardware: no EFA was at hand.
@@ -480,7 +480,8 @@ def _run_fi_info(host: Host, names: Sequence[str]) -> tuple[Status, str | None, 
         done = host.run([program, "-p", "efa"], timeout_seconds=FI_INFO_TIMEOUT_SECONDS)
     except HostError as error:
         if error.reason == "MissingTool" and not installed:
-            return Status.SKIP, "MissingTool", "libfabric was not asked: fi_info is not installed", [], None
+            # Jobs bring their libfabric in their images: that none is here says nothing against the node.
+            return Status.SKIP, "NotApplicable", "libfabric was not asked: fi_info is not installed", [], None
         return Status.UNKNOWN, error.reason, f"libfabric cannot be asked: {error}", [], None
     if done.returncode < 0:
         return Status.UNKNOWN, "Crashed", f"fi_info -p efa was killed by signal {-done.returncode}", [], None

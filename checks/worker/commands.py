@@ -148,7 +148,7 @@ class Compiling:
 
 def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:
     """The cache of a worker's device, by what this interpreter has installed. Imports no torch."""
-    from checks.accelerators.neuron.versions import read_versions
+    from checks.accelerators.neuron.python_packages import read_versions
 
     flags: tuple[str, ...] = ()
     lnc = None

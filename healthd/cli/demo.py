@@ -52,7 +52,7 @@ class Stage:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Stage:
-        from healthd.cli.terminal.output import Terminal
+        from healthd.cli.terminal.console import Terminal
 
         self.console = Terminal(soft_wrap=True)
         self.environment = _own_environment(self.folder / "healthd.toml")

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checks.accelerators import compiles
-from checks.accelerators.neuron import versions
+from checks.accelerators.neuron import python_packages
 from checks.contract import Scope, Status, Tier
 from checks.host.running import TimeUpError, run_program
 from checks.json_text import parse_json
-from healthd.cli.settings.options import Settings, common_options, load_settings
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError, HealthdError
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ async def compile_all(
 
 
 def ask_packages(python: Path, seconds: float) -> dict[str, Any]:
-    """What `neuron_packages` prints in an interpreter; `error` alone where it could not be asked."""
-    program = str(Path(versions.__file__).resolve())
+    """What `python_packages` prints in an interpreter; `error` alone where it could not be asked."""
+    program = str(Path(python_packages.__file__).resolve())
     try:
         # Bounded also where the kernel holds the interpreter and nothing can kill it.
         _, out, _ = run_program(

@@ -16,7 +16,7 @@ from checks.collective.nccom.run import read_report
 from checks.host.machine import Host, HostError
 from checks.json_text import MAX_DEPTH, TooDeepError, parse_json, require_shallow
 from checks.worker import protocol
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.core import wire
 from healthd.core.config import load, parse_toml
 from healthd.core.errors import BadInputError, ConfigError

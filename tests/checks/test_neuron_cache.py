@@ -16,8 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron import cache
-from checks.accelerators.neuron import versions as neuron_packages
+from checks.accelerators.neuron import cache, python_packages
 from checks.accelerators.neuron.cache import (
     MANIFEST,
     CacheKey,
@@ -243,7 +242,7 @@ def distribution(folder: Path, name: str, version: str, files: list[str]) -> Non
 
 
 def asked(folder: Path) -> dict[str, Any]:
-    program = neuron_packages.__file__
+    program = python_packages.__file__
     code = f"import sys, runpy; sys.path.insert(0, {str(folder)!r}); runpy.run_path({program!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr

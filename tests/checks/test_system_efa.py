@@ -386,10 +386,10 @@ def test_container_is_not_blamed_for_interfaces_whose_files_it_was_not_given(trn
 def test_program_that_is_not_installed_is_neither_a_fault_nor_a_pass(trn1: Trn1) -> None:
     trn1.remove(AWS_FI_INFO)
     findings, previous = look(trn1)
-    assert bad(findings) == [(Status.SKIP, "MissingTool", "node")]
+    assert bad(findings) == [(Status.SKIP, "NotApplicable", "node")]
     assert "libfabric was not asked: fi_info is not installed" in findings[-1].message
     assert worst_of(findings)[0] is Status.PASS, "the interfaces were counted, and their links are up"
-    assert bad(look(trn1, previous)[0]) == [(Status.SKIP, "MissingTool", "node")]
+    assert bad(look(trn1, previous)[0]) == [(Status.SKIP, "NotApplicable", "node")]
 
 
 def test_program_that_is_there_and_cannot_be_started_is_unknown(trn1: Trn1) -> None:

@@ -14,7 +14,7 @@ from tests.patience import PATIENCE
 LOAD = """
 import msgspec, socket, tempfile
 from healthd.cli.settings.options import load_check_settings
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
 """
 

@@ -12,7 +12,8 @@ import pytest
 import healthd.core.model
 from checks.contract import Scope, Tier
 from checks.discover import HOST_PACKAGES, builtin_checks
-from healthd.cli.settings.options import Settings, load_check_settings
+from healthd.cli.settings.options import load_check_settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunnerSettings
@@ -123,10 +124,10 @@ def test_the_worker_that_was_started_ahead_of_the_settings_is_the_prestarted_one
     async def play() -> None:
         runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
         async with runner.prestarted():
+            await eventually(lambda: len(workers_left()) == 1)  # its command line shows a moment after its start
             ahead = workers_left()
             catalogue = await runner.catalogue(Tier.PASSIVE)
             assert catalogue == {name: check.info() for name, check in builtin_checks(HOST_PACKAGES).items()}
-            assert len(ahead) == 1
             assert workers_left() == ahead  # it has listed its checks, and no other was started
             (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
             assert result.error is None
@@ -143,6 +144,7 @@ def test_a_worker_that_was_started_ahead_and_is_not_the_one_of_the_settings_is_e
     async def play() -> None:
         runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path, env={"PROBED": "1"}))
         async with runner.prestarted():
+            await eventually(lambda: len(workers_left()) == 1)
             (worker,) = workers_left()
             assert "PROBED=1" in variables_of(int(worker.split()[0]))
         assert workers_left() == []

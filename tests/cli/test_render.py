@@ -13,7 +13,7 @@ from rich.text import Text
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from healthd.cli.terminal import render
-from healthd.cli.terminal.output import Terminal
+from healthd.cli.terminal.console import Terminal
 from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
 from tests.aggregator.parts import state
 from tests.cli.cli_kit import healthd
@@ -127,6 +127,26 @@ def test_what_gate_prints_of_a_rejection_has_each_sentence_once() -> None:
         duration_seconds=1.0,
     )
     assert "".join(plain(*render.decision_report(decision))).count(PRODUCT) == 1
+
+
+def test_a_rejection_refers_to_nothing_that_it_does_not_print() -> None:
+    """The node's own reason is only counted, since nobody is to blame, and a fourth line of a node is left out."""
+    said = "digest is required and not enabled on the node"
+    own = Reason(
+        code="NotYetRun", message=said, status=Status.UNKNOWN, blame=Blame.CONTROL, action=Action.RETRY, node="n1"
+    )
+    decision = rejected(replace(own, message=f"it waited for: {said}"))
+    decision = replace(decision, excluded=(ExcludedNode(node="n1", reasons=(own,)),))
+    _, why, unjudged = plain(*render.decision_report(decision))
+    assert why == f"  ? n1: NotYetRun it waited for: {said} → retry"
+    assert unjudged == "  not known to be well: n1 (NotYetRun)"
+    faults = [reason("n2", f"cpu:{n}", f"product {n} is wrong, as is told in {PRODUCT}", Status.FAIL) for n in range(3)]
+    cut = reason("n2", "cpu:3", PRODUCT, Status.FAIL)
+    printed = "".join(
+        plain(*render.decision_report(replace(decision, excluded=(ExcludedNode(node="n2", reasons=(*faults, cut)),))))
+    )
+    assert "see " not in printed
+    assert PRODUCT in printed
 
 
 def test_a_report_ends_with_how_many_checks_came_to_what() -> None:

@@ -31,7 +31,7 @@ from healthd.baselines import (
     widening,
 )
 from healthd.cli.fleet.baseline import settings_text
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.core import wire
 from healthd.core.config import load
 from healthd.core.errors import ConfigError

@@ -13,8 +13,8 @@ import pytest
 
 from checks.contract import Tier
 from healthd.aggregator.model.policy import Policy
-from healthd.cli.settings.options import Settings as WholeSettings
 from healthd.cli.settings.options import load_check_settings
+from healthd.cli.settings.tree import Settings as WholeSettings
 from healthd.core.config import load, parse_duration
 from healthd.core.errors import ConfigError
 

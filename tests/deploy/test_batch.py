@@ -185,7 +185,7 @@ def test_a_standing_gate_is_asked_by_every_node_with_what_its_host_has_for_it() 
 
 
 def load_settings(environ: Mapping[str, str]) -> Any:
-    from healthd.cli.settings.options import Settings
+    from healthd.cli.settings.tree import Settings
     from healthd.core.config import load as load_config
 
     defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
@@ -281,7 +281,7 @@ def test_user_data_is_mime_multi_part_as_batch_wants_it_and_holds_the_script() -
 
 @pytest.mark.parametrize("page", ["batch.md", "sagemaker.md"])
 def test_settings_in_the_docs_are_settings_that_healthd_has(page: str, tmp_path: Path) -> None:
-    from healthd.cli.settings.options import Settings
+    from healthd.cli.settings.tree import Settings
     from healthd.core.config import load as load_config
 
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 
 from checks.contract import Tier
 from checks.discover import builtin_checks
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.config import load as load_config
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health

@@ -28,7 +28,7 @@ from healthd.aggregator.auth import check_exposure
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
 from healthd.cli.hooks.gate import gate
 from healthd.cli.hooks.preflight import preflight
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.config import load
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health

@@ -9,7 +9,8 @@ import pytest
 from checks.contract import Tier
 from healthd.aggregator.model.policy import Policy
 from healthd.cli.hooks.preflight import POLICY, build_task, find_my_place
-from healthd.cli.settings.options import Settings, load_settings
+from healthd.cli.settings.options import load_settings
+from healthd.cli.settings.tree import Settings
 from healthd.hooks.preflight.sidecar import SILENT_SECONDS, settings_of
 from tests.hooks.preflight_kit import CONFIG, Job
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from checks.contract import Finding, Status, Tier
 from checks.reasons import action_of
 from healthd.cli.check import examine
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.model import CheckResult, NodeState
 from healthd.node.settings import NodeSettings
 from tests.fakes.neuron import NeuronMachine, parse_fault

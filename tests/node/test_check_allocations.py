@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from healthd.cli.settings.options import load_settings
-from healthd.node.occupancy.occupancy import VARIABLES, inside_a_job, own_jobs
+from healthd.node.occupancy.own import VARIABLES, inside_a_job, own_jobs
 from tests.cli.cli_kit import healthd
 from tests.node.allocation_kit import process, slurm_config
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.node.settings import NodeSettings
 
 

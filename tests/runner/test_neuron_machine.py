@@ -22,7 +22,7 @@ from checks.system.instance import instance_type
 from checks.system.neuron.neuron_cores import neuron_cores
 from checks.system.neuron.neuron_topology import neuron_topology
 from healthd.cli.settings.checks import ProbeSettings
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.node.settings import NodeSettings
 from healthd.runner.workers.workers import worker_targets
 from tests.cli.cli_kit import environment

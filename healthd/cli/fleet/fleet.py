@@ -498,7 +498,7 @@ def validate(
 
 def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) -> Any:
     """Start a validation and follow it to its end."""
-    from healthd.cli.terminal.output import Progress
+    from healthd.cli.terminal.console import Progress
     from healthd.core import wire
     from healthd.core.model import Decision
 

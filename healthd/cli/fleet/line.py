@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.settings.options import Settings, common_options, load_settings
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.config import parse_duration
 from healthd.core.errors import BadInputError, ConfigError
 

@@ -18,7 +18,8 @@ from healthd.cli.completion import complete_jobs, complete_nodes, one_of
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, gate_client, print_json, segment
 from healthd.cli.hooks.slurm import ask_readiness
 from healthd.cli.settings.hooks import GateSettings
-from healthd.cli.settings.options import Command, Group, Settings, common_options, load_settings
+from healthd.cli.settings.options import Command, Group, common_options, load_settings
+from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
 from healthd.core.bounded import read_file
 from healthd.core.errors import (
@@ -496,7 +497,7 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
 
 
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool) -> Decision:
-    from healthd.cli.terminal.output import Progress
+    from healthd.cli.terminal.console import Progress
 
     progress = Progress(quiet=as_json, whole=watch)
 

@@ -20,7 +20,7 @@ import click
 
 from healthd.cli.hooks.gate import may_start
 from healthd.cli.settings.hooks import GateSettings
-from healthd.cli.settings.options import Settings
+from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import log_to_stderr
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.http.client import GateClient, NotAdmittedError, RefusedError
@@ -227,7 +227,7 @@ def _confirmed(aggregator: GateClient, decision: Decision, hook: Hook) -> bool:
 def run(settings: Settings, *, as_json: bool) -> int:
     """The whole hook; its exit code."""
     from healthd.cli.hooks import gate as command
-    from healthd.cli.terminal.output import Progress
+    from healthd.cli.terminal.console import Progress
 
     def say(line: str) -> None:
         if not as_json:

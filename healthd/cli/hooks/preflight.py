@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.aggregator.model.policy import Policy
-from healthd.cli.settings.options import Command, Settings, common_options, load_settings
+from healthd.cli.settings.options import Command, common_options, load_settings
+from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import log_to_stderr, told
 from healthd.core.config import key_of
 from healthd.core.errors import ConfigError

@@ -19,7 +19,8 @@ import click
 from checks.contract import Blame, Status
 from healthd.cli.fleet.line import gate_client
 from healthd.cli.settings.hooks import GateSettings
-from healthd.cli.settings.options import Settings, common_options, load_settings
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.tree import Settings
 from healthd.cli.support.doctor import Item
 from healthd.cli.terminal.output import told
 from healthd.core.bounded import read_file, read_parts

@@ -232,7 +232,7 @@ class CheckSettings:
         out of sight has them. None: where a scheduler has started this process. `in_fleet`: jobs over several nodes run
         here. None: where aggregators are configured.
         """
-        from healthd.node.occupancy.occupancy import inside_a_job
+        from healthd.node.occupancy.own import inside_a_job
         from healthd.runner.settings import RunnerSettings
 
         probe = self.probe

@@ -29,7 +29,8 @@ from checks.host.machine import Host
 from checks.json_text import parse_json
 from checks.printable import printable
 from healthd import __version__
-from healthd.cli.settings.options import Settings, common_options, load_usable_settings
+from healthd.cli.settings.options import common_options, load_usable_settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.bounded import read_file
 from healthd.core.errors import ConfigError, HealthdError, OutputError, words_of
 from healthd.core.redaction import GONE, is_secret_name, redact

@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,22 +16,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from checks.contract import SEVERITY, Finding, Measurement, Status
+from checks.contract import SEVERITY, Blame, Finding, Measurement, Status
 from checks.limits import quantity
-from healthd.cli.terminal.output import Terminal
-from healthd.core.model import CheckResult, Health, NodeState, Reason, Verdict
+from checks.printable import some
+from healthd.cli.terminal.console import Terminal
+from healthd.core import wire
+from healthd.core.model import CheckResult, Health, NodeState, Reason
+from healthd.core.text import ago, moment
 
 if TYPE_CHECKING:
     from checks.contract import CheckInfo
-from collections.abc import Mapping
-from dataclasses import replace
-
-from checks.contract import Blame
-from checks.printable import some
-from healthd.core import wire
-from healthd.core.http.client import nodes_asked, terms_of
-from healthd.core.model import AdmittedNode, Decision, ExcludedNode, WellNode
-from healthd.core.text import ago, moment
+    from healthd.core.model import AdmittedNode, Decision, ExcludedNode, WellNode
 
 SIGNS = {
     Status.PASS: "[green]✓ pass[/]",
@@ -44,15 +41,20 @@ HEALTH_SIGNS = {
     Health.UNKNOWN: "[magenta]? unknown[/]",
     Health.UNHEALTHY: "[bold red]✗ unhealthy[/]",
 }
+# By the value of a verdict: a passive round of `healthd check` prints without loading what gates are made of.
 VERDICT_SIGNS = {
-    Verdict.ADMIT: "[bold green]✓ ADMIT[/]",
-    Verdict.HOLD: "[yellow]… HOLD[/]",
-    Verdict.REJECT: "[bold red]✗ REJECT[/]",
+    "admit": "[bold green]✓ ADMIT[/]",
+    "hold": "[yellow]… HOLD[/]",
+    "reject": "[bold red]✗ REJECT[/]",
 }
 
 _REASON_SIGNS = {Status.PASS: "[green]✓[/]", Status.WARN: "[yellow]![/]", Status.FAIL: "[red]✗[/]"}
 DRILL = "[bold yellow]DRILL[/]"
 """Stands before what an injected fault made: the word that the eye falls on first."""
+
+MOST_REASONS = 12
+MOST_REASONS_LEFT_OUT = 3
+"""Lines of reasons: those of a node or a decision, and those of a node that is left out."""
 
 UNFOLDED = 100_000
 """Columns where nobody looks at the width: more than any line has. `COLUMNS` says another."""
@@ -167,7 +169,7 @@ def node_report(state: NodeState) -> Iterable[Table | str]:
         yield ""
     if state.quarantine is not None:
         why = state.quarantine.reason
-        said = once_each([why, *(reason.message for reason in state.reasons)])[why]
+        said = once_each([why, *(reason.message for reason in printed(state.reasons))])[why]
         yield f"[red]✗[/] quarantined by {escape(state.quarantine.owner)}: {escape(said)}"
     yield from reason_lines(state.reasons)
     if state.results:
@@ -277,19 +279,18 @@ def limit_text(measurement: Measurement) -> str:
     return f"[{' and '.join(bounds)}, {measurement.origin}]" if bounds else "[unjudged]"
 
 
-def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
+def reason_lines(
+    reasons: Sequence[Reason], *, most: int = MOST_REASONS, short: Mapping[str, str] = MappingProxyType({})
+) -> Iterable[str]:
     """
     One line a reason, worst first, with what to do about it; what many checks or targets say alike is one line.
 
-    In a drill there is nothing to do: DRILL stands in front, and no advice behind.
+    `short` has what stands in the place of a message (see `once_each`). In a drill there is nothing to do: DRILL stands
+    in front, and no advice behind.
     """
-    groups: dict[tuple[Any, ...], list[Reason]] = {}
-    for reason in reasons:
-        said = _DEVICE.sub("", bare_message(reason).removeprefix(_address(reason)))
-        whole = reason.check is None  # a sentence on the node, not on what one check found
-        groups.setdefault((reason.node, whole, reason.code, reason.status, reason.action, said), []).append(reason)
-    for key, alike in list(groups.items())[:most]:
-        reason = alike[0]
+    groups = _alike(reasons)
+    for alike in groups[:most]:
+        reason = replace(alike[0], message=short.get(alike[0].message, alike[0].message))
         # A sentence that begins with the node's name needs it only once.
         where = f"{reason.node}: " if reason.node and not reason.message.startswith(f"{reason.node} ") else ""
         advised = reason.action.value != "none" and not reason.injected
@@ -298,18 +299,39 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
         said = bare_message(reason)
         if len(alike) > 1 and reason.check is not None:
             checks = ", ".join(dict.fromkeys(one.check or "" for one in alike))
-            said = f"{checks} {_in_short(one.target or 'node' for one in alike)}: {key[-1]}"
+            said = f"{checks} {_in_short(one.target or 'node' for one in alike)}: {_said(reason)}"
         drill = f"{DRILL} " if reason.injected else ""
         yield f"{sign} {drill}{escape(where)}[bold]{escape(reason.code)}[/] {escape(said)}{action}"
     if len(groups) > most:
-        left = sum(len(alike) for alike in list(groups.values())[most:])
+        left = sum(len(alike) for alike in groups[most:])
         yield f"[dim]  and {left} more (--json shows all)[/]"
+
+
+def printed(reasons: Sequence[Reason], *, most: int = MOST_REASONS) -> tuple[Reason, ...]:
+    """Those of the reasons whose messages `reason_lines` prints."""
+    return tuple(alike[0] for alike in _alike(reasons)[:most])
+
+
+def _alike(reasons: Sequence[Reason]) -> tuple[Sequence[Reason], ...]:
+    """The reasons in groups, each of which is one line."""
+    groups: dict[tuple[Any, ...], list[Reason]] = {}
+    for reason in reasons:
+        whole = reason.check is None  # a sentence on the node, not on what one check found
+        key = (reason.node, whole, reason.code, reason.status, reason.action, _said(reason))
+        groups.setdefault(key, []).append(reason)
+    return tuple(groups.values())
+
+
+def _said(reason: Reason) -> str:
+    """What a reason says without node, check, target and device in front."""
+    return _DEVICE.sub("", bare_message(reason).removeprefix(_address(reason)))
 
 
 def once_each(messages: Iterable[str]) -> dict[str, str]:
     """
     Each of these sentences, which have a line of their own, without what another line says: `see above`, `see below`.
 
+    Give it those that are printed and no others: what is nowhere else must not be sought there.
     A quarantine by a rule holds the finding that it is for; a gate that has expired holds what it waited for.
     """
     lines = list(dict.fromkeys(messages))[:_MOST_COMPARED]
@@ -387,22 +409,24 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
     What `healthd gate` prints of a decision; `whole`, as `healthd fleet explain` does, with what was asked and applied,
     and why each node is left out.
     """
-    decision = _each_sentence_once(decision)
+    from healthd.core.model import Verdict
+
     names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
     included = f"{counted(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
     drill = f"  {DRILL}" if decision.drill else ""
     own = drill if decision.decision is not Verdict.ADMIT else ""
-    yield f"{VERDICT_SIGNS[decision.decision]}{own}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
+    verdict = VERDICT_SIGNS[decision.decision.value]
+    yield f"{verdict}{own}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
     if decision.would is not None:
         watched = "observe mode; " if any(one.code == OBSERVED for one in decision.reasons) else ""
-        yield f"  [dim]{watched}enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}{drill}"
+        yield f"  [dim]{watched}enforce mode would have said:[/] {VERDICT_SIGNS[decision.would.value]}{drill}"
     if whole:
         yield from _asked_lines(decision)
-    for line in reason_lines([one for one in decision.reasons if one.code != OBSERVED]):
-        yield f"  {line}"
+    reasons = [one for one in decision.reasons if one.code != OBSERVED]
     told = {(reason.node, bare_message(reason)) for reason in decision.reasons}
     unjudged: dict[str, list[str]] = {}
+    left_out: list[tuple[ExcludedNode, list[Reason]]] = []
     for excluded in decision.excluded:
         # A warning stops no job, unless the policy says so: then it is among the reasons above.
         innocent = all(
@@ -420,10 +444,16 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
             if SEVERITY[reason.status] == worst and (reason.node, bare_message(reason)) not in told
         ]
         if shown or whole:
-            why = "" if shown else " [dim](as said above)[/]" if excluded.reasons else " [dim](not looked at)[/]"
-            yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]{why}"
-            for line in reason_lines(shown, most=3):
-                yield f"    {line}"
+            left_out.append((excluded, shown))
+    lines = [*printed(reasons), *(one for _, shown in left_out for one in printed(shown, most=MOST_REASONS_LEFT_OUT))]
+    short = once_each(one.message for one in lines)
+    for line in reason_lines(reasons, short=short):
+        yield f"  {line}"
+    for excluded, shown in left_out:
+        why = "" if shown else " [dim](as said above)[/]" if excluded.reasons else " [dim](not looked at)[/]"
+        yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]{why}"
+        for line in reason_lines(shown, most=MOST_REASONS_LEFT_OUT, short=short):
+            yield f"    {line}"
     if unjudged:
         named = "; ".join(f"{some(names, 8)} ({code})" for code, names in unjudged.items())
         yield f"  [dim]not known to be well: {escape(named)}[/]"
@@ -433,6 +463,8 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
 
 def _asked_lines(decision: Decision) -> Iterable[str]:
     """What was asked, and which terms were applied."""
+    from healthd.core.http.client import nodes_asked, terms_of
+
     if decision.request is not None:
         yield f"  [dim]asked for:[/] {escape(nodes_asked(decision.request))}"
     terms = ", ".join(
@@ -446,6 +478,8 @@ def _asked_lines(decision: Decision) -> Iterable[str]:
 
 def validation_report(decision: Decision, validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
     """What `healthd fleet validate` prints: who ran what together, what came of it, and the rounds."""
+    from healthd.core.model import Verdict
+
     _, *lines = decision_report(decision)
     members = list(validations[-1]["members"]) if validations else [node.node for node in decision.nodes]
     ran = " ran " + ", ".join(validations[-1]["checks"]) if validations and validations[-1]["checks"] else ""
@@ -465,16 +499,6 @@ def validation_report(decision: Decision, validations: Sequence[Mapping[str, Any
 def all_reasons(decision: Decision) -> tuple[Reason, ...]:
     """Those of the decision, and those for which nodes are left out."""
     return (*decision.reasons, *(reason for excluded in decision.excluded for reason in excluded.reasons))
-
-
-def _each_sentence_once(decision: Decision) -> Decision:
-    shown = once_each(reason.message for reason in all_reasons(decision))
-
-    def short(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
-        return tuple(replace(reason, message=shown.get(reason.message, reason.message)) for reason in reasons)
-
-    excluded = tuple(replace(one, reasons=short(one.reasons)) for one in decision.excluded)
-    return replace(decision, reasons=short(decision.reasons), excluded=excluded)
 
 
 def _called(node: AdmittedNode | ExcludedNode | WellNode) -> str:

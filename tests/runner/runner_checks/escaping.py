@@ -54,7 +54,8 @@ def forks(ctx: Context[Fork]) -> Iterator[Finding]:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        (place / "child").write_text(str(os.getpid()))
+        (place / "written").write_text(str(os.getpid()))
+        (place / "written").rename(place / "child")  # whoever sees it sees all of it
         os.close(write_end)
         if when != "first":
             os.read(read_end, 1)  # until the parent has given its own
