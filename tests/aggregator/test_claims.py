@@ -238,6 +238,21 @@ def test_owner_of_a_job_ends_its_adopted_leases_by_the_gate_of_the_lost_database
     asyncio.run(main())
 
 
+def test_word_of_a_person_about_a_node_counts_what_it_has_just_reported() -> None:
+    """No pass has come to the report yet: the lease in it keeps the node all the same, and is released."""
+
+    async def main() -> None:
+        async with running(World("n1")) as run:
+            run.world.daemons["n1"].deaf = True
+            run.world.renew("n1", leases=(lease("g-lost:lease:1:n1", job="big", gate_id="g-lost"),))
+            with pytest.raises(ConflictError, match="n1 is leased to job 'big'"):
+                await run.engine.forget("n1", "ana")
+            run.world.renew("n1", leases=(lease("g-lost:lease:2:n1", job="next", gate_id="g-lost"),))
+            assert {row.lease.job for row in await run.engine.release_node("n1", "ana")} == {"big", "next"}
+
+    asyncio.run(main())
+
+
 def test_admin_frees_a_node_that_is_gone_with_its_lease(tmp_path: Path) -> None:
     """Over HTTP: what used to answer 404 (no such gate) and 409 (leased) now has a way out that is named."""
 

@@ -59,7 +59,7 @@ def test_transaction_of_an_earlier_term_is_refused_and_changes_nothing(url: str)
                 await late
         assert "taken over by b:7" in (store.trouble() or "")
         store.close()
-        assert metas(url) == {"store_id", "left_at", "before"}
+        assert metas(url) == {"store_id", "lease_key", "left_at", "before"}
 
     asyncio.run(main())
 
@@ -112,7 +112,7 @@ def test_aggregator_whose_lock_another_holds_is_fenced_while_that_one_lives(url:
         await other.write([PutMeta(key="c", value="d")])
         store.close()
         other.close()
-        assert metas(url) == {"store_id", "left_at", "c"}
+        assert metas(url) == {"store_id", "lease_key", "left_at", "c"}
 
     asyncio.run(main())
 

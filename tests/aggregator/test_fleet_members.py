@@ -45,7 +45,7 @@ def test_a_name_in_a_gate_makes_no_member_of_the_fleet(tmp_path: Path, question:
         async with living(client, "n1"):
             gate = (await client.post("/v1/gates", json={"job": "typo", **question})).json()["id"]
             assert await members(client) == ["n1"], "while the gate is open"
-            assert 'healthd_fleet_nodes{health="unknown"} 0.0' in (await client.get("/metrics")).text
+            assert 'healthd_fleet_nodes{health="unknown",injected="false"} 0.0' in (await client.get("/metrics")).text
             await client.delete(f"/v1/gates/{gate}/lease")
             assert (await client.get(f"/v1/gates/{gate}")).json()["decision"] != "hold"
             assert await members(client) == ["n1"], "after it"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aggregator.cluster import AGGREGATOR, GATE_SECONDS, Cluster, ask, asked, release
+from tests.aggregator.cluster import AGGREGATOR, GATE_SECONDS, Cluster, ask, asked, release, release_node
 from tests.aggregator.service import until
 
 NODES = ("n1", "n2", "n3")
@@ -36,8 +36,7 @@ def fleet(shared: Cluster) -> Iterator[Cluster]:
     yield shared
     aggregator = shared.services["aggregator"]
     for name in NODES:
-        for row in aggregator.get(f"/v1/nodes/{name}").json()["grants"]:
-            release(aggregator.url, row["lease"]["gate"])
+        release_node(aggregator.url, name)
     shared.prove(1.0)
     shared.healthd("fault", "clear", "--run-dir", str(shared.run_dir("n2")))
     shared.healthy(*NODES)
@@ -224,7 +223,7 @@ def test_override_admits_by_hand_and_shows(fleet: Cluster) -> None:
     fleet.prove(0.5)
     fleet.aged("n1")
     assert fleet.gate(url, "override", "--node", "n1", "--max-age", "1s").code == 75
-    words = ("--reason", "demo at ten", "--until", "1h", "--aggregator", url)
+    words = ("--reason", "demo at ten", "--for", "1h", "--aggregator", url)
     assert fleet.healthd("override", "override", *words).code == 0
     said = fleet.gate(url, "override", "--attempt", "1", "--node", "n1", "--max-age", "1s")
     assert (said.code, said.json["decision"]) == (0, "admit")

@@ -6,17 +6,19 @@ import asyncio
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import healthd.aggregator.ui
 from checks.contract import Finding, Measurement, Status
 from healthd.aggregator.controller.engine import Engine
+from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.ui import fleet_grid, gate_view, node_view, rendering, samples
 from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, RING, Feed, FullError
@@ -76,11 +78,16 @@ def test_both_palettes_name_the_same_colours() -> None:
 # --- grid -------------------------------------------------------------------------------------------------------------
 
 
+def member(registry: Fleet, clock: Clock, name: str, **of: Any) -> Node:
+    """A node with a key of its own: one key under two names is one machine that was renamed."""
+    return Node(registry, clock, name, key=f"key of {name}", **of)
+
+
 async def filled(**nodes: Any) -> tuple[Any, Clock]:
     clock = Clock()
     registry = fleet(clock, max_nodes=10_000)
     for name, changes in nodes.items():
-        await Node(registry, clock, name).join(state(name, **changes))
+        await member(registry, clock, name).join(state(name, **changes))
     return registry, clock
 
 
@@ -111,7 +118,7 @@ def test_the_heat_map_marks_what_was_measured_before_a_node_became_unknown() -> 
     async def run() -> None:
         registry, clock = await filled(n1={}, n2={})
         clock.now += 61.0
-        await Node(registry, clock, "n2", seq=10, incarnation="i2").join(state("n2"))
+        await member(registry, clock, "n2", seq=10, incarnation="i2").join(state("n2"))
         cells = fleet_grid.FleetGrid(registry).cells(registry.names())
         values = {name: Reading(value=5e9, outside=False) for name in ("n1", "n2")}
         (group,) = heat_map(cells, values, "matmul_flops_per_second", "none").groups
@@ -167,7 +174,7 @@ def test_a_fleet_that_is_bad_all_at_once_is_read_in_portions() -> None:
         assert all(cell.health is Health.UNHEALTHY for cell in first), "the colour never waits"
         assert all(cell.reason for cell in found.cells(registry.names()))
         for name in registry.names():
-            await Node(registry, clock, name, seq=10).say(state(name, status=Status.FAIL))
+            await member(registry, clock, name, seq=10).say(state(name, status=Status.FAIL))
         assert all(cell.reason for cell in found.cells(registry.names())), "what was known stays until it is read again"
 
     asyncio.run(run())
@@ -233,6 +240,7 @@ points = st.lists(
 
 
 @given(points, st.none() | st.floats())
+@example([samples.Point(at=0.0, status=Status.PASS, value=number) for number in (-sys.float_info.max, 0.0)], 1e300)
 def test_whatever_was_measured_every_point_of_a_chart_lies_inside_it(
     series: list[samples.Point], limit: float | None
 ) -> None:
@@ -405,7 +413,7 @@ def test_a_watcher_that_fell_behind_the_ring_loads_anew_and_nothing_is_kept_for_
         feed = Feed(registry, cast("Engine", Gates()), lambda: False)
         feed.begin(FLEET)
         after = feed.all_cells()[1]
-        node = Node(registry, clock, "n1", incarnation="i2")
+        node = member(registry, clock, "n1", incarnation="i2")
         for i in range(RING // 2 + 10):
             await node.join(state("n1", status=Status.FAIL if i % 2 else Status.PASS))
             feed.begin("node:n1")
@@ -439,7 +447,7 @@ def test_many_who_look_at_once_cost_one_look() -> None:
         cells, after = feed.all_cells()
         assert feed.all_cells()[0] is cells
         # What is a little old reads on from its own time: nothing between is lost.
-        await Node(registry, clock, "n1", incarnation="i2").join(state("n1", status=Status.FAIL))
+        await member(registry, clock, "n1", incarnation="i2").join(state("n1", status=Status.FAIL))
         assert feed.all_cells()[1] == after
         feed.begin(FLEET)
         feed._heard["n1"] = None

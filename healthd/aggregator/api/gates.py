@@ -113,7 +113,7 @@ async def follow(request: Request, gate: str, wait: Wait) -> Answer[Decision]:
     return await _decision(parts, await _find(parts, gate), wait)
 
 
-@router.delete("/lease", dependencies=[GATE])
+@router.delete("/lease", dependencies=[GATE], responses=problems(404))
 async def release_job(
     request: Request,
     job: Annotated[str, Query(max_length=256)],

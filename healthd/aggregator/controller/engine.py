@@ -297,9 +297,14 @@ class Engine:
 
     async def release_node(self, node: str, owner: str) -> tuple[LeaseRow, ...]:
         """End every lease on a node, whoever gave it; those that end now, or did before and the node still holds."""
-        held = self._leases(lambda row: row.node == node)
-        await self.submit(lambda batch: self._end(batch, held, f"released by {owner}"))
-        return held
+
+        def act(batch: Batch) -> tuple[LeaseRow, ...]:
+            self._memory.reconciler.catch_up(batch, node)
+            held = self._leases(lambda row: row.node == node)
+            self._end(batch, held, f"released by {owner}")
+            return held
+
+        return await self.submit(act)
 
     async def forget(self, node: str, owner: str) -> Gone:
         """
@@ -309,6 +314,7 @@ class Engine:
         """
 
         def act(batch: Batch) -> Gone:
+            self._memory.reconciler.catch_up(batch, node)
             held = self._leases(lambda row: row.node == node and row.state is not LeaseState.ENDING)
             if held:
                 job = held[0].lease.job

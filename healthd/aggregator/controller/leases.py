@@ -213,6 +213,10 @@ class LeaseReconciler:
                 self._reconcile_node(batch, name, nodes.get(name))
         self._recovery.judge(batch, lambda: sum(self.present(name, batch.now) for name in self._heard_at))
 
+    def catch_up(self, batch: Batch, name: str) -> None:
+        """Apply the newest report of one node at once: a person speaks of it, and no pass has come to it yet."""
+        self._reconcile_node(batch, name, self._registry.node(name, batch.now))
+
     def _reconcile_node(self, batch: Batch, name: str, node: FleetNode | None) -> None:
         """Apply the report of one node: leases, quarantine, labels."""
         if node is not None and node.heard_seconds is not None:

@@ -233,6 +233,8 @@ def chart(
     values = [p.value for p in points if p.value is not None and math.isfinite(p.value)]
     shown = [*values, limit] if limit is not None and math.isfinite(limit) and values else values
     low, high = (min(shown), max(shown)) if shown else (0.0, 0.0)
+    scale = 1.0 if math.isfinite(high - low) else 0.5  # the difference of two finite numbers may be none
+    spread = high * scale - low * scale
     begin, end = points[0].at, points[-1].at
 
     def x(at: float) -> float:
@@ -241,7 +243,7 @@ def chart(
     def y(value: float | None) -> float:
         if value is None or not math.isfinite(value) or not high > low:
             return height / 2
-        return round(height - MARGIN - (value - low) / (high - low) * (height - 2 * MARGIN), 1)
+        return round(height - MARGIN - (value * scale - low * scale) / spread * (height - 2 * MARGIN), 1)
 
     dots = tuple(
         Dot(
