@@ -16,10 +16,10 @@ def test_process_that_left_its_check_ends_with_the_worker(tmp_path: Path, then: 
     assert wait_gone(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.parametrize("then", ["exit 1", "sleep 300", "kill -9 $$"])
-def test_process_that_left_its_plugin_ends_with_it(tmp_path: Path, then: str) -> None:
+@pytest.mark.parametrize(("then", "seconds"), [("exit 1", 30.0), ("sleep 300", 4.0), ("kill -9 $$", 30.0)])
+def test_process_that_left_its_plugin_ends_with_it(tmp_path: Path, then: str, seconds: float) -> None:
     script = f"(setsid sleep 300 & echo $! > {tmp_path}/pid); echo said; {then}"
-    program = Program(command=("/bin/sh", "-c", script), timeout_seconds=2.0)
+    program = Program(command=("/bin/sh", "-c", script), timeout_seconds=seconds)
     run_checks("late", programs={"late": program}, retries=0)
     assert wait_gone(int((tmp_path / "pid").read_text()), 0.2)
 
