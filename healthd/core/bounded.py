@@ -52,13 +52,13 @@ def read_parts(parts: Iterable[bytes], most: int, *, until: float = float("inf")
     return bytes(body)
 
 
-async def read_stream(parts: AsyncIterable[bytes], most: int) -> bytes:
-    """All parts as one; BadInputError for more than `most` bytes. The caller bounds the time."""
+async def read_stream(parts: AsyncIterable[bytes], most: int, *, what: str) -> bytes:
+    """All parts as one; BadInputError for more than `most` bytes: `what` is larger. The caller bounds the time."""
     body = bytearray()
     async for part in parts:
         body += part
         if len(body) > most:
-            raise BadInputError(f"larger than {_size(most)}")
+            raise BadInputError(f"{what} is larger than {_size(most)}")
     return bytes(body)
 
 

@@ -84,14 +84,14 @@ class AggregatorConnection:
                     timeout=timeout,
                 ) as response,
             ):
-                body = await read_stream(response.aiter_raw(), MAX_ANSWER_BYTES)
+                body = await read_stream(response.aiter_raw(), MAX_ANSWER_BYTES, what="its answer")
         except TimeoutError:
             raise UnreachableError(f"aggregator {self.url}: its answer has no end") from None
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile.
             raise UnreachableError(f"aggregator {self.url} cannot be reached: {connection_words(error)}") from None
-        except BadInputError as error:
-            raise UnreachableError(f"aggregator {self.url}: its answer is {error}") from None
+        except HealthdError as error:
+            raise UnreachableError(f"aggregator {self.url}: {error}") from None
         if response.status_code != 200:
             title, detail = problem_in(body)
             kind = NotWantedError if response.status_code == 409 and title == NOT_EXECUTOR else UnreachableError

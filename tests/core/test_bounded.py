@@ -40,11 +40,11 @@ def test_an_answer_without_an_end_is_given_up_at_its_bound() -> None:
         yield b"ab"
         yield b"c"
 
-    assert asyncio.run(read_stream(short(), 3)) == b"abc"
-    with pytest.raises(BadInputError, match="larger than 2 bytes"):
-        asyncio.run(read_stream(short(), 2))
+    assert asyncio.run(read_stream(short(), 3, what="it")) == b"abc"
+    with pytest.raises(BadInputError, match="it is larger than 2 bytes"):
+        asyncio.run(read_stream(short(), 2, what="it"))
     with pytest.raises(BadInputError, match="larger than 1000 bytes"):
-        asyncio.run(read_stream(endless(), 1000))
+        asyncio.run(read_stream(endless(), 1000, what="it"))
     assert given == 11
 
 

@@ -88,11 +88,11 @@ class ApiServer:
                 async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=TIMEOUT_SECONDS) as client:
                     url = self.url.rstrip("/") + path
                     async with client.stream(method, url, params=dict(query), content=body, headers=headers) as answer:
-                        text = await read_stream(answer.aiter_bytes(), ANSWER_BYTES)
+                        text = await read_stream(answer.aiter_bytes(), ANSWER_BYTES, what="its answer")
         except TimeoutError:
             raise KubernetesError(f"API server {self.url}: no answer within {TIMEOUT_SECONDS:g} s") from None
         except BadInputError as error:
-            raise KubernetesError(f"API server: its answer is {error}") from None
+            raise KubernetesError(f"API server: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise KubernetesError(f"API server {self.url} cannot be reached: {error or type(error).__name__}") from None
         if answer.status_code in (200, 201):
