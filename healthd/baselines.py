@@ -1,11 +1,11 @@
 """
-Limits learned from what healthy machines of one kind measured, and the arithmetic by which a device is slow. Pure.
+Limits learned from what healthy machines of one kind measured. Pure.
 
 A limit is k standard deviations from the median, where k follows from how many false alarms the whole fleet may have:
 with n numbers judged in a run and a budget of b alarms each may be wrong with probability b/n, and k is the two-sided
-quantile of the normal distribution for it. The standard deviation is 1.4826 MAD, as for normal values, and the MAD is
-at least 0.5 % of the median: values that hardly differ must not make a limit that a warm day breaks. No limit is nearer
-to the median than `share_ratio` of it, because so few samples tell little of the tails.
+quantile of the normal distribution for it. The standard deviation comes from the MAD, as `checks.peers` does it, which
+has the arithmetic of who is slow too. No limit is nearer to the median than `share_ratio` of it, because so few samples
+tell little of the tails.
 
 `healthd baseline` prints learned limits as a settings file; nothing here judges, and nothing changes by itself.
 """
@@ -13,17 +13,17 @@ to the median than `share_ratio` of it, because so few samples tell little of th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import NormalDist, median
 
 from checks.accelerators import find_descriptor
 from checks.collective.nccom.run import MAIN_DTYPE
 from checks.contract import Finding, Measurement, Status, Tier
 from checks.limits import hardware_of
+from checks.peers import LEAST_PEERS, factor_of, normal
 from healthd.core.model import CheckResult, Health, NodeState
 
-LEAST_SAMPLES = 11
+LEAST_SAMPLES = LEAST_PEERS
 """Below it nothing is learned: median and deviation of fewer say too little, and absolute floors alone judge."""
 LEAST_DEVICES = 3
 """Devices that the samples must come from at least: of two that differ nobody can say which is the normal one."""
@@ -37,8 +37,6 @@ SHARE_RATIO = 0.1
 """No limit is nearer to the median than a tenth of it; stragglers are found more finely, among their peers."""
 LEAST_COMPARISONS = 1000
 """Numbers that a run is taken to judge at least, so that the limits of a small fleet still hold when it grows."""
-SIGMA_OF_MAD = 1.4826
-LEAST_MAD_RATIO = 0.005
 MOST_VALUE = 1e100
 """Sums of larger values would be no numbers any more."""
 DAY_SECONDS = 86400
@@ -130,14 +128,14 @@ def learn(
     better = higher_is_better(series.name)
     if len(values) < LEAST_SAMPLES or series.devices < LEAST_DEVICES or better is None:
         return None
-    middle, mad = spread(values)
     factor = factor_of(false_alarms, max(LEAST_COMPARISONS, comparisons)) * widening(len(values))
-    margin = max(factor * SIGMA_OF_MAD * mad, share_ratio * middle)
+    usual = normal(values, lambda middle: share_ratio * middle, factor=factor)
+    middle, margin = usual.median, usual.margin
     lower = middle - margin if better and margin < middle else None
     upper = middle + margin if not better and math.isfinite(middle + margin) else None
     return Learned(
         median=middle,
-        mad=mad,
+        mad=usual.mad,
         samples=len(values),
         lower=lower,
         upper=upper,
@@ -153,12 +151,6 @@ def higher_is_better(name: str) -> bool | None:
     return False if plain.endswith("_duration_seconds") else None
 
 
-def factor_of(false_alarms: float, comparisons: int) -> float:
-    """How many standard deviations away one of `comparisons` numbers may be by chance, with that many false alarms."""
-    share = min(0.5, max(1e-15, false_alarms / max(1, comparisons)))
-    return NormalDist().inv_cdf(1 - share / 2)
-
-
 def widening(count: int) -> float:
     """
     By how much k grows for a deviation that is itself uncertain: two of its standard errors, each 1.16 / sqrt(count).
@@ -167,17 +159,6 @@ def widening(count: int) -> float:
     samples with 5 % of noise made the limit, with it one in twenty (simulated, 512 devices).
     """
     return 1 + 2 * 1.16 / math.sqrt(count)
-
-
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """
-    Median and MAD, the latter raised by what it is too small by in few samples, n / (n - 0.8), and not below its floor.
-
-    Source: Croux and Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale", 1992.
-    """
-    middle = median(values)
-    deviation = median(abs(value - middle) for value in values) * len(values) / max(0.2, len(values) - 0.8)
-    return middle, max(deviation, LEAST_MAD_RATIO * abs(middle))
 
 
 def is_usable(value: float) -> bool:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from checks.peers import excess_ratios, sigma_of
+
 # The datagram by which a rank reports one step: one line of text, so that any program can write it.
 
 
@@ -272,7 +274,7 @@ def judge_window(steps: Sequence[Mapping[int, StepReport]]) -> Window:
     excesses: dict[int, list[float]] = {rank: [] for rank in steps[0]}
     for step in steps:
         own = {rank: one.own_seconds / (one.work or 1.0) for rank, one in step.items()}
-        for rank, value in _excesses(own).items():
+        for rank, value in excess_ratios(own).items():
             excesses[rank].append(value)
     excess = {rank: statistics.median(values) if values else 0.0 for rank, values in excesses.items()}
     numbers = [one.step for step in steps for one in step.values()]
@@ -290,29 +292,17 @@ def judge_window(steps: Sequence[Mapping[int, StepReport]]) -> Window:
     )
 
 
-def _excesses(own: Mapping[int, float]) -> dict[int, float]:
-    """How much longer each rank took than the median of the others; empty for a rank alone."""
-    if len(own) < 2:
-        return {}
-    ordered = sorted(own.values())
-    count = len(ordered) - 1
-    places = {value: place for place, value in enumerate(ordered)}
-    found = {}
-    for rank, value in own.items():
-        place = places[value]
-        low, high = (count - 1) // 2, count // 2
-        others = (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
-        if others > 0:
-            found[rank] = value / others - 1
-    return found
-
-
 def _is_late(excesses: Sequence[float]) -> bool:
-    """Whether the median excess is above the ratio, and above what the scatter of the steps explains."""
+    """
+    Whether the median excess is above the ratio, and above what the scatter of the steps explains.
+
+    A rank is compared with its own other steps here, which are many and of one cause: the uncertainty of their median
+    decides, not how far a single one is from it as in `checks.peers.normal`.
+    """
     if len(excesses) < WINDOW_STEPS // 2:
         return False
     middle = statistics.median(excesses)
-    scatter = 1.4826 * statistics.median(abs(value - middle) for value in excesses)
+    scatter = sigma_of(value - middle for value in excesses)
     error = 1.2533 * scatter / math.sqrt(len(excesses))  # of a median
     behind = sum(value > 0 for value in excesses) / len(excesses)
     return middle > LATE_RATIO and middle > SURE * error and behind >= MOST_STEPS_RATIO
@@ -351,9 +341,9 @@ def _drift(recent: Sequence[Window]) -> float:
     for rank in recent[-1].excess:
         series = [window.excess[rank] for window in recent if rank in window.excess]
         middle = statistics.median(series)
-        deviations += [abs(value - middle) for value in series]
+        deviations += [value - middle for value in series]
     # Of five values one is the median itself.
-    return 1.4826 * statistics.median(deviations) * RECENT / (RECENT - 1) if deviations else 0.0
+    return sigma_of(deviations) * RECENT / (RECENT - 1) if deviations else 0.0
 
 
 def _describe(rank: int, windows: Sequence[Window], last: Sequence[Window], count: int) -> SlowRank:

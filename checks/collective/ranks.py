@@ -23,9 +23,9 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from checks.contract import NO_LIMIT, SEVERITY, Context, Device, Evidence, Finding, Group, Limit, Mesh, Progress, Status
-from checks.device.probes import median
 from checks.host.machine import Host, HostError
 from checks.limits import within
+from checks.peers import median
 
 # What a rank spends on its own account, so that who is late can be told from those who wait for it.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Evidence, Finding, Measurement, Missing, Status, Tier, check
+from checks.peers import vote
 
 _DATA_SEED = 20_240_229  # fixed for ever: digests are compared over devices and over time
 _SIZE_BF16 = 256
@@ -40,9 +41,9 @@ def judge_digests(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> I
 
 def _judge_group(devices: Sequence[Evidence], absent: str) -> Iterator[Finding]:
     """Devices of one key by majority of the digests; without a strict majority nobody can tell who is right."""
-    votes = Counter(str(device.data["digest"]) for device in devices)
-    right, count = votes.most_common(1)[0]
-    if len(votes) > 1 and 2 * count <= len(devices):
+    majority = vote(Counter(str(device.data["digest"]) for device in devices))
+    right, count = majority.right, majority.count
+    if right is None:
         names = ", ".join(device.target for device in devices)
         for device in devices:
             text = (

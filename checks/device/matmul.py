@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
-from checks.device.probes import is_out_of_memory, is_trouble, labelled_limit, median, new_seed, per_second
+from checks.device.probes import is_out_of_memory, is_trouble, labelled_limit, new_seed, per_second
 from checks.limits import within
+from checks.peers import median
 from checks.profiling.operations import with_profile
 
 

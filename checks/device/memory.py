@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
-from checks.device.probes import is_trouble, median, new_seed, per_second
+from checks.device.probes import is_trouble, new_seed, per_second
 from checks.limits import quantity, within
+from checks.peers import median
 from checks.profiling.operations import with_profile
 
 _WORD_BYTES = 8

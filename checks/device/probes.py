@@ -1,5 +1,5 @@
 """
-What the probes of a device share: seeds, medians, limits with a label, and whether an error tells of a device in
+What the probes of a device share: seeds, rates, limits with a label, and whether an error tells of a device in
 trouble or only of something that it lacks.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from checks.accelerators.neuron.errors import Diagnosis, diagnose
@@ -17,15 +16,6 @@ from checks.contract import NO_LIMIT, Context, Limit
 def new_seed(wanted: int | None) -> int:
     """The seed that was asked for, else a new one: fixed data would test the same few circuits each time."""
     return int.from_bytes(os.urandom(4), "big") >> 1 if wanted is None else wanted
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value; NaN of nothing, which no limit lets pass."""
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def per_second(amount: float, seconds: float) -> float:

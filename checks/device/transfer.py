@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.contract import Context, Finding, Profile, Status, check
-from checks.device.probes import labelled_limit, median, new_seed, per_second
+from checks.device.probes import labelled_limit, new_seed, per_second
 from checks.limits import within
+from checks.peers import median
 from checks.profiling.operations import with_profile
 
 

@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from checks.atomic_file import write_atomically
 from checks.contract import PROFILE_FORMAT, Profile
 from checks.host.guard import PROFILE_PREFIX
 from checks.host.machine import Host
@@ -164,10 +165,8 @@ def programs_in(folder: Path) -> frozenset[str]:
 def remember(folder: Path, entry: str, programs: Collection[str]) -> None:
     """Note the programs of an entry of the manifest; where that cannot be written, its check has no profile."""
     known = {**_known(folder), entry: sorted(programs)[:_MAX_PROGRAMS]}
-    path = folder / f"{PROGRAMS}.{os.getpid()}"
     with suppress(OSError):
-        path.write_text(json.dumps(known), encoding="utf-8")
-        os.replace(path, folder / PROGRAMS)
+        write_atomically(folder / PROGRAMS, json.dumps(known).encode(), several_writers=True)
 
 
 def programs_of(folder: Path, entry: str) -> list[Path]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from checks.contract import Device, Evidence, Finding, Measurement, Missing, Status
+from checks.peers import vote
 from checks.training.model import describe
 
 _PARTS = 4
@@ -147,19 +148,18 @@ def judge_steps(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Ite
 
 def _judge_group(devices: Sequence[Evidence], absent: str) -> Iterator[Finding]:
     """Findings on devices of one key, by majority; without a strict majority nobody can tell who is right."""
-    votes = Counter(_table(device) for device in devices)
-    if len(votes) == 1:
+    majority = vote(Counter(_table(device) for device in devices))
+    if majority.is_unanimous:
         return
-    right, count = votes.most_common(1)[0]
-    decided = 2 * count > len(devices)
+    right, count = majority.right, majority.count
     names = ", ".join(device.target for device in devices)
     for device in devices:
         dtype = device.data["dtype"]
-        if decided and _table(device) != right:
+        if right is not None and _table(device) != right:
             place, step = first_difference(dict(right), device.data["digests"])
             text = f"{dtype} {step}: {place} has other bits than on the {count} others of its kind{absent}"
             yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=device.target)
-        elif not decided:
+        elif right is None:
             other = next(one for one in devices if _table(one) != _table(device))
             place, step = first_difference(other.data["digests"], device.data["digests"])
             text = (

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Finding, Limit, Profile, Status
-from checks.device.probes import labelled_limit, median, per_second
+from checks.device.probes import labelled_limit, per_second
 from checks.limits import within
+from checks.peers import median
 from checks.profiling.operations import with_profile
 from checks.training.digests import Digester, first_difference
 from checks.training.model import describe

@@ -2,7 +2,7 @@
 Devices that are slow among their peers, and what else nodes show of each other in the history of a node.
 
 `find` is the arithmetic: a value is suspect when it is further on the bad side of the median than its peers' deviation
-explains, with the number of values looked at together in mind (`healthd.baselines.factor_of`), and by more than the
+explains, with the number of values looked at together in mind (`checks.peers.factor_of`), and by more than the
 floor: a few per cent hold up nobody. Nobody is named on one measurement: the second, of another run, must say the same.
 Idle nodes measure themselves every hour, alone, so that a second opinion comes by itself. Ranks of a collective are
 compared in `validation.late_ranks`.
@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.limits import quantity
+from checks.peers import factor_of, slow_ones
 from healthd import baselines
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.store.rows import PutEvent
@@ -126,7 +127,7 @@ def find(groups: Sequence[Sequence[Sample]], history: Iterable[Suspect] = ()) ->
     `history` is what was found before: whoever was suspect in another run is confirmed; who is in line now is not
     returned any more.
     """
-    factor = baselines.factor_of(FALSE_ALARMS, sum(map(len, groups)))
+    factor = factor_of(FALSE_ALARMS, sum(map(len, groups)))
     before = {suspect.key: suspect for suspect in history}
     found = [suspect for group in groups for suspect in _outliers(group, factor, before)]
     return tuple(sorted(found, key=lambda one: (not one.confirmed, -_apart(one), one.key))[:MOST_SUSPECTS])
@@ -135,12 +136,15 @@ def find(groups: Sequence[Sequence[Sample]], history: Iterable[Suspect] = ()) ->
 def _outliers(
     group: Sequence[Sample], factor: float, before: Mapping[tuple[str, str, str], Suspect]
 ) -> Iterator[Suspect]:
-    middle, mad = baselines.spread([sample.value for sample in group])
-    margin = max(factor * baselines.SIGMA_OF_MAD * mad, RATE_FLOOR_RATIO * abs(middle))
-    sign = -1.0 if baselines.higher_is_better(group[0].name) else 1.0
-    for sample in group:
-        if sign * (sample.value - middle) <= margin:
-            continue
+    rate = baselines.higher_is_better(group[0].name) is True
+    normal, slow = slow_ones(
+        [sample.value for sample in group],
+        lambda middle: RATE_FLOOR_RATIO * abs(middle),
+        factor=factor,
+        higher_is_better=rate,
+    )
+    middle = normal.median
+    for sample in (group[place] for place in slow):
         earlier = before.get((sample.name, sample.node, sample.target))
         runs = () if earlier is None else tuple(run for run in earlier.runs if run != sample.run)
         plain, apart = sample.name.partition("/")[0], 100 * (sample.value - middle) / (middle or 1.0)
@@ -155,7 +159,7 @@ def _outliers(
             target=sample.target,
             value=sample.value,
             median=middle,
-            limit=middle + sign * margin,
+            limit=normal.limit(higher_is_better=rate),
             count=len(group),
             runs=(*runs[-1:], sample.run),
             message=text if runs else f"{text}; to be measured again before anybody is named",

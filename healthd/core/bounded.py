@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 
 from healthd.core.errors import BadInputError
@@ -49,6 +49,16 @@ def read_parts(parts: Iterable[bytes], most: int, *, until: float = float("inf")
             raise BadInputError(f"more than {_size(most)}")
         if time.monotonic() > until:
             raise BadInputError("it did not end in time")
+    return bytes(body)
+
+
+async def read_stream(parts: AsyncIterable[bytes], most: int, *, what: str) -> bytes:
+    """All parts as one; BadInputError for more than `most` bytes: `what` is larger. The caller bounds the time."""
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > most:
+            raise BadInputError(f"{what} is larger than {_size(most)}")
     return bytes(body)
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from checks.atomic_file import write_atomically
 from healthd.core.model import StepBlock
 from healthd.steps import MAX_BYTES, JobSteps, RankEnd, parse, parse_end
 
@@ -244,10 +245,8 @@ class StepReports:
         now = self._written_at = self._boot_seconds()
         self._forget(now)
         text = json.dumps({"boot_seconds": now, "jobs": [self._shown(job, now) for job in sorted(self._jobs)]})
-        beside = self._file.with_suffix(".new")
         try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self._file)
+            write_atomically(self._file, text.encode())
         except OSError as error:
             log.warning("%s: the steps of jobs cannot be recorded there: %s", self._file, error.strerror or error)
 

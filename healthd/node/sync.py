@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 import httpx
 
 from healthd.core import wire
+from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
 from healthd.core.file_trust import check_file
 from healthd.core.http import client
@@ -83,7 +84,7 @@ class AggregatorConnection:
                     timeout=timeout,
                 ) as response,
             ):
-                body = await _read_bounded(response)
+                body = await read_stream(response.aiter_raw(), MAX_ANSWER_BYTES, what="its answer")
         except TimeoutError:
             raise UnreachableError(f"aggregator {self.url}: its answer has no end") from None
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
@@ -123,17 +124,6 @@ def check_sync_settings(settings: SyncSettings) -> ssl.SSLContext | None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"node.sync.aggregators: {url!r} is not a URL; write http://host:8090 or https://...")
     return context
-
-
-async def _read_bounded(response: httpx.Response) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in response.aiter_raw():
-        size += len(chunk)
-        if size > MAX_ANSWER_BYTES:
-            raise BadInputError(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 log = logging.getLogger(__name__)

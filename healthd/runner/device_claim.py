@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checks.atomic_file import write_atomically
 from checks.contract import Status
 from checks.worker.faults import Fault, without_missing
 from checks.worker.protocol import shorten
@@ -228,11 +229,9 @@ def write_leases_file(run_dir: Path, boot_id: str | None, jobs: Sequence[str]) -
         path.unlink(missing_ok=True)
         return
     run_dir.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{_LEASES}.new")
     text = shorten(" ".join(", ".join(jobs).split()))
-    new.write_text(f"{boot_id or ''}\n{text}\n", encoding="utf-8", errors="replace")
-    new.chmod(0o644)  # any user who can run checks can read it
-    new.replace(path)
+    body = f"{boot_id or ''}\n{text}\n".encode(errors="replace")
+    write_atomically(path, body, mode=0o644)  # any user who can run checks can read it
 
 
 def read_leases_file(run_dir: Path, boot_id: str | None) -> str | None:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from checks.contract import Limit, Measurement, Status, Tier
 from checks.limits import choose
+from checks.peers import factor_of
 from healthd import baselines
 from healthd.baselines import (
     Kind,
     Learned,
     Sample,
     Series,
-    factor_of,
     kind_of,
     limit_name,
     samples_of,

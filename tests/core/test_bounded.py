@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from healthd.core.bounded import read_file
+from healthd.core.bounded import read_file, read_stream
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.http.client import trusting
 
@@ -23,6 +25,27 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
         read_file(Path("/dev/zero"), 4 << 20)
     with pytest.raises(IsADirectoryError, match=f"'{tmp_path}'"):
         read_file(tmp_path, 10)
+
+
+def test_an_answer_without_an_end_is_given_up_at_its_bound() -> None:
+    given = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal given
+        while True:
+            given += 1
+            yield b"x" * 100
+
+    async def short() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b"c"
+
+    assert asyncio.run(read_stream(short(), 3, what="it")) == b"abc"
+    with pytest.raises(BadInputError, match="it is larger than 2 bytes"):
+        asyncio.run(read_stream(short(), 2, what="it"))
+    with pytest.raises(BadInputError, match="larger than 1000 bytes"):
+        asyncio.run(read_stream(endless(), 1000, what="it"))
+    assert given == 11
 
 
 def test_a_pipe_that_nobody_writes_to_is_empty_and_keeps_nobody(tmp_path: Path) -> None:

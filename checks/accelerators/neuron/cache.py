@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from checks.atomic_file import write_atomically
 from checks.json_text import parse_json
 
 MANIFEST = "manifest.json"
@@ -171,9 +172,7 @@ class CompileCache:
             entries = {name: {"seconds": took} for name, took in self.compiled().items()}
             entries[entry] = {"seconds": round(seconds, 3)}
             text = json.dumps({"format": FORMAT, "key": asdict(self.key), "made_at": time.time(), "entries": entries})
-            path = self.folder / f"{MANIFEST}.{os.getpid()}"
-            path.write_text(text, encoding="utf-8")
-            os.replace(path, self.folder / MANIFEST)
+            write_atomically(self.folder / MANIFEST, text.encode(), several_writers=True)
 
     @contextmanager
     def compiling(self) -> Iterator[None]:

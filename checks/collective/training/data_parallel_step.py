@@ -23,7 +23,7 @@ from checks.collective.ranks import (
 from checks.collective.training.judge import judge_data_parallel
 from checks.collective.training.shard import Shard, one_thread
 from checks.contract import Context, Device, Evidence, Finding, Group, Mesh, Progress, Status, check
-from checks.device.probes import median
+from checks.peers import median
 from checks.training.model import Size
 from checks.training.work import LARGE, SMALL
 

@@ -18,6 +18,7 @@ from checks.collective.ranks import bus_factor, judge_bandwidth, limit_of
 from checks.collective.training.shard import first_difference
 from checks.contract import Evidence, Finding, Missing, Status
 from checks.limits import quantity, within
+from checks.peers import vote
 from checks.training.model import OPTIMIZER, REDUCTION, describe
 
 _FACTOR = 6.0  # as in checks/training/reference.py: rounding explains more once in 3e7
@@ -122,19 +123,15 @@ def _compared(name: str, ranks: Sequence[Evidence], step: int, phase: str, off: 
     By majority. Without one, those whose sums are `off` are wrong, if the sums of others are not; else nobody is named.
     """
     tables = {item.target: _table(item, step, phase) for item in ranks}
-    votes = Counter(tables.values())
-    if len(votes) < 2:
+    if len(set(tables.values())) < 2:
         return
-    right, most = votes.most_common(1)[0]
+    majority = vote(Counter(tables.values()))
+    right, most = majority.right, majority.count
     what = _of_step(name, step)
-    if 2 * most <= len(ranks) and 0 < len(off) < len(ranks):
-        sound = Counter(table for target, table in tables.items() if target not in off)
-        right, most = sound.most_common(1)[0]
-        if len(sound) > 1:
-            most = 0
-    elif 2 * most <= len(ranks):
-        most = 0
-    if not most:
+    if right is None and 0 < len(off) < len(ranks):
+        sound = vote(Counter(table for target, table in tables.items() if target not in off))
+        right, most = sound.right if sound.is_unanimous else None, sound.count
+    if right is None:
         one, other = sorted(tables.values())[:: len(tables) - 1]
         who = ", ".join(map(_named, ranks))
         where = _first(one, other, phase)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from checks.contract import Action, Finding, Measurement, Status
 from checks.limits import quantity
+from checks.peers import vote as vote_over
 from checks.training.digests import first_difference
 from healthd.aggregator.inventory.node_record import NodeRecord
 from healthd.core.model import NodeState, StepBlock
@@ -143,9 +144,8 @@ class Group:
         """The digest of more than half of the voters, and of two nodes at least; None where there is none."""
         if not self.voters:
             return None
-        root, nodes = max(self.voters.items(), key=lambda item: len(item[1]))
-        decided = 2 * len(nodes) > self._votes()
-        return root if decided and root != REST and self.count(root) > 1 else None
+        root = vote_over({root: len(nodes) for root, nodes in self.voters.items()}).right
+        return root if root is not None and root != REST and self.count(root) > 1 else None
 
     def standings(self) -> Mapping[tuple[str, bool], Standing]:
         """Of each digest, and whether a fault made it; what is not there agrees."""

@@ -9,12 +9,12 @@ a whole measurement of the rank's own is no evidence: neither that the group is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, TypeGuard
 
 from checks.collective.judge import gave_out, is_own_failure, tells_of_hardware
@@ -22,10 +22,10 @@ from checks.collective.judges import judge_of, judges_training
 from checks.collective.training.shard import ENDS, is_digests_text, names_of
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.limits import quantity
+from checks.peers import factor_of, median, normal
 from checks.reasons import blame_of
 from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation import nccom
-from healthd.baselines import LEAST_SAMPLES, SIGMA_OF_MAD, factor_of, spread
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
 from healthd.localize.model import Outcome
@@ -297,19 +297,21 @@ def late_nodes(check: str, group: Group, reports: Mapping[int, RankReport]) -> I
             others = [ready for other, (ready, _) in latest.items() if other != node]
             if not others:
                 continue
-            middle, mad = spread(others)
-            # The deviation of few says nothing: then the floors alone judge, and they are not small.
-            margin = factor * SIGMA_OF_MAD * mad if len(others) >= LEAST_SAMPLES else 0.0
-            floor = max(LATE_SECONDS, LATE_RATIO * middle, LATE_SHARE * operation_seconds)
-            if seconds - middle > max(margin, floor):
+            usual = normal(others, functools.partial(_least_margin, operation_seconds), factor=factor)
+            if usual.is_slow(seconds):
                 yield Late(
                     node=node,
                     rank=rank,
                     check=check,
                     size_bytes=size_bytes,
                     seconds=seconds,
-                    others_seconds=middle,
+                    others_seconds=usual.median,
                 )
+
+
+def _least_margin(operation_seconds: float, others_seconds: float) -> float:
+    """The floors of lateness. They are not small, since among few nodes they alone judge."""
+    return max(LATE_SECONDS, LATE_RATIO * others_seconds, LATE_SHARE * operation_seconds)
 
 
 def _ready(reports: Mapping[int, RankReport]) -> dict[int, dict[int, tuple[float, float]]]:

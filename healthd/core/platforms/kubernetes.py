@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from healthd.core import wire
+from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError
 
 MERGE = "application/merge-patch+json"
@@ -87,9 +88,11 @@ class ApiServer:
                 async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=TIMEOUT_SECONDS) as client:
                     url = self.url.rstrip("/") + path
                     async with client.stream(method, url, params=dict(query), content=body, headers=headers) as answer:
-                        text = await _bounded(answer)
+                        text = await read_stream(answer.aiter_bytes(), ANSWER_BYTES, what="its answer")
         except TimeoutError:
             raise KubernetesError(f"API server {self.url}: no answer within {TIMEOUT_SECONDS:g} s") from None
+        except BadInputError as error:
+            raise KubernetesError(f"API server: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise KubernetesError(f"API server {self.url} cannot be reached: {error or type(error).__name__}") from None
         if answer.status_code in (200, 201):
@@ -166,16 +169,6 @@ def records(value: object, *path: str) -> tuple[dict[str, object], ...]:
     """The objects of a list in an answer; what is none of them is left out."""
     found = members(value, *path)
     return tuple(item for item in found if isinstance(item, dict)) if isinstance(found, list) else ()
-
-
-async def _bounded(answer: httpx.Response) -> bytes:
-    parts, size = [], 0
-    async for part in answer.aiter_bytes():
-        size += len(part)
-        if size > ANSWER_BYTES:
-            raise KubernetesError(f"API server: its answer is larger than {ANSWER_BYTES >> 20} MiB")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _message(text: bytes) -> str:

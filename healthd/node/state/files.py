@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import socket
 from pathlib import Path
 from typing import TypeVar
 
+from checks.atomic_file import write_atomically
 from healthd.core import wire
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, HealthdError, words_of
@@ -69,26 +69,7 @@ def save(path: Path, value: object, *, durable: bool) -> None:
 
     `durable` waits until the disk has it. Raises OSError (disk full, read-only): the caller decides what that means.
     """
-    body = wire.encode(value)
-    new = path.with_name(f".{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(body)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    write_atomically(path, wire.encode(value), mode=0o600, durable=durable)
 
 
 def read(path: Path, wanted: type[T]) -> T | None:
@@ -145,14 +126,7 @@ def node_key(state_dir: Path) -> str:
         import secrets
 
         key = secrets.token_hex(32)
-        new = path.with_name(".node.key.new")
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(key + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        write_atomically(path, f"{key}\n".encode("ascii"), mode=0o600, durable=True)
     except (OSError, UnicodeDecodeError) as error:
         raise StateDirError(f"{path}: the node's key cannot be stored: {error}; repair it or remove it") from None
     return key

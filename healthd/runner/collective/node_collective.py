@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checks.atomic_file import write_atomically
 from checks.contract import Blame, CheckInfo, Finding, Status
 from checks.json_text import parse_json
 from checks.reasons import blame_of
@@ -106,15 +107,11 @@ class SilenceLimits:
         if self._file is None:
             return
         content = json.dumps({"identity": self._identity, "silences": self._silences})
-        new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         try:
-            new.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(content, encoding="utf-8")
-            new.replace(self._file)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file, content.encode(), several_writers=True)
         except OSError as error:
             log.info("%s: not written, the time limits of the checks hold: %s", self._file, error)
-            with contextlib.suppress(OSError):
-                new.unlink()
 
 
 def _seconds(values: Sequence[Any]) -> list[float]:
