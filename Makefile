@@ -91,8 +91,9 @@ bench-localize: $(STAMP) ## localisation over simulated fleets (a quarter of an 
 soak: $(STAMP) ## faults at random in links and processes of six real daemons: who is named? (root; about ten minutes)
 	@$(BIN)/python -m tests.netns.soak
 
-docs: $(STAMP) ## generate docs/checks, docs/reasons.md and docs/runbooks/reasons
+docs: $(STAMP) ## generate docs/checks, docs/reasons.md, docs/runbooks/reasons, and the walks of docs/architecture.md
 	@$(BIN)/python -m docs.generate
+	@$(BIN)/python -m tests.walks
 
 .PHONY: site
 site: $(STAMP) ## the documentation as a site in build/site; a link that leads nowhere fails

@@ -203,7 +203,7 @@ _ALL = (
         Action.RETRY,
     ),
     Reason("Expired", "The gate's time was up.", Blame.CONTROL, Action.RETRY),
-    Reason("MemberMissing", "A member of the group did not come, or asks no more.", Blame.CONTROL, Action.RETRY),
+    Reason("MemberMissing", "A member of the group did not come, or stopped polling.", Blame.CONTROL, Action.RETRY),
     Reason("MemberConflict", "Two members claim one rank or one node at once.", Blame.CONTROL, Action.INSPECT),
     # Collectives over several nodes.
     Reason(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import inspect
 import re
@@ -131,5 +132,89 @@ def test_every_row_of_what_was_verified_has_its_date() -> None:
 def test_the_walks_of_the_architecture_lead_through_files_that_exist() -> None:
     walks = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## Three walks")[2]
     files = re.findall(r"^\d+\. `([^`]+)`: ", walks, flags=re.MULTILINE)
-    assert len(files) == 33
+    assert len(files) == 29
     assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+# Back-quoted names that look like ours and are not files or modules here.
+NOT_OURS = {
+    "healthd.checks": "a group of entry points",
+    "healthd.training_steps": "a group of entry points",
+    "healthd.internal": "a domain",
+    "healthd.owner": "a tag in AWS",
+    "healthd.token": "a file",
+    "healthd/bundled/checks": "in a wheel",
+    "healthd/bundled/checks/host": "in a wheel",
+    "healthd/fleet": "a folder that decision 0016 says is gone",
+    "checks/system/file_handles.py": "made by the walk-through in CONTRIBUTING.md",
+    "tests/checks/test_system_file_handles.py": "made by the walk-through in CONTRIBUTING.md",
+    "docs/checks/file_handles.md": "made by the walk-through in CONTRIBUTING.md",
+    "validations_view.py": "an answer in CONTRIBUTING.md: it does not exist yet",
+}
+ROOMS = ("healthd", "checks")
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+QUOTED_NAME = re.compile(r"`((?:healthd|checks)(?:\.\w+)+)(?:\(\))?`")
+QUOTED_PATH = re.compile(r"`((?:(?:healthd|checks|tests|docs|deploy)/[\w./-]*)|(?:[\w-]+/)*[\w-]+\.py)`")
+
+
+def dead_names(text: str, folder: Path) -> Iterator[str]:
+    """Back-quoted modules, what is in them, and paths that lead nowhere; a path may begin in any folder."""
+    for name in QUOTED_NAME.findall(text):
+        if name not in NOT_OURS and not is_there(name):
+            yield name
+    for path in QUOTED_PATH.findall(text):
+        placeholder = re.search(r"[A-Z]{2,}", path.rpartition("/")[2]) and not path.endswith(".md")
+        known = path in NOT_OURS or placeholder or (folder / path).exists() or (ROOT / path).exists()
+        if not known and not any(f"/{file}".endswith(f"/{path}") for file in files_here()):
+            yield path
+
+
+@functools.cache
+def files_here() -> tuple[str, ...]:
+    folders = ("healthd", "checks", "tests", "docs", "deploy")
+    return tuple(str(file.relative_to(ROOT)) for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+@functools.cache
+def is_there(name: str) -> bool:
+    """Whether a dotted name leads to a module, or to something in one."""
+    words = name.split(".")
+    if words[-1] == "toml":
+        return True
+    for most in range(len(words), 0, -1):
+        file = ROOT.joinpath(*words[:most])
+        if not (file.is_dir() or file.with_suffix(".py").is_file()):
+            continue
+        found: object = importlib.import_module(".".join(words[:most]))
+        for word in words[most:]:
+            if not hasattr(found, word):
+                return word in getattr(found, "__annotations__", {}) and word == words[-1]
+            found = getattr(found, word)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=str)
+def test_names_and_paths_in_a_page_lead_somewhere(page: Path) -> None:
+    assert list(dead_names(prose(page), page.parent)) == []
+
+
+def test_names_and_paths_in_docstrings_and_comments_lead_somewhere() -> None:
+    dead = {
+        f"{source.relative_to(ROOT)}: {name}"
+        for source in SOURCES
+        for name in dead_names(source.read_text(encoding="utf-8"), source.parent)
+    }
+    assert dead == set()
+
+
+def test_a_name_and_a_path_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    text = "`healthd.core.wire.decode` `healthd.core.gone` `checks.contract.Context.host` `checks.contract.Gone` "
+    text += "`xla.py` `checks/gone.py` `gone.py` `tests/test_docs.py` `hooks/launchers/NAME.py` `docs/gone.md`"
+    assert list(dead_names(text, tmp_path)) == [
+        "healthd.core.gone",
+        "checks.contract.Gone",
+        "checks/gone.py",
+        "gone.py",
+        "docs/gone.md",
+    ]

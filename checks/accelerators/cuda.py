@@ -199,7 +199,7 @@ def _cublas_version() -> str | None:
     """
     Of the cuBLAS that torch has loaded, which need not be the one that it was built with; None where it does not tell.
 
-    torch has no word on it. Asking for properties of the library needs no GPU.
+    torch does not report it. Asking for properties of the library needs no GPU.
     """
     import ctypes
 

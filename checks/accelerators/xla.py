@@ -6,7 +6,7 @@ device. On PJRT's CPU client, the one that everybody can try, a device is a shar
 
 Processes on PJRT's CPU client cannot talk to each other: the `xla` back end of torch.distributed opens a group there
 and leaves each rank alone in it, with its own values as the result (seen with torch_xla 2.9.0). So collectives run in
-one process over several virtual devices (SPMD): see `xla_mesh.py`.
+one process over several virtual devices (SPMD): see `XlaMesh`.
 
 Verified on the CPU client alone. For others the number of devices, the variable that confines a process to one of them
 and the device files must be configured, and their collectives are refused; NEURON's, whose processes can talk, are the

@@ -131,7 +131,7 @@ def probe(store: Store, order: Mapping[str, Any], report: Report) -> None:
     """
     One whole pass of what a save does, in a folder of its own name, which is removed whatever happens.
 
-    `order`: node, size_bytes, seconds; and for other nodes what `markers.exchange` takes.
+    `order`: node, size_bytes, seconds; and for other nodes what `exchange` takes.
     """
     if isinstance(store, FileStore):
         report.step("look for room")

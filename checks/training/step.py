@@ -120,14 +120,14 @@ def take_step(
     the backward pass. See `run_step` for the others.
     """
     places: dict[str, Any] = {}
-    keep = keeper(places, look, change)
+    keep = make_tap(places, look, change)
     loss, gradients = differentiate(torch, parameters, loss_of, scale, keep)
     with torch.no_grad():
         after = adamw(torch, state, gradients, scale, keep)
     return Step(state=after, loss=loss, places=places)
 
 
-def keeper(places: dict[str, Any], look: Look | None, change: Change | None) -> Tap:
+def make_tap(places: dict[str, Any], look: Look | None, change: Change | None) -> Tap:
     """A tap that puts into `places` what is kept of each tensor; see `run_step` for `look` and `change`."""
 
     def keep(name: str, tensor: Any) -> Any:

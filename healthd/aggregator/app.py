@@ -133,9 +133,9 @@ async def aggregator(
             tasks = parts.tasks
             lately = await parts.engine.gates(limit=MOST_GATES_READ)
             parts.accusations.load(lately)
-            if parts.hand is not None:
+            if parts.drain is not None:
                 for gate in reversed(lately):
-                    parts.hand.gate_decided(gate)
+                    parts.drain.gate_decided(gate)
             tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
             tasks.supervise("stragglers", parts.stragglers.run)
@@ -144,8 +144,8 @@ async def aggregator(
             tasks.supervise("history of the comparison", events.run)
             tasks.supervise("count of jobs without a gate", parts.ungated.run)
             tasks.supervise("garbage collection", _collect_now_and_then)
-            if parts.hand is not None:
-                tasks.supervise("actuator", parts.hand.run)
+            if parts.drain is not None:
+                tasks.supervise("actuator", parts.drain.run)
             endpoint = SyncEndpoint(
                 make_app(parts), fleet=parts.fleet, guard=guard, settings=settings, on_state=parts.ungated.see
             )
@@ -205,12 +205,12 @@ def _build(
         now=clock,
     )
     accusations = Accusations(keep_seconds=policy.accused_window_seconds, clock=clock)
-    hand = make_drain_controller(actuator, engine, fleet)
-    metrics.add(ActuatorCollector(hand))
+    drain = make_drain_controller(actuator, engine, fleet)
+    metrics.add(ActuatorCollector(drain))
     engine.on_ready.append(metrics.gate_ready)
     engine.on_decided += [metrics.gate_decided, accusations.gate_decided]
-    if hand is not None:
-        engine.on_decided.append(hand.gate_decided)
+    if drain is not None:
+        engine.on_decided.append(drain.gate_decided)
 
     async def gated(job: str) -> bool:
         return bool(await engine.gates(limit=1, job=job))
@@ -228,7 +228,7 @@ def _build(
         stragglers=Stragglers(fleet, store),
         ungated=ungated,
         accusations=accusations,
-        hand=hand,
+        drain=drain,
         callers_may=callers_may,
         tasks=tasks,
     )
@@ -239,8 +239,8 @@ async def _release(parts: Parts) -> None:
     parts.stopping.set()
     parts.fleet.release_all()
     parts.engine.stop()
-    if parts.hand is not None:
-        parts.hand.stop()
+    if parts.drain is not None:
+        parts.drain.stop()
     await parts.handshakes.stop()
 
 

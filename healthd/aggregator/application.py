@@ -1,8 +1,8 @@
 """
 The aggregator over HTTP: the application, its errors, and the paths for machines (liveness, metrics, targets).
 
-Paths for programs are in `api`, those for people in `ui`; syncs are answered before all of this (`api.sync`). What the
-former take and answer is described by `api.openapi`.
+Paths for programs are in `api`, those for people in `ui`; syncs are answered before all of this, in
+`healthd.aggregator.api.sync`. What the former take and answer is described by `healthd.aggregator.api.openapi`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Application(FastAPI):
 
 def make_app(parts: Parts) -> Application:
     """The application: every path but syncs."""
-    # FastAPI's own paths of the documentation load scripts from elsewhere and need no token; ours are in `ui.docs`.
+    # FastAPI's documentation pages load scripts from elsewhere and need no token; ours: `healthd.aggregator.ui.docs`.
     # A path with a slash at its end is no other path: nobody is sent to where a Host header points.
     app = Application(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.parts = parts

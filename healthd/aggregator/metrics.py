@@ -139,7 +139,7 @@ def _labelled(name: str, about: str, label: str, values: Mapping[str, float]) ->
     return family
 
 
-# The aggregator's own metrics (design, section 8): counters of what gates came to, and the fleet counted at each
+# The aggregator's own metrics: counters of what gates came to, and the fleet counted at each
 # scrape.
 
 

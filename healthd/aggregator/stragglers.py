@@ -5,7 +5,7 @@ Devices that are slow among their peers, and what else nodes show of each other 
 explains, with the number of values looked at together in mind (`checks.peers.factor_of`), and by more than the
 floor: a few per cent hold up nobody. Nobody is named on one measurement: the second, of another run, must say the same.
 Idle nodes measure themselves every hour, alone, so that a second opinion comes by itself. Ranks of a collective are
-compared in `validation.late_ranks`.
+compared in `healthd.aggregator.validation.outcome`.
 
 `Peers` keeps what each device of the fleet measured last; `healthd baseline` learns limits from the same numbers.
 `Stragglers` looks at the nodes and searches now and then; `PeerEvents` writes the history of digests and slow ranks.
@@ -226,7 +226,7 @@ class Peers:
         """
         What there is to learn limits from, by kind of machine and name; of too many series those with the most devices.
 
-        Of each at most `baselines.MOST_SAMPLES` values, a draw that is the same as long as the numbers are.
+        Of each at most `healthd.baselines.MOST_SAMPLES` values, a draw that is the same as long as the numbers are.
         """
         measured = [(kind, name, dict(runs)) for (kind, name), runs in self._runs.items() if runs]
         return await asyncio.to_thread(_series, measured)

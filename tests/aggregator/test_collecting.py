@@ -221,7 +221,7 @@ def test_a_member_that_asks_no_more_has_left() -> None:
         del hooks.alive["m1"]
         await hooks.go_on(75)
         assert (
-            "1 of 3 members have come; missing: rank 1 (its hook on n1 asks no more), 2"
+            "1 of 3 members have come; missing: rank 1 (its hook on n1 stopped polling), 2"
             in (await hooks.decision(gate)).reasons[0].message
         )
 
@@ -249,7 +249,9 @@ def test_a_hook_that_says_that_it_ends_is_missing_at_once() -> None:
         await hooks.run.engine.leave(gate.id, "m0")
         await hooks.run.settle()
         text = (await hooks.decision(gate)).reasons[0].message
-        assert "missing: rank 0 (its hook on n0 asks no more), 2" in text, "who was there is told from who never came"
+        assert "missing: rank 0 (its hook on n0 stopped polling), 2" in text, (
+            "who was there is told from who never came"
+        )
 
     case(test)
 

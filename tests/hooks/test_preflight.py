@@ -1,4 +1,4 @@
-"""A gate with no standing service: real hooks, keepers, aggregators and commands, killed at will."""
+"""A gate with no standing service: real hooks, sidecars, aggregators and commands, killed at will."""
 
 from __future__ import annotations
 
@@ -152,18 +152,18 @@ def test_ranks_that_were_started_with_different_nnodes_are_all_told_which_said_w
     job.nothing_left()
 
 
-def test_a_hook_that_is_killed_takes_its_keeper_with_it_and_a_dead_main_node_ends_the_others(job: Job) -> None:
+def test_a_hook_that_is_killed_takes_its_sidecar_with_it_and_a_dead_main_node_ends_the_others(job: Job) -> None:
     for rank in (0, 1, 2):
         job.start(rank, *PASSIVE, "--wait", "60s", *(("--fault", "memory_free=hang") if rank == 2 else ()))
-    keeper = job.wait_for("--keeper", "--node-rank 1")
+    sidecar = job.wait_for("--sidecar", "--node-rank 1")
     for rank in (1, 2):
         job.reported(rank)
     job.ranks[1].kill()
     assert job.end(1).code == -signal.SIGKILL
     until = time.monotonic() + 6 * PATIENCE
-    while keeper in job.left() and time.monotonic() < until:
+    while sidecar in job.left() and time.monotonic() < until:
         time.sleep(0.05)
-    assert keeper not in job.left()
+    assert sidecar not in job.left()
     job.ranks[0].kill()
     job.end(0)
     ended = job.end(2, timeout=15)
@@ -172,14 +172,14 @@ def test_a_hook_that_is_killed_takes_its_keeper_with_it_and_a_dead_main_node_end
     job.nothing_left()
 
 
-def test_a_keeper_that_is_killed_is_no_admission_and_leaves_no_aggregator(tmp_path: Path) -> None:
+def test_a_sidecar_that_is_killed_is_no_admission_and_leaves_no_aggregator(tmp_path: Path) -> None:
     with Job(tmp_path, size=2) as job:
         job.start(0, *PASSIVE)
         job.wait_for("aggregator --config")
-        os.kill(job.wait_for("--keeper", "--node-rank 0"), signal.SIGKILL)
+        os.kill(job.wait_for("--sidecar", "--node-rank 0"), signal.SIGKILL)
         ended = job.end(0)
         assert (ended.code, ended.out) == (75, "")
-        assert "the keeper of this node ended without a word" in ended.err
+        assert "the sidecar of this node exited without a result" in ended.err
         job.nothing_left()
 
 

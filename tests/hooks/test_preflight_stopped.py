@@ -33,7 +33,7 @@ def test_a_hook_that_is_stopped_while_it_waits_says_try_again(
     job: Job, number: signal.Signals, within: tuple[str, ...]
 ) -> None:
     hook = job.start(1, *PASSIVE, within=within)
-    job.wait_for("--keeper", "--node-rank 1")
+    job.wait_for("--sidecar", "--node-rank 1")
     hook.send_signal(number)
     ended = job.end(1)
     assert (ended.code, ended.out) == (75, ""), ended.err
@@ -46,7 +46,7 @@ def test_a_hook_that_is_stopped_while_it_waits_says_try_again(
 def test_a_hook_that_is_the_first_process_of_its_container_hears_signals_too(job: Job, number: signal.Signals) -> None:
     """The kernel gives such a process no signal that it has not asked for."""
     job.start(1, *PASSIVE, within=PID_1)
-    job.wait_for("--keeper", "--node-rank 1")
+    job.wait_for("--sidecar", "--node-rank 1")
     os.kill(first_process(job), number)
     ended = job.end(1)
     assert (ended.code, ended.out) == (75, ""), ended.err
@@ -80,7 +80,7 @@ def test_the_command_is_started_with_the_signals_that_the_hook_was_started_with(
 def first_process(job: Job) -> int:
     """The process id of the hook that was started within PID_1."""
     lines = {pid: line for pid, line in job.left().items() if " preflight " in line}
-    return next(pid for pid, line in lines.items() if "--keeper" not in line and "unshare" not in line)
+    return next(pid for pid, line in lines.items() if "--sidecar" not in line and "unshare" not in line)
 
 
 def main_node(*, go: bool | None) -> dict[str, Answer | Callable[[str], Answer]]:
@@ -110,7 +110,7 @@ def test_a_hook_that_ends_after_it_has_confirmed_takes_that_back(job: Job, numbe
 SYSTEM = pytest.mark.system("unshare", root=True)
 
 
-@pytest.mark.parametrize("again", ["keeper", "hook", "failed hook", pytest.param("first process", marks=SYSTEM)])
+@pytest.mark.parametrize("again", ["sidecar", "hook", "failed hook", pytest.param("first process", marks=SYSTEM)])
 def test_signals_that_come_while_a_confirmation_is_taken_back_do_not_end_that(job: Job, again: str) -> None:
     """A launcher may signal every process, and more than once; the first try to take it back is answered with 503."""
     answers, signalled = main_node(go=None), threading.Event()
@@ -129,16 +129,16 @@ def test_signals_that_come_while_a_confirmation_is_taken_back_do_not_end_that(jo
     with serving({**answers, "/handshake": handshake}) as main:
         place = ("--nnodes", "2", "--node-rank", "1", "--main", main.url.removeprefix("http://"))
         started = job.start(1, *PASSIVE, place=place, within=PID_1 if again == "first process" else ())
-        keeper = job.wait_for("--keeper", "--node-rank 1")
+        sidecar = job.wait_for("--sidecar", "--node-rank 1")
         hook = first_process(job) if again == "first process" else started.pid
         if again != "failed hook":
             until(lambda: any(b'"acknowledge"' in body for body in main.bodies))
             os.kill(hook, signal.SIGTERM)
         until(lambda: len(tries) == 1)
-        os.kill(keeper if again == "keeper" else hook, signal.SIGTERM)
-        if again != "keeper":
+        os.kill(sidecar if again == "sidecar" else hook, signal.SIGTERM)
+        if again != "sidecar":
             with pytest.raises(subprocess.TimeoutExpired):
-                started.wait(0.3)  # it waits for the keeper
+                started.wait(0.3)  # it waits for the sidecar
         signalled.set()
         ended = job.end(1)
         assert (ended.code, len(tries)) == (75, 2), ended.err

@@ -74,4 +74,4 @@ def test_one_spoilt_rank_is_left_out_and_the_other_three_run_renumbered_over_ipv
     words = " ".join(ended[2][1].split())
     assert "this node was left out" in words
     assert "CollectiveFault rank-2" in words
-    until(lambda: not any(pids_in(host.space) for host in hosts), 8)  # keepers linger until all have heard the end
+    until(lambda: not any(pids_in(host.space) for host in hosts), 8)  # sidecars linger until all have heard the end

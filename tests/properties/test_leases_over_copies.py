@@ -437,7 +437,7 @@ def test_release_by_job_ends_a_lease_whose_gate_the_copy_does_not_know(tmp_path:
         await made.do(("copy",))
         for _ in range(3):
             await made.do(("ask", "a", "m0"))
-        job, made.jobs["a"] = made.jobs["a"], Job(pid=4009)  # its hook asks no more
+        job, made.jobs["a"] = made.jobs["a"], Job(pid=4009)  # its hook stopped polling
         await made.do(("restore",))
         await made.do(("time", "1"))
         given = await made.drive(made.engine.release_job("a", job.attempt))

@@ -137,7 +137,7 @@ def _ask(host: Host, lock: tuple[int, ...]) -> tuple[Listing | None, ToolError |
         remedy = "the driver may hang: see the kernel log" if error.reason == "Timeout" else _INSTALL
         return None, ToolError(error.reason, f"{error}; {remedy}")
     if done.returncode != 0:
-        words = " ".join((done.stderr.strip() or done.stdout.strip() or "no word").split())[-300:]
+        words = " ".join((done.stderr.strip() or done.stdout.strip() or "no output").split())[-300:]
         return None, ToolError("NoData", f"neuron-ls failed with {done.returncode}: {words}")
     try:
         return parse(done.stdout), None

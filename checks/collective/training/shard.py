@@ -19,7 +19,7 @@ from checks.training.digests import first_difference as first_different_place
 from checks.training.model import FORMATS, OPTIMIZER, REDUCTION, Size, describe, forward, make_batch, make_parameters
 from checks.training.probing import check_places
 from checks.training.reference import errors_of, longest_sum, reference_step
-from checks.training.step import State, Strikes, adamw, differentiate, first_state, keeper
+from checks.training.step import State, Strikes, adamw, differentiate, first_state, make_tap
 from checks.training.work import on_device
 
 # What a rank tells of its steps, in few bytes: a node has up to 64 ranks, and all of them report at once. Pure.
@@ -161,7 +161,7 @@ class Shard:
         torch = self._device.torch
         parameters = {name: tensor.detach().requires_grad_() for name, tensor in self._state.parameters.items()}
         places: dict[str, Any] = {}
-        keep = keeper(places, None if exact else self._digester.look, self._change if strikes else None)
+        keep = make_tap(places, None if exact else self._digester.look, self._change if strikes else None)
 
         def loss_of(tap: Any) -> Any:
             return forward(torch, self._size, FORM, parameters, batch, tap)
@@ -197,7 +197,7 @@ class Shard:
     def update(self) -> None:
         """The parameters after the step, and the digests that all ranks must share."""
         torch, places = self._device.torch, dict[str, Any]()
-        keep = keeper(places, self._digester.look, self._change)
+        keep = make_tap(places, self._digester.look, self._change)
         mean, begin, reduced = self.flat / self._group.size, 0, {}
         for name, gradient in self._gradients.items():
             end = begin + gradient.numel()

@@ -204,9 +204,9 @@ async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
 async def _decision(parts: Parts, gate_id: str, wait: float) -> Answer[Decision]:
     began = time.monotonic()
     decision = await parts.engine.wait(gate_id, wait)
-    if parts.hand is not None:
+    if parts.drain is not None:
         # A retry must not land on the node that was just rejected, so that one is taken out of the way first.
-        decision = await parts.hand.settle(gate_id, decision, wait - (time.monotonic() - began))
+        decision = await parts.drain.settle(gate_id, decision, wait - (time.monotonic() - began))
     headers = {"location": f"/v1/gates/{gate_id}"}
     if decision.decision is Verdict.HOLD:
         headers["retry-after"] = str(HOLD_RETRY_SECONDS)

@@ -69,7 +69,7 @@ class Parts:
     stragglers: Stragglers
     ungated: UngatedJobs
     accusations: Accusations
-    hand: DrainController | None = None
+    drain: DrainController | None = None
     callers_may: frozenset[GateTerm] = frozenset()
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)

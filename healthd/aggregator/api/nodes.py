@@ -281,7 +281,7 @@ def _row(parts: Parts, view: NodeView) -> dict[str, Any]:
         "duplicate": view.node.duplicate,
         "quarantine": view.node.quarantine or (state.quarantine if state else None),
         "accused": parts.accusations.of(view.node.node),
-        "removed": None if parts.hand is None else parts.hand.out().get(view.node.node),
+        "removed": None if parts.drain is None else parts.drain.out().get(view.node.node),
         "pool": state.labels.get("pool") if state else None,
         "labels": state.labels if state else {},
         "instance_type": state.instance_type if state else None,

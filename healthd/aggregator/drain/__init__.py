@@ -1,7 +1,8 @@
 """
-Getting bad nodes out of the way of the scheduler that places jobs: a taint, a drain. Off unless it is configured.
+Takes bad nodes out of the scheduler that places jobs: a taint, a drain. Off unless it is configured.
 
-`desired` says, purely, which nodes are to be out; `hand` makes it so, bounded and slowly; one module for each scheduler
-says how (`model.Actuator` is what it implements, `make(settings) -> Actuator` how it is built). What judges nodes, and
-what a gate decides, must not enter here.
+`healthd.aggregator.drain.plan` says, purely, which nodes are to be out. `healthd.aggregator.drain.controller` applies
+this plan to the scheduler, slowly and within bounds. One module for each scheduler says how: it implements
+`healthd.aggregator.drain.plan.Actuator` and makes it with `make(settings)`. What judges nodes, and what a gate decides,
+must not enter here.
 """

@@ -475,10 +475,10 @@ CALLS = ("list", "remove", "restore")
 
 
 class ActuatorCollector(Collector):
-    """Counted anew at each scrape. Every series is there from the start, at 0; without a hand there is none."""
+    """Counted anew at each scrape. Every series is there from the start, at 0; without a controller there is none."""
 
-    def __init__(self, hand: DrainController | None) -> None:
-        self._hand = hand
+    def __init__(self, drain: DrainController | None) -> None:
+        self._drain = drain
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks."""
@@ -497,16 +497,16 @@ class ActuatorCollector(Collector):
             "Nodes about which the last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
             labels=("kind",),
         )
-        if (hand := self._hand) is not None:
+        if (drain := self._drain) is not None:
             for call in CALLS:
-                calls.add_metric((hand.kind, call), hand.calls[call])
-                failures.add_metric((hand.kind, call), hand.failures[call])
-            out.add_metric((hand.kind,), len(hand.out()))
-            overdue.add_metric((hand.kind,), hand.overdue)
+                calls.add_metric((drain.kind, call), drain.calls[call])
+                failures.add_metric((drain.kind, call), drain.failures[call])
+            out.add_metric((drain.kind,), len(drain.out()))
+            overdue.add_metric((drain.kind,), drain.overdue)
         yield from (calls, failures, out, overdue)
 
 
-# The hand of an aggregator, put together from its settings and what it sees of the fleet.
+# Makes the drain controller of an aggregator from its settings and what it sees of the fleet.
 
 
 def make_actuator(settings: ActuatorSettings) -> Actuator | None:

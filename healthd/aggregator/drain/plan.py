@@ -316,7 +316,7 @@ class BatchActuatorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ActuatorSettings:
-    """The hand. ValueError names what cannot be meant."""
+    """Settings of the drain controller. ValueError names a value that is not allowed."""
 
     kind: Literal["none", "kubernetes", "slurm", "batch"] = "none"
     """Which scheduler. none: nothing outside of healthd is ever touched, and a gate alone keeps jobs off a node."""

@@ -20,7 +20,7 @@ from healthd.core.platforms.slurm import Scontrol, SlurmError, SlurmNode, one_no
 
 T = TypeVar("T")
 
-# Less than a gate's reject is held back for (`actuator.answer`), so that a controller that is away is said in time.
+# Less than a gate's reject is held back for (`answer` of `[actuator]`): a controller that is away is reported in time.
 ANSWER_SECONDS = 8.0
 
 # Where Slurm has a node under another name than the fleet, the reason says the fleet's: the mark is all that is kept.
@@ -37,15 +37,15 @@ class SlurmActuator:
         self._mark = f"{owner}-fleet: "
 
     async def marked(self) -> Mapping[str, str]:
-        """As in `model.Actuator`."""
+        """As in `Actuator`."""
         return await _in_thread(self._marked, self._scontrol.afresh())
 
     async def remove(self, removal: Removal) -> Outcome:
-        """As in `model.Actuator`. A node that somebody else has taken out, for whatever reason, is left as it is."""
+        """As in `Actuator`. A node that somebody else has taken out, for whatever reason, is left as it is."""
         return await _in_thread(lambda scontrol: self._remove(scontrol, removal), self._scontrol.afresh())
 
     async def restore(self, node: str) -> Outcome:
-        """As in `model.Actuator`."""
+        """As in `Actuator`."""
         return await _in_thread(lambda scontrol: self._restore(scontrol, node), self._scontrol.afresh())
 
     def _marked(self, scontrol: Scontrol) -> Mapping[str, str]:

@@ -64,7 +64,7 @@ from healthd.core.model import Mode, NodeState, Reason, Verdict
 from healthd.core.text import counted
 from healthd.localize.model import Outcome
 
-# Runs collectives over the nodes of a gate before they are admitted. Pure, a part of `gate.step`.
+# Runs collectives over the nodes of a gate before they are admitted. Pure, a part of `step`.
 
 
 MOST_LOOKED_AT = 512

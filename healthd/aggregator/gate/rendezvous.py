@@ -1,5 +1,5 @@
 """
-Collects the members of a group: hooks that know only themselves and join one gate. Pure, a part of `gate.step`.
+Collects the members of a group: hooks that know only themselves and join one gate. Pure, a part of `machine.step`.
 
 Every member says its rank, its node and which process it is. A gate collects members until all ranks have joined or its
 time is up; then it goes on without the missing ranks if `min_nodes` allows it, and otherwise rejects and names them.
@@ -291,7 +291,7 @@ def _missing(context: StepContext, present: Mapping[int, Member]) -> tuple[Reaso
 
 def _last_seen(gate: Gate, rank: int) -> str:
     """Where a missing rank was before; empty where it never joined."""
-    return next((f" (its hook on {one.node} asks no more)" for one in group_of(gate).gone if one.rank == rank), "")
+    return next((f" (its hook on {one.node} stopped polling)" for one in group_of(gate).gone if one.rank == rank), "")
 
 
 def _failed(context: StepContext, why: tuple[Reason, ...]) -> Reject:

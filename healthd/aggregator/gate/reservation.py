@@ -1,5 +1,5 @@
 """
-Reserves nodes for a gate and gives them back. Pure, a part of `gate.step`.
+Reserves nodes for a gate and gives them back. Pure, a part of `machine.step`.
 
 A gate reserves all the nodes that it needs or none, so no two gates ever hold what the other waits for.
 """

@@ -1,9 +1,9 @@
 """
 The phases of a gate, and every way from one to another. Nothing changes the phase of a gate but `move`, here.
 
-Theory of operation. A gate holds its phase as a record (`aggregator.model.gates`): what only one phase has is in the
-record of that phase and is gone with it. `step` (in `gate`) looks at the fleet anew each time and moves the gate
-through as many phases as it can at once: where all nodes are ready, one step goes from `waiting` to `granting`.
+Theory of operation. A gate holds its phase as a record (`healthd.aggregator.model.gates`): what only one phase has is
+in the record of that phase and is gone with it. `step` (in `machine`) looks at the fleet anew each time and moves the
+gate through as many phases as it can at once: where all nodes are ready, one step goes from `waiting` to `granting`.
 
 A gate that asks for nodes begins in `waiting`. It reserves all the nodes that it needs at once, or none (`reserved`),
 and is in `checking` while it has nodes whose evidence is being renewed. When enough are ready, nodes of a job of

@@ -420,7 +420,7 @@ class NodeRecord:
 
     @property
     def shown(self) -> NodeRecord:
-        """Whose word people see: the daemon's, or that of a hook where there never was a daemon."""
+        """The record shown in the UI and the API: the daemon's, or a hook's where there never was a daemon."""
         return self.executor if self.executor is not None and self.incarnation is None else self
 
     def take(self, request: SyncRequest, now: float) -> Arrival:
@@ -610,7 +610,7 @@ VERSIONS = 1 << 32
 
 def joined(daemon: FleetNode, executor: FleetNode | None) -> FleetNode:
     """
-    The node as its gate is to see it; `executor` None: it is to come and has not yet, so that nothing is confirmed.
+    The node as its gate sees it. `executor` None: it is expected but not connected, so the node is unconfirmed.
 
     The ages of both are as they were received, so they are brought to the same moment here.
     """

@@ -159,7 +159,7 @@ _PHASES: Mapping[type, Phase] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GateGroup:
-    """The members of a `join`, as far as the gate has them. See `collecting`."""
+    """The members of a `join`, as far as the gate has them. See `healthd.aggregator.gate.rendezvous`."""
 
     asked_attempt: int
     """What its members asked for, while `request.attempt` counts on with every gate of the group."""

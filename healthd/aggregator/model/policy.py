@@ -26,7 +26,7 @@ class Policy:
     """Every field has its meaning, unit and the reason for its default below it."""
 
     tier: Tier = Tier.QUICK
-    """Evidence asked of a node when the request names no tier. quick: what the design runs before every job."""
+    """Evidence asked of a node when the request names no tier. quick: what every job should run before it starts."""
 
     max_age_seconds: float = 3600.0
     """How old evidence may be when the request does not say. An hour: short jobs in a row need no new run each."""

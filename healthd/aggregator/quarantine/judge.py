@@ -135,7 +135,7 @@ def _counted(count: FailureCount, policy: Policy) -> Cause:
     return _cause(count.rule, fault.code, key, reason, policy, injected=fault.injected)
 
 
-# The rules' word on a node: when it begins, what comes of it, when it ends. Pure.
+# Lifecycle of a quarantine verdict: when it begins, what comes of it, when it ends. Pure.
 
 
 MOST_REPEATS = 1000

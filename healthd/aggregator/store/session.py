@@ -333,7 +333,7 @@ class RefusedWorkError(StoreError):
 
 class Session:
     """
-    See the module. `term` is that of `leadership.take_over`; 0 until then.
+    See the module. `term` is that of `take_over`; 0 until then.
 
     StoreError when another aggregator has the file, ConfigError for what no attempt could open. `place` names the
     database for people, without its password.

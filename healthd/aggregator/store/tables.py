@@ -108,7 +108,7 @@ RECORDS = Table(
     Column("key", String(300), primary_key=True),
     Column("record", Text, nullable=False),
 )
-"""What is read and written whole, by the name of what it is about; `changes.Kind` has the kinds."""
+"""What is read and written whole, by the name of what it is about; the kinds: `healthd.aggregator.store.rows.Kind`."""
 
 OUTCOMES = Table(
     "outcomes",

@@ -80,7 +80,7 @@ async def node(
         record=record,
         quarantine=view.node.quarantine,
         accused=parts.accusations.of(node),
-        removed=None if parts.hand is None else parts.hand.out().get(node),
+        removed=None if parts.drain is None else parts.drain.out().get(node),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
         measured=node_view.measured(state, feed.samples) if state else [],

@@ -103,9 +103,9 @@ SECTIONS = {
 @click.option("--mode", help="enforce or observe.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON before the command starts.")
-@click.option("--keeper", hidden=True, help="Of the hook alone: descriptor, process id, start and folder.")
+@click.option("--sidecar", hidden=True, help="Of the hook alone: descriptor, process id, start and folder.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **options: Any) -> int:
+def preflight(sidecar: str | None, as_json: bool, command: tuple[str, ...], **options: Any) -> int:
     """
     Check the nodes of a job together, then start COMMAND on all of them, or on none.
 
@@ -117,8 +117,8 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
     place = find_my_place(settings)
     if not command:
         raise ConfigError("no command to start: write it after --, as in 'healthd preflight ... -- python train.py'")
-    if keeper is not None:
-        _run_keeper(settings, place, keeper)
+    if sidecar is not None:
+        _run_sidecar(settings, place, sidecar)
         return 0
     from healthd.hooks.preflight.hook import become, run_hook
 
@@ -199,7 +199,7 @@ def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
         sys.stderr.write(f"healthd: rank {place.rank}: {with_hosts(outcome.message, outcome.hosts_of)}\n")
 
 
-def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
+def _run_sidecar(settings: Settings, place: Place, sidecar: str) -> None:
     """In the child: the executor of this node and its line to the main one."""
     from healthd.aggregator.auth import is_loopback
     from healthd.core import wire
@@ -207,7 +207,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
     from healthd.hooks.preflight.sidecar import ASK_SECONDS, keep
     from healthd.node.daemon import run_node
 
-    descriptor, parent, began, name = keeper.split(":", 3)
+    descriptor, parent, began, name = sidecar.split(":", 3)
     folder = Path(name)
     task = build_task(settings, place, parent=int(parent), began=float(began))
     token_file = None
@@ -250,7 +250,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
 
 
 def build_task(settings: Settings, place: Place, *, parent: int, began: float) -> Task:
-    """What the keeper is to do, for a hook that was started at `began` (CLOCK_MONOTONIC)."""
+    """What the sidecar is to do, for a hook that was started at `began` (CLOCK_MONOTONIC)."""
     from healthd.hooks.preflight.hook import Task, node_name
 
     asked = settings.preflight
@@ -315,7 +315,7 @@ def _read_secret(file: Path | None) -> str | None:
 
 
 def _leave_terminal() -> None:
-    """A launcher that waits for the end of the job's output must not wait for a keeper."""
+    """A launcher that waits for the end of the job's output must not wait for a sidecar."""
     sys.stdout.flush()
     sys.stderr.flush()
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -57,7 +57,7 @@ class GateSettings:
     """Whether the hook runs the ordered checks itself, in the job's own container."""
 
     min_nodes: int | None = None
-    """How many good ones will do; None: all."""
+    """Minimum number of healthy nodes to admit; None: all."""
 
     tier: Tier | None = None
     """Evidence asked; None: the aggregator's policy."""
@@ -143,7 +143,7 @@ class PreflightSettings:
     """Which attempt; None: from the launcher."""
 
     min_nodes: int | None = None
-    """How many good nodes will do; None: all."""
+    """Minimum number of healthy nodes to start on; None: all."""
 
     tier: Tier = Tier.QUICK
     """Evidence asked."""

@@ -408,7 +408,7 @@ NOT_FOUND = 404
 # How long a gate is asked for where neither the request nor the aggregator says.
 WAIT_SECONDS = 600.0
 # An aggregator says itself when a gate has expired. It may hold that back while it takes bad nodes out of the way
-# (`actuator.answer`, 120 s at most), so only who is silent on it for longer gives no answer any more.
+# (`answer` under `[actuator]`, 120 s at most), so only who is silent on it for longer gives no answer any more.
 GRACE_SECONDS = 150.0
 # One that was heard and restarts is back by then, also where the wait ends meanwhile.
 BACK_SECONDS = 15.0

@@ -248,5 +248,5 @@ class Scontrol:
         out = done.stdout[:MAX_OUTPUT_BYTES].decode("utf-8", "replace")
         if done.returncode != 0:
             said = " ".join((done.stderr.decode("utf-8", "replace") + " " + out[:400]).split())[:300]
-            raise SlurmError(f"Slurm: scontrol {words[0]} failed ({done.returncode}): {said or 'no word'}")
+            raise SlurmError(f"Slurm: scontrol {words[0]} failed ({done.returncode}): {said or 'no output'}")
         return out

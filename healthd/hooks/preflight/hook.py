@@ -1,5 +1,5 @@
 """
-The hook: starts the keeper, waits for its word, and then starts the command, parks, or ends.
+The hook: starts the sidecar, waits for its result, and then starts the command, parks, or ends.
 
 It does nothing that takes time or memory itself, because it is what the launcher sees, signals and may kill.
 """
@@ -43,7 +43,7 @@ _NODE_NAME = re.compile(r"\brank-(\d{1,9})\b")
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """
-    What the keeper is to do.
+    What the sidecar is to do.
 
     `began` is when the hook was started, by CLOCK_MONOTONIC: `wait_seconds` counts from there. `port` is the
     aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to confirm the
@@ -96,7 +96,7 @@ class Task:
 class Outcome:
     """
     What the hook is to do: `run` the command as number `rank` of `size` with `main` and `hosts`, `park` until the
-    keeper ends, or `exit` with `code`. `decision` is shown. `run` is told twice: first to print the decision and write
+    sidecar ends, or `exit` with `code`. `decision` is shown. `run` is told twice: first to print the decision and write
     the host file, and then, when all have confirmed that, to start.
     """
 
@@ -202,84 +202,84 @@ class Start:
 def run_hook(
     place: Place,
     command: tuple[str, ...],
-    keeper_arguments: Sequence[str],
+    sidecar_arguments: Sequence[str],
     show: Callable[[Outcome], None],
     signals: Signals,
 ) -> int | Start:
     """
     The exit code when the command is not to be started here.
 
-    `keeper_arguments` are this command's own, for the keeper that is told two more by `--keeper`. Raises HealthdError
-    in one line. Whatever is raised here ends the keeper, for which `signals` are deferred.
+    `sidecar_arguments` are this command's own, for the sidecar which gets `--sidecar` besides. Raises HealthdError in
+    one line. Whatever is raised here ends the sidecar, for which `signals` are deferred.
     """
     began = time.monotonic()
     _open_standard_files()
     if shutil.which(command[0]) is None:
         raise ConfigError(f"{command[0]}: no such command here; it is what should start after the gate")
     folder = _make_folder()
-    keeper: subprocess.Popen[bytes] | None = None
+    sidecar: subprocess.Popen[bytes] | None = None
     try:
         own, its = socket.socketpair()
         with own, own.makefile("rb") as words:
             with its:
                 told = f"{its.fileno()}:{os.getpid()}:{began}:{folder}"
-                keeper = _start_keeper(keeper_arguments, told, its.fileno())
-            outcome = _read_outcome(words, keeper)
+                sidecar = _start_sidecar(sidecar_arguments, told, its.fileno())
+            outcome = _read_outcome(words, sidecar)
             show(outcome)
             if outcome.kind == "run":
                 start = Start(command=command, environment=environment_of(place, outcome, os.environ))
-                with contextlib.suppress(OSError):  # a keeper that has ended may have said why
+                with contextlib.suppress(OSError):  # a sidecar that has ended may have said why
                     own.send(b"\n")  # nothing can fail here any more but the command: it is confirmed now
-                outcome = dataclasses.replace(_read_outcome(words, keeper), decision=outcome.decision)
+                outcome = dataclasses.replace(_read_outcome(words, sidecar), decision=outcome.decision)
                 if outcome.kind == "run":
                     if outcome.decision is None or not outcome.decision.excluded:
-                        keeper.wait()  # nobody is parked, so the keeper has nothing left to keep
+                        sidecar.wait()  # nobody is parked, so the sidecar has nothing left to do
                     return start
                 show(dataclasses.replace(outcome, decision=None))  # which was shown
         if outcome.kind == "park":
             sys.stderr.write("healthd: this node was left out; waiting for the job to end\n")
             sys.stderr.flush()
-        keeper.wait()
+        sidecar.wait()
     except BaseException:
         with signals.deferred():
-            if keeper is not None:
-                _end(keeper)
+            if sidecar is not None:
+                _end(sidecar)
             shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
     return outcome.code if outcome.kind == "park" else outcome.code or NOT_ADMITTED
 
 
-def _start_keeper(keeper_arguments: Sequence[str], told: str, descriptor: int) -> subprocess.Popen[bytes]:
+def _start_sidecar(sidecar_arguments: Sequence[str], told: str, descriptor: int) -> subprocess.Popen[bytes]:
     """It is in a process group of its own: Ctrl-C is for the hook, whose end it sees."""
     return subprocess.Popen(
         # -P: the working directory is the job's, and a module of its name must not come before ours.
-        [sys.executable, "-P", "-m", "healthd", "preflight", "--keeper", told, *keeper_arguments],
+        [sys.executable, "-P", "-m", "healthd", "preflight", "--sidecar", told, *sidecar_arguments],
         pass_fds=(descriptor,),
         stdin=subprocess.DEVNULL,
         process_group=0,
     )
 
 
-def _read_outcome(words: IO[bytes], keeper: subprocess.Popen[bytes]) -> Outcome:
+def _read_outcome(words: IO[bytes], sidecar: subprocess.Popen[bytes]) -> Outcome:
     line = b""
     with contextlib.suppress(ConnectionResetError):  # it ended without reading what it was told
         line = words.readline()
     if not line:
-        keeper.wait()
-        raise HealthdError("the keeper of this node ended without a word; not admitted")
-    return wire.decode(line, Outcome, what="the keeper's word")
+        sidecar.wait()
+        raise HealthdError("the sidecar of this node exited without a result; not admitted")
+    return wire.decode(line, Outcome, what="the sidecar's result")
 
 
-def _end(keeper: subprocess.Popen[bytes]) -> None:
+def _end(sidecar: subprocess.Popen[bytes]) -> None:
     """
-    Have the keeper take back what it has acknowledged and end, within seconds.
+    Have the sidecar take back what it has acknowledged and end, within seconds.
 
     It would see the end of the hook by itself, but not where that is the first process of a container.
     """
-    keeper.terminate()
+    sidecar.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        keeper.wait(END_SECONDS)
+        sidecar.wait(END_SECONDS)
 
 
 def _make_folder() -> Path:

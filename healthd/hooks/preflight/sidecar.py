@@ -1,4 +1,4 @@
-"""The keeper: brings the gate to its end beside the hook, tells it what to do, and stays as long as others need it."""
+"""The sidecar: brings the gate to its end beside the hook, tells it what to do, and stays as long as others need it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from healthd.hooks.preflight.hook import (
 )
 from healthd.hooks.stopping import NUMBERS
 
-# The aggregator of one preflight: a child of the main node's keeper, in memory, gone with the gate.
+# The aggregator of one preflight: a child of the main node's sidecar, in memory, gone with the gate.
 
 
 # Nodes of a preflight ask this often and count as silent after this long: a node that died must not be waited for.
@@ -173,7 +173,7 @@ def _any_address(main: str) -> str:
 
 
 def _die_with_parent() -> None:
-    """In the child: a keeper that is killed must not leave an aggregator behind."""
+    """In the child: a sidecar that is killed must not leave an aggregator behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -388,7 +388,7 @@ async def keep(
     goes wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
     """
     tasks, stopped = Tasks(), asyncio.Event()
-    for number in NUMBERS:  # to the end, since who stops a hook may signal the keeper too, and more than once
+    for number in NUMBERS:  # to the end, since who stops a hook may signal the sidecar too, and more than once
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     parent = tasks.start("watch over the hook", _parent_ended(task.parent, stopped))
     told = False

@@ -35,7 +35,7 @@ MAX_WAITING = 8
 
 
 class RankSession(Protocol):
-    """What is needed of `healthd.runner.Session`."""
+    """What is needed of `healthd.runner.collective.ranks.Session`."""
 
     async def open(self) -> None:
         """Claim the devices. Raises RefusedError."""

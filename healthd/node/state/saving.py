@@ -34,7 +34,7 @@ class StateFile:
         self._complaint = ""
 
     def restore(self) -> None:
-        """Restore what an earlier daemon has saved; a damaged file is set aside by `files.load`."""
+        """Restore what an earlier daemon has saved; a damaged file is set aside by `healthd.node.state.files.load`."""
         saved = files.load(self._path, SavedState)
         if saved is not None:
             self._store.restore(saved)

@@ -1,4 +1,4 @@
-"""What the hook makes of a keeper that ends between its two words. The keeper is a stand-in that says the first."""
+"""What the hook makes of a sidecar that ends between its two words. The sidecar is a stand-in that says the first."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from healthd.hooks.stopping import Signals
 PLACE = Place(job="a", attempt=0, rank=0, size=1, main="127.0.0.1", local_rank=0, local_size=1, source="options")
 RUN = Outcome(kind="run", code=0, rank=0, size=1, hosts=("127.0.0.1",))
 
-KEEPER = """import os, select, sys
-word = int(sys.argv[sys.argv.index("--keeper") + 1].split(":")[0])
+SIDECAR = """import os, select, sys
+word = int(sys.argv[sys.argv.index("--sidecar") + 1].split(":")[0])
 os.write(word, os.environ["FIRST_WORD"].encode() + b"\\n")
 if os.environ["ENDS"] == "when it is answered":
     select.select([word], [], [])
@@ -30,7 +30,7 @@ os.write(word, os.environ["SECOND_WORD"].encode())
 def hooked(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: str, second: bytes = b"") -> object:
     """What the hook ends with."""
     interpreter = folder / "python"
-    interpreter.write_text(f"#!{sys.executable}\n{KEEPER}")
+    interpreter.write_text(f"#!{sys.executable}\n{SIDECAR}")
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -47,15 +47,15 @@ def hooked(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: str, second: byt
 
 
 @pytest.mark.parametrize("ends", ["before it is answered", "when it is answered"])
-def test_keeper_that_ends_between_its_words_is_no_admission(
+def test_sidecar_that_ends_between_its_words_is_no_admission(
     ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(HealthdError, match="the keeper of this node ended without a word; not admitted"):
+    with pytest.raises(HealthdError, match="the sidecar of this node exited without a result; not admitted"):
         hooked(tmp_path, monkeypatch, ends)
 
 
 @pytest.mark.parametrize("ends", ["before it is answered", "when it is answered"])
-def test_last_word_of_a_keeper_that_has_ended_is_heard(
+def test_last_word_of_a_sidecar_that_has_ended_is_heard(
     ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = wire.encode(Outcome(kind="exit", code=1, message="not everybody has confirmed")) + b"\n"

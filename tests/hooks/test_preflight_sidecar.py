@@ -1,4 +1,4 @@
-"""The keeper's loop against a main node that answers as told, with an executor that ends at a moment of the test."""
+"""The sidecar's loop against a main node that answers as told, with an executor that ends at a moment of the test."""
 
 from __future__ import annotations
 
