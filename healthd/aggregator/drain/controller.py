@@ -467,7 +467,7 @@ class DrainController:
         self._told[about] = text
 
 
-# What the hand did, for Prometheus: calls, failures, nodes held out, and for how long nothing has come through.
+# What the drain controller did, for Prometheus: calls, failures, nodes held out, how long nothing came through.
 
 
 CALLS = ("list", "remove", "restore")

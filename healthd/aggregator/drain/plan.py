@@ -15,7 +15,7 @@ from checks.printable import printable_line
 from healthd.core.errors import HealthdError
 from healthd.core.model import Decision, Quarantine, Reason, Verdict
 
-# What the hand wants of a scheduler, and what it is told: frozen data and one protocol.
+# What the drain controller wants of a scheduler, and what it is told: frozen data and one protocol.
 
 
 class Why(str, enum.Enum):
@@ -271,7 +271,7 @@ def why_not_terminated(removal: Removal, terminate: bool, tasks: int) -> str | N
     return f"not terminated: {tasks} tasks run on it" if tasks else None
 
 
-# What an operator can set of the hand that takes bad nodes out of the scheduler's way.
+# What an operator can set of the drain controller.
 
 
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
