@@ -37,7 +37,6 @@ from healthd.aggregator.auth import Caller
 from healthd.aggregator.gate import eligibility
 from healthd.aggregator.inventory.registry import NodeView
 from healthd.aggregator.store.reading import read_history
-from healthd.aggregator.store.rows import PutDuplicate, PutEvent, PutKey
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name
@@ -211,14 +210,7 @@ async def rekey(request: Request, node: str, caller: Admin) -> Answer[Rekeyed]:
     """The key that was refused last is the node's from now on: for a machine that was replaced and kept its name."""
     parts = parts_of(request)
     _known(parts, node)
-    key = parts.fleet.refused_key_hash(node)
-    if key is None:
-        raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
-    now = parts.engine.now()
-    event = PutEvent(at=now, subject=node, kind="rekeyed", message=f"by {caller.name}")
-    settled = PutDuplicate(node=node, duplicate=None)
-    await parts.store.write([PutKey(node=node, key_hash=key, seen_at=now), settled, event])
-    parts.fleet.rekey(node, key)
+    await parts.engine.rekey(node, caller.name)
     return Answer(Rekeyed(node=node))
 
 

@@ -341,6 +341,24 @@ class Engine:
 
         return await self.submit(act)
 
+    async def rekey(self, node: str, owner: str) -> None:
+        """
+        The key that was refused last is the node's from now on: for a machine that was replaced and kept its name.
+
+        ConflictError where no other key came under the name.
+        """
+
+        def act(batch: Batch) -> str:
+            key = self._registry.refused_key_hash(node)
+            if key is None:
+                raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
+            batch.changes.append(rows.PutKey(node=node, key_hash=key, seen_at=batch.now))
+            batch.changes.append(rows.PutDuplicate(node=node, duplicate=None))
+            batch.event(node, "rekeyed", f"by {owner}")
+            return key
+
+        self._registry.rekey(node, await self.submit(act))
+
     def present(self, node: str) -> bool:
         """Whether the node was heard within a day."""
         return self._memory.reconciler.present(node, self._clock())
