@@ -115,7 +115,7 @@ class Guard:
         matches = [caller for known, caller in self._callers.items() if hmac.compare_digest(known, digest)]
         if matches:
             return matches[0]
-        raise AuthError(401, "this token is not known here; ask whoever runs the aggregator for one")
+        raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
 
     def require(self, authorization: str | None, scope: Scope) -> Caller:
         """The caller, if it may do what `scope` allows; else AuthError with 401 or 403."""

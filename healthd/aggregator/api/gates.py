@@ -185,7 +185,7 @@ def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
             403,
             f"token {caller.name!r} may not ask for less than the aggregator's settings: "
             f"{', '.join(refused.values())}; "
-            "leave that out, ask with a token of scope admin, or have whoever runs the aggregator set "
+            "leave that out, ask with a token of scope admin, or have the operator of the aggregator set "
             f"[gate] callers_may = [{opened}] there",
         )
 

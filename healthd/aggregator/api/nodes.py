@@ -199,7 +199,7 @@ async def forget(request: Request, node: str, caller: Admin) -> Answer[Forgotten
 
 @router.delete("/nodes/{node}/leases", tags=["nodes"], responses=problems(409))
 async def release_leases(request: Request, node: str, caller: Admin) -> Answer[Released]:
-    """End every lease on a node, whoever gave it; its job is not touched. Safe to repeat."""
+    """End every lease on a node, no matter which gate gave it; its job is not touched. Safe to repeat."""
     parts = parts_of(request)
     node = _meant(parts, node).node.node
     return Answer(Released(node=node, released=await parts.engine.release_node(node, caller.name)))

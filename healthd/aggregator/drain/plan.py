@@ -322,7 +322,7 @@ class ActuatorSettings:
     """Which scheduler. none: nothing outside of healthd is ever touched, and a gate alone keeps jobs off a node."""
 
     mode: Literal["observe", "act"] = "observe"
-    """observe: only say what would be done. So by default: whoever names a scheduler sees a week of it first."""
+    """observe: only say what would be done. The default, so that an operator sees what would be done first."""
 
     owner: str = "healthd"
     """Whose marks are ours. Two aggregators on one scheduler need two owners, or each undoes the other's marks."""

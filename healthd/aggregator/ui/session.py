@@ -153,7 +153,7 @@ def _names_no_one(name: str) -> bool:
 def check_token(parts: Parts, token: str) -> Caller:
     """Who a token that was typed in belongs to; AuthError when it may not read."""
     if not token or len(token) > MAX_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
-        raise AuthError(401, "this token is not known here; ask whoever runs the aggregator for one")
+        raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
     return parts.guard.require(f"Bearer {token}", Scope.READ)
 
 

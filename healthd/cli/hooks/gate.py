@@ -149,7 +149,7 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     return RELEASED
 
 
-@click.command("release-lease", cls=Command, short_help="End every lease on a node, whoever gave it.")
+@click.command("release-lease", cls=Command, short_help="End every lease on a node, no matter which gate gave it.")
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def release_lease(node: str, as_json: bool, **options: Any) -> int:

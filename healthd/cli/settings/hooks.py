@@ -134,7 +134,7 @@ class PreflightSettings:
     """The port of the aggregator on the main node, where `main` names none."""
 
     token_file: Path | None = None
-    """A token that all nodes of the job share; None: whoever reaches the port may speak."""
+    """A token that all nodes of the job share; None: everybody who reaches the port may speak."""
 
     job: str | None = None
     """The job's name; None: from the launcher."""
