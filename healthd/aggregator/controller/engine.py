@@ -296,7 +296,7 @@ class Engine:
         return tuple(self._memory.fleet_state.leases.values())
 
     async def release_node(self, node: str, owner: str) -> tuple[LeaseRow, ...]:
-        """End every lease on a node, no matter which gate gave it: those that end now, and those that the node still holds."""
+        """End every lease on a node, no matter which gate gave it: those that end now, and those still held there."""
 
         def act(batch: Batch) -> tuple[LeaseRow, ...]:
             self._memory.reconciler.catch_up(batch, node)
