@@ -33,6 +33,10 @@ SMALL = "cpu_devices = 2\n[checks.all_reduce]\nsizes_bytes = [1048576]\n[checks.
 SMALL += "[checks.load]\nmax_load_per_core_ratio = 1000.0\n"  # how busy the machine of the tests is, is no fault here
 # Nodes fall ill several times here, which is no reason to keep them from the next test.
 NO_RULES = "rules_observe = ['soft', 'hard']\n"
+OPENED = """[gate]
+callers_may = ["lease"]
+"""
+"""The gates of these tests leave the nodes free for the next one."""
 VALUES = {
     "job": "healthd-node",
     "aggregator_job": "healthd-aggregator",
@@ -102,7 +106,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         (cluster.folder / "checks" / "lag").write_text("0.5")
         (cluster.folder / "secured").mkdir()
         secured = secure(cluster.folder / "secured")
-        aggregator = cluster.aggregator(*secured.aggregator, config=f"{AGGREGATOR}{NO_RULES}").start()
+        aggregator = cluster.aggregator(*secured.aggregator, config=f"{AGGREGATOR}{NO_RULES}{OPENED}").start()
         for name in ("n1", "n2"):
             node = cluster.node(name, *secured.client(Scope.SYNC), aggregator=aggregator.url)
             file = cluster.folder / f"{name}.toml"
