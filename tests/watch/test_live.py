@@ -34,9 +34,9 @@ SMALL += "[checks.load]\nmax_load_per_core_ratio = 1000.0\n"  # how busy the mac
 # Nodes fall ill several times here, which is no reason to keep them from the next test.
 NO_RULES = "rules_observe = ['soft', 'hard']\n"
 OPENED = """[gate]
-callers_may = ["lease"]
+callers_may = ["lease", "mode"]
 """
-"""The gates of these tests leave the nodes free for the next one."""
+"""The gates of these tests leave the nodes free for the next one, and one of them only watches."""
 VALUES = {
     "job": "healthd-node",
     "aggregator_job": "healthd-aggregator",
