@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -63,6 +63,29 @@ class Descriptor:
 
     holders_check: str | None = None
     """The passive check that can tell of processes on the devices that /proc does not show; None: there is none."""
+
+    kubernetes_resources: tuple[str, ...] = ()
+    """Beginnings of the names by which Kubernetes gives such devices to pods."""
+
+    numbers_last: bool = False
+    """Whether the other devices of a whole machine keep their numbers where one is lost, so that a gap names it."""
+
+    memory_told_by: str | None = None
+    """The source (`source` of the inventory) that tells the memory of devices: unknown where it does not; None: such
+    devices need not tell."""
+
+    uses_efa: bool = True
+    """Whether EFA interfaces matter to such devices where nobody says how many there should be; false for CPUs."""
+
+    takes_all_efa: bool = False
+    """Whether a job on an instance type with several such devices takes all its EFA interfaces."""
+
+    nccom: bool = False
+    """Whether nccom-test can carry their collectives over nodes."""
+
+    compiled_with: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[tuple[str, ...], int | None]] | None = None
+    """The compiler's flags and the logical core configuration, of an inventory and options: programs that differ in
+    them are not the same. None: neither matters."""
 
 
 class DeviceMissingError(LookupError):
@@ -146,6 +169,12 @@ def find_descriptor(name: str | None) -> Descriptor | None:
         return None
     found = getattr(importlib.import_module(f"{__name__}.{name}"), "DESCRIPTOR", None)
     return found if isinstance(found, Descriptor) else None
+
+
+def descriptors() -> tuple[Descriptor, ...]:
+    """Of every kind of device, in the order of `auto`; those by configuration alone come last, by name."""
+    found = [one.DESCRIPTOR for one in _accelerators().values()]
+    return tuple(sorted(found, key=lambda one: (one.detect_order is None, one.detect_order or 0, one.name)))
 
 
 def driven_by(client: str) -> str | None:

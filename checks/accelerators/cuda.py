@@ -34,6 +34,7 @@ DESCRIPTOR = Descriptor(
     pjrt_clients=("CUDA", "GPU"),
     scaled_products=("float8_e4m3fn",),
     holders_check="gpu_driver",
+    kubernetes_resources=("nvidia.com/",),
 )
 
 _FOLDER = "/proc/driver/nvidia/gpus"

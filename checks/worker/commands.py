@@ -148,14 +148,12 @@ class Compiling:
 
 def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:
     """The cache of a worker's device, by what this interpreter has installed. Imports no torch."""
+    from checks.accelerators import find_descriptor
     from checks.accelerators.neuron.python_packages import read_versions
 
-    flags: tuple[str, ...] = ()
-    lnc = None
-    if inventory.get("accelerator") == "neuron":
-        from checks.accelerators.neuron.environment import flags_of, lnc_of
-
-        flags, lnc = flags_of(options), lnc_of(inventory, options)
+    described = find_descriptor(inventory.get("accelerator"))
+    told = described.compiled_with if described is not None else None
+    flags, lnc = told(inventory, options) if told is not None else ((), None)
     return CompileCache(root, make_key(inventory, target, flags, lnc, read_versions()))
 
 

@@ -41,6 +41,13 @@ from checks.host.container import has_own_dev
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
 
+
+def _compiled_with(inventory: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    from checks.accelerators.neuron.environment import flags_of, lnc_of
+
+    return flags_of(options), lnc_of(inventory, options)
+
+
 DESCRIPTOR = Descriptor(
     name="neuron",
     detect_order=0,
@@ -50,6 +57,12 @@ DESCRIPTOR = Descriptor(
     pjrt_clients=("NEURON",),
     profiles_programs=True,
     on_ec2_only=True,
+    kubernetes_resources=("aws.amazon.com/neuron",),  # neuron, neuroncore, neurondevice
+    numbers_last=True,
+    memory_told_by="neuron-ls",
+    takes_all_efa=True,
+    nccom=True,
+    compiled_with=_compiled_with,
 )
 
 # They have devices open for as long as they look at them and run nothing on them. The kernel cuts names at 15 letters.
