@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md promises: a new launcher, and a new kind of device, is one file; nothing else is touched."""
+"""A new launcher, and a new kind of device, is one file; nothing else is touched."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.hosts.machine import Machine
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,6 +36,36 @@ def find(environ):
                  source="Kite", evidence="KITE_NODE and KITE_NODES", renumber=renumber)
 '''
 
+ACCELERATOR = """
+'A kind of device of which a machine has as many as CPU devices, and that is there where its first device file is.'
+from checks.accelerators import Descriptor, OwnIndex, cpu
+
+DESCRIPTOR = Descriptor(
+    name="kite",
+    detect_order=-1,
+    speed_versions=("torch",),
+    device_files="/dev/kite",
+    numbers_last=True,
+    tools={"kite-ls": "install kite-tools"},
+    python_packages=("torch-kite",),
+    own_index=OwnIndex(title="Kite packages", needed="torch-kite", source="the real ones are at Kite"),
+    kernel_modules=("kite",),
+    kernel_words="kite",
+    support_tools={"kite-ls.txt": ("kite-ls", "--all")},
+    support_streams={"kite-top.txt": ("kite-top",)},
+)
+
+bind, hold, holders = cpu.bind, cpu.hold, cpu.holders
+
+
+def present(host):
+    return host.exists("/dev/kite0")
+
+
+def find(host, options):
+    return {**cpu.find(host, options), "accelerator": "kite"}
+"""
+
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,6 +74,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("healthd", "checks"):
         shutil.copytree(ROOT / name, copy / name)
     (copy / "healthd" / "hooks" / "launchers" / "kite.py").write_text(LAUNCHER)
+    (copy / "checks" / "accelerators" / "kite.py").write_text(ACCELERATOR)
     return copy
 
 
@@ -96,3 +130,55 @@ def test_a_launcher_of_one_file_renumbers_its_own_variables_where_a_job_starts_w
     variables = {"KITE_NODE": "2", "KITE_NODES": "4", "TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
     argv = [sys.executable, "-c", RENUMBERED]
     assert subprocess.check_output(argv, cwd=tree, env=variables, text=True, timeout=100) == "1 2 1\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine with one kite, and the tools of its vendor."""
+    made = Machine(tmp_path / "host")
+    made.write("/dev/kite0", "")
+    made.write("/dev/kmsg", "6,1,1000000,-;kite 0: string is wet\n6,2,2000000,-;something else\n")
+    made.write("/sys/module/kite/version", "3.1\n")
+    for name, text in (("kite-ls", "one kite"), ("kite-top", "wind 4")):
+        made.write(f"/bin/{name}", f"#!/bin/sh\necho {text}\n")
+        (made.root / "bin" / name).chmod(0o755)
+    return made
+
+
+def test_doctor_knows_a_kind_of_device_by_its_descriptor(tree: Path, tmp_path: Path, machine: Machine) -> None:
+    items = doctor(tree, tmp_path, "--host-root", str(machine.root))
+    assert items["devices"].startswith("ok: kite: 2 devices")
+    assert items["kite-ls"].startswith("ok: ")
+    assert items["Kite packages"].endswith("has no torch-kite")
+    (machine.root / "bin" / "kite-ls").unlink()
+    assert doctor(tree, tmp_path, "--host-root", str(machine.root))["kite-ls"].startswith("missing: ")
+
+
+def test_bundle_has_what_the_descriptor_names(tree: Path, tmp_path: Path, machine: Machine) -> None:
+    file = tmp_path / "bundle.tar.gz"
+    run(tree, "bundle", "--output", str(file), "--host-root", str(machine.root), "--state-dir", str(tmp_path))
+    with tarfile.open(file) as archive:
+        texts = {
+            member.name.partition("/")[2]: content.read().decode()
+            for member in archive
+            if (content := archive.extractfile(member))
+        }
+    assert texts["tools/kite-ls.txt"] == "one kite\n"
+    assert texts["tools/kite-top.txt"].strip() == "wind 4"
+    assert "string is wet" in texts["kernel.txt"]
+    assert "something else" not in texts["kernel.txt"]
+    assert json.loads(texts["versions.json"])["kernel_module_versions"]["kite"] == "3.1"
+    assert json.loads(texts["versions.json"])["torch-kite"] is None
+
+
+def test_warm_has_nothing_to_do_for_a_kind_that_does_not_compile(tree: Path, tmp_path: Path, machine: Machine) -> None:
+    ended = run(tree, "warm", "--host-root", str(machine.root), "--run-dir", str(tmp_path / "run"))
+    assert ended.stdout == "nothing to warm: accelerator kite does not compile\n", ended.stderr
+
+
+def test_passive_checks_see_its_devices(tree: Path, tmp_path: Path, machine: Machine) -> None:
+    place = ("--host-root", str(machine.root), "--run-dir", str(tmp_path / "run"))
+    ended = run(tree, "check", "--tier", "passive", "--json", *place)
+    state = json.loads(ended.stdout)
+    assert state["inventory"]["accelerator"] == "kite"
+    assert {result["check"]: result["status"] for result in state["results"]}["device_count"] == "pass"

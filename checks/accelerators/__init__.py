@@ -16,13 +16,27 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from checks.contract import Device
 
 if TYPE_CHECKING:
     from checks.host.machine import Host
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnIndex:
+    """What people are told of Python distributions that are not those of the public index."""
+
+    title: str
+    """What they are called together."""
+
+    needed: str
+    """The distribution without which an interpreter cannot use the devices."""
+
+    source: str
+    """Where the real ones are, as half a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +100,30 @@ class Descriptor:
     compiled_with: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[tuple[str, ...], int | None]] | None = None
     """The compiler's flags and the logical core configuration, of an inventory and options: programs that differ in
     them are not the same. None: neither matters."""
+
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Programs of the vendor that must be there where the device files are, each with how to get it."""
+
+    python_packages: tuple[str, ...] = ()
+    """Python distributions that such devices need, by name."""
+
+    own_index: OwnIndex | None = None
+    """Where the real ones of `python_packages` are, if the public index has only placeholders under their names."""
+
+    system_packages: tuple[str, ...] = ()
+    """Names of the vendor's packages of the operating system, as patterns of dpkg and rpm."""
+
+    kernel_modules: tuple[str, ...] = ()
+    """Of the driver; each has its version in /sys/module."""
+
+    kernel_words: str | None = None
+    """A regular expression for lines of the kernel log that concern such devices; case does not matter."""
+
+    support_tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """File name -> command whose output belongs into a support case. They run one after the other."""
+
+    support_streams: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The same for commands that do not end: their first line belongs into it."""
 
 
 class DeviceMissingError(LookupError):

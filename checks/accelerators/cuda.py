@@ -35,6 +35,12 @@ DESCRIPTOR = Descriptor(
     scaled_products=("float8_e4m3fn",),
     holders_check="gpu_driver",
     kubernetes_resources=("nvidia.com/",),
+    tools={"nvidia-smi": "install the NVIDIA driver's utilities"},
+    python_packages=("nvidia-ml-py",),
+    system_packages=("nvidia-driver*",),
+    kernel_modules=("nvidia",),
+    kernel_words=r"nvidia|nvrm|\bxid\b",
+    support_tools={"nvidia-smi.txt": ("nvidia-smi", "-q")},
 )
 
 _FOLDER = "/proc/driver/nvidia/gpus"

@@ -149,7 +149,7 @@ class Compiling:
 def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:
     """The cache of a worker's device, by what this interpreter has installed. Imports no torch."""
     from checks.accelerators import find_descriptor
-    from checks.accelerators.neuron.python_packages import read_versions
+    from checks.host.python_packages import read_versions
 
     described = find_descriptor(inventory.get("accelerator"))
     told = described.compiled_with if described is not None else None

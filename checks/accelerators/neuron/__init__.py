@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import Descriptor, DeviceMissingError
+from checks.accelerators import Descriptor, DeviceMissingError, OwnIndex
 from checks.accelerators.holding import bounded, find_holders, is_ours, may_miss
 from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron import ls as neuron_owners
@@ -63,6 +63,18 @@ DESCRIPTOR = Descriptor(
     takes_all_efa=True,
     nccom=True,
     compiled_with=_compiled_with,
+    tools={"neuron-ls": "install aws-neuronx-tools"},
+    python_packages=("torch-neuronx", "neuronx-cc", "libneuronxla", "nrtpy"),
+    own_index=OwnIndex(
+        title="Neuron packages",
+        needed="torch-neuronx",
+        source="the real ones are in AWS's Neuron package repository, see the Neuron setup guide",
+    ),
+    system_packages=("aws-neuron*",),
+    kernel_modules=("neuron",),
+    kernel_words="neuron",
+    support_tools={"neuron-ls.json": ("neuron-ls", "-j")},
+    support_streams={"neuron-monitor.json": ("neuron-monitor",)},
 )
 
 # They have devices open for as long as they look at them and run nothing on them. The kernel cuts names at 15 letters.
