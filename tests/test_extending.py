@@ -38,7 +38,7 @@ def find(environ):
 
 ACCELERATOR = """
 'A kind of device of which a machine has as many as CPU devices, and that is there where its first device file is.'
-from checks.accelerators import Descriptor, OwnIndex, cpu
+from checks.accelerators import Descriptor, Diagnosis, OwnIndex, cpu
 
 DESCRIPTOR = Descriptor(
     name="kite",
@@ -51,6 +51,8 @@ DESCRIPTOR = Descriptor(
     own_index=OwnIndex(title="Kite packages", needed="torch-kite", source="the real ones are at Kite"),
     kernel_modules=("kite",),
     kernel_words="kite",
+    diagnose=lambda text: (Diagnosis("DeviceLost", None, "splice it"), "torn") if "KITE_TORN" in text else None,
+    tells_of_trouble=lambda text: "KITE_TORN" in text,
     support_tools={"kite-ls.txt": ("kite-ls", "--all")},
     support_streams={"kite-top.txt": ("kite-top",)},
 )
@@ -182,3 +184,16 @@ def test_passive_checks_see_its_devices(tree: Path, tmp_path: Path, machine: Mac
     state = json.loads(ended.stdout)
     assert state["inventory"]["accelerator"] == "kite"
     assert {result["check"]: result["status"] for result in state["results"]}["device_count"] == "pass"
+
+
+TORN = """
+from checks.device.probes import is_trouble
+from healthd.runner.workers.outcome import explain
+print(explain("CheckError", "it failed", "KITE_TORN")[:2], is_trouble(RuntimeError("KITE_TORN")))
+"""
+
+
+def test_words_of_its_runtime_explain_a_failure(tree: Path) -> None:
+    argv = [sys.executable, "-c", TORN]
+    said = subprocess.check_output(argv, cwd=tree, env={"PATH": os.environ["PATH"]}, text=True, timeout=100)
+    assert said == "('DeviceLost', 'torn; splice it') True\n"

@@ -19,10 +19,27 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from checks.contract import Device
+from checks.contract import Action, Device
 
 if TYPE_CHECKING:
     from checks.host.machine import Host
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """
+    What the words of a worker that failed say of the cause.
+
+    `reason` is a code of `checks.reasons`; `action` None means the reason's own; `remedy` is a short sentence.
+    """
+
+    reason: str
+    action: Action | None
+    remedy: str
+
+    def message(self, words: str) -> str:
+        """One line: what was said, as far as it was, and what to do."""
+        return f"{words}; {self.remedy}" if words else self.remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +117,14 @@ class Descriptor:
     compiled_with: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[tuple[str, ...], int | None]] | None = None
     """The compiler's flags and the logical core configuration, of an inventory and options: programs that differ in
     them are not the same. None: neither matters."""
+
+    diagnose: Callable[[str], tuple[Diagnosis, str] | None] | None = None
+    """What the output of a worker that failed says of its device, and the line that says so (empty: no single one);
+    None: nothing that is known. Every kind is asked, whatever the node has."""
+
+    tells_of_trouble: Callable[[str], bool] | None = None
+    """Whether the text of an error tells of a device that failed, is taken or could not be asked, and not only of one
+    that lacks what it was asked for."""
 
     tools: Mapping[str, str] = field(default_factory=dict)
     """Programs of the vendor that must be there where the device files are, each with how to get it."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import Descriptor, DeviceMissingError, OwnIndex
+from checks.accelerators import Descriptor, DeviceMissingError, Diagnosis, OwnIndex
 from checks.accelerators.holding import bounded, find_holders, is_ours, may_miss
 from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron import ls as neuron_owners
@@ -48,6 +48,20 @@ def _compiled_with(inventory: Mapping[str, Any], options: Mapping[str, Any]) -> 
     return flags_of(options), lnc_of(inventory, options)
 
 
+def _diagnose(text: str) -> tuple[Diagnosis, str] | None:
+    from checks.accelerators.neuron.errors import diagnose, telling_line  # slow, and only for what failed
+
+    found = diagnose(text)
+    return None if found is None else (found, telling_line(text))
+
+
+def _tells_of_trouble(text: str) -> bool:
+    from checks.accelerators.neuron.errors import diagnose
+
+    found = diagnose(text)
+    return found is not None and found.reason != "CompileFailed"
+
+
 DESCRIPTOR = Descriptor(
     name="neuron",
     detect_order=0,
@@ -63,6 +77,8 @@ DESCRIPTOR = Descriptor(
     takes_all_efa=True,
     nccom=True,
     compiled_with=_compiled_with,
+    diagnose=_diagnose,
+    tells_of_trouble=_tells_of_trouble,
     tools={"neuron-ls": "install aws-neuronx-tools"},
     python_packages=("torch-neuronx", "neuronx-cc", "libneuronxla", "nrtpy"),
     own_index=OwnIndex(
