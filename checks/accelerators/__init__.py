@@ -114,6 +114,10 @@ class Descriptor:
     nccom: bool = False
     """Whether nccom-test can carry their collectives over nodes."""
 
+    graph_sources: tuple[str, ...] = ()
+    """Files below `checks`, as patterns, whose text decides about the graphs that are compiled for such devices beside
+    that of the probes."""
+
     compiled_with: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[tuple[str, ...], int | None]] | None = None
     """The compiler's flags and the logical core configuration, of an inventory and options: programs that differ in
     them are not the same. None: neither matters."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry_of, make_key
+from checks.compile_cache import ColdCacheError, CompileCache, entry_of, make_key
 from checks.contract import MAX_PROFILE_BYTES, PROFILE_FORMAT, Device, Finding, Profile, Status
 from checks.profiling.neuron import programs_in, programs_of, remember
 from checks.worker.protocol import ProtocolError, shorten
 
 if TYPE_CHECKING:
-    from checks.accelerators.neuron.cache import ColdCacheError
+    from checks.compile_cache import ColdCacheError
     from checks.contract import Finding
 import gc
 import sys
@@ -341,7 +341,7 @@ class ResultWriter:
 
 
 def _cold_cache() -> type[ColdCacheError]:
-    from checks.accelerators.neuron.cache import ColdCacheError
+    from checks.compile_cache import ColdCacheError
 
     return ColdCacheError
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checks.accelerators import find_descriptor
-from checks.accelerators.neuron import cache
-from checks.accelerators.neuron.cache import (
+from checks import compile_cache
+from checks.accelerators import descriptors, find_descriptor
+from checks.compile_cache import (
     MANIFEST,
     CacheKey,
     ColdCacheError,
@@ -26,6 +26,7 @@ from checks.accelerators.neuron.cache import (
     entry_of,
     find_troubles,
     make_key,
+    sources_of,
     to_key,
 )
 from checks.host import python_packages
@@ -270,7 +271,9 @@ def test_interpreter_without_any_of_them_says_so(tmp_path: Path) -> None:
     assert asked(tmp_path) == {"versions": {}, "installed": {}, "placeholders": []}
 
 
-def test_the_sources_that_make_graphs_are_all_there() -> None:
-    root = Path(cache.__file__).parents[2]
-    for pattern in cache.SOURCES:
+@pytest.mark.parametrize("accelerator", [one.name for one in descriptors() if one.compiles])
+def test_the_sources_that_make_graphs_are_all_there(accelerator: str) -> None:
+    root = Path(compile_cache.__file__).parent
+    assert len(sources_of(accelerator)) > len(compile_cache.SOURCES)
+    for pattern in sources_of(accelerator):
         assert list(root.glob(pattern)), f"no file of checks/ matches {pattern}"

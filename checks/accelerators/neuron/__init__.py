@@ -76,6 +76,11 @@ DESCRIPTOR = Descriptor(
     memory_told_by="neuron-ls",
     takes_all_efa=True,
     nccom=True,
+    graph_sources=(
+        "accelerators/xla.py",
+        "accelerators/neuron/environment.py",
+        "accelerators/neuron/torch_binding.py",
+    ),
     compiled_with=_compiled_with,
     diagnose=_diagnose,
     tells_of_trouble=_tells_of_trouble,

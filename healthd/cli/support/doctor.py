@@ -185,7 +185,7 @@ def _vendors_packages(settings: Settings, python: Path, host: Host) -> Iterator[
 
 def _compile_cache(settings: Settings) -> Iterator[Item]:
     """Failed compilations and stale locks in our compile cache; nothing where nothing was compiled."""
-    from checks.accelerators.neuron.cache import find_troubles
+    from checks.compile_cache import find_troubles
 
     folder = settings.compile_cache()
     if not os.path.isdir(folder):
