@@ -51,6 +51,7 @@ DESCRIPTOR = Descriptor(
     own_index=OwnIndex(title="Kite packages", needed="torch-kite", source="the real ones are at Kite"),
     kernel_modules=("kite",),
     kernel_words="kite",
+    version_files={"kite_driver": "/sys/module/kite/version"},
     diagnose=lambda text: (Diagnosis("DeviceLost", None, "splice it"), "torn") if "KITE_TORN" in text else None,
     tells_of_trouble=lambda text: "KITE_TORN" in text,
     support_tools={"kite-ls.txt": ("kite-ls", "--all")},
@@ -183,6 +184,7 @@ def test_passive_checks_see_its_devices(tree: Path, tmp_path: Path, machine: Mac
     ended = run(tree, "check", "--tier", "passive", "--json", *place)
     state = json.loads(ended.stdout)
     assert state["inventory"]["accelerator"] == "kite"
+    assert state["versions"]["kite_driver"] == "3.1"
     assert {result["check"]: result["status"] for result in state["results"]}["device_count"] == "pass"
 
 

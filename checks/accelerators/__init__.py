@@ -70,6 +70,13 @@ class Descriptor:
     """Versions that change the speed of the same work on the same device; a new version of anything else means nothing
     for learned limits. The first must be known, or nothing is learned."""
 
+    version_files: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the machine, by name: each is the one line of a file, which need not be there."""
+
+    read_versions: Callable[[Host], Mapping[str, str]] | None = None
+    """Versions that no file says, by name, as far as they are known. Every kind is asked on every machine, so it must
+    be cheap where there are no such devices."""
+
     compiles: bool = False
     """Whether probes are compiled before they run, so that the compile cache concerns them."""
 

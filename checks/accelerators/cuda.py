@@ -68,6 +68,7 @@ DESCRIPTOR = Descriptor(
     name="cuda",
     detect_order=1,
     speed_versions=("torch", "nvidia_driver"),
+    version_files={"nvidia_driver": "/sys/module/nvidia/version"},  # `gpu_driver` compares its library
     device_files="/dev/nvidia",
     pjrt_clients=("CUDA", "GPU"),
     scaled_products=("float8_e4m3fn",),

@@ -36,6 +36,7 @@ from checks.accelerators.neuron.ls import (
     wanted_lnc,
 )
 from checks.accelerators.neuron.sysfs import SysfsDevice
+from checks.accelerators.neuron.versions import read_all
 from checks.contract import Device
 from checks.host.container import has_own_dev
 from checks.host.efa import count_efa
@@ -66,6 +67,7 @@ DESCRIPTOR = Descriptor(
     name="neuron",
     detect_order=0,
     speed_versions=("neuron_driver", "neuron_runtime", "neuron_collectives", "torch"),
+    read_versions=read_all,
     compiles=True,
     device_files="/dev/neuron",
     pjrt_clients=("NEURON",),
