@@ -14,15 +14,46 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from checks.contract import Device
+from checks.contract import Action, Device
 
 if TYPE_CHECKING:
     from checks.host.machine import Host
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """
+    What the words of a worker that failed say of the cause.
+
+    `reason` is a code of `checks.reasons`; `action` None means the reason's own; `remedy` is a short sentence.
+    """
+
+    reason: str
+    action: Action | None
+    remedy: str
+
+    def message(self, words: str) -> str:
+        """One line: what was said, as far as it was, and what to do."""
+        return f"{words}; {self.remedy}" if words else self.remedy
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnIndex:
+    """What people are told of Python distributions that are not those of the public index."""
+
+    title: str
+    """What they are called together."""
+
+    needed: str
+    """The distribution without which an interpreter cannot use the devices."""
+
+    source: str
+    """Where the real ones are, as half a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +69,13 @@ class Descriptor:
     speed_versions: tuple[str, ...]
     """Versions that change the speed of the same work on the same device; a new version of anything else means nothing
     for learned limits. The first must be known, or nothing is learned."""
+
+    version_files: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the machine, by name: each is the one line of a file, which need not be there."""
+
+    read_versions: Callable[[Host], Mapping[str, str]] | None = None
+    """Versions that no file says, by name, as far as they are known. Every kind is asked on every machine, so it must
+    be cheap where there are no such devices."""
 
     compiles: bool = False
     """Whether probes are compiled before they run, so that the compile cache concerns them."""
@@ -63,6 +101,65 @@ class Descriptor:
 
     holders_check: str | None = None
     """The passive check that can tell of processes on the devices that /proc does not show; None: there is none."""
+
+    kubernetes_resources: tuple[str, ...] = ()
+    """Beginnings of the names by which Kubernetes gives such devices to pods."""
+
+    numbers_last: bool = False
+    """Whether the other devices of a whole machine keep their numbers where one is lost, so that a gap names it."""
+
+    memory_told_by: str | None = None
+    """The source (`source` of the inventory) that tells the memory of devices: unknown where it does not; None: such
+    devices need not tell."""
+
+    uses_efa: bool = True
+    """Whether EFA interfaces matter to such devices where nobody says how many there should be; false for CPUs."""
+
+    takes_all_efa: bool = False
+    """Whether a job on an instance type with several such devices takes all its EFA interfaces."""
+
+    nccom: bool = False
+    """Whether nccom-test can carry their collectives over nodes."""
+
+    graph_sources: tuple[str, ...] = ()
+    """Files below `checks`, as patterns, whose text decides about the graphs that are compiled for such devices beside
+    that of the probes."""
+
+    compiled_with: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[tuple[str, ...], int | None]] | None = None
+    """The compiler's flags and the logical core configuration, of an inventory and options: programs that differ in
+    them are not the same. None: neither matters."""
+
+    diagnose: Callable[[str], tuple[Diagnosis, str] | None] | None = None
+    """What the output of a worker that failed says of its device, and the line that says so (empty: no single one);
+    None: nothing that is known. Every kind is asked, whatever the node has."""
+
+    tells_of_trouble: Callable[[str], bool] | None = None
+    """Whether the text of an error tells of a device that failed, is taken or could not be asked, and not only of one
+    that lacks what it was asked for."""
+
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Programs of the vendor that must be there where the device files are, each with how to get it."""
+
+    python_packages: tuple[str, ...] = ()
+    """Python distributions that such devices need, by name."""
+
+    own_index: OwnIndex | None = None
+    """Where the real ones of `python_packages` are, if the public index has only placeholders under their names."""
+
+    system_packages: tuple[str, ...] = ()
+    """Names of the vendor's packages of the operating system, as patterns of dpkg and rpm."""
+
+    kernel_modules: tuple[str, ...] = ()
+    """Of the driver; each has its version in /sys/module."""
+
+    kernel_words: str | None = None
+    """A regular expression for lines of the kernel log that concern such devices; case does not matter."""
+
+    support_tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """File name -> command whose output belongs into a support case. They run one after the other."""
+
+    support_streams: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The same for commands that do not end: their first line belongs into it."""
 
 
 class DeviceMissingError(LookupError):
@@ -146,6 +243,12 @@ def find_descriptor(name: str | None) -> Descriptor | None:
         return None
     found = getattr(importlib.import_module(f"{__name__}.{name}"), "DESCRIPTOR", None)
     return found if isinstance(found, Descriptor) else None
+
+
+def descriptors() -> tuple[Descriptor, ...]:
+    """Of every kind of device, in the order of `auto`; those by configuration alone come last, by name."""
+    found = [one.DESCRIPTOR for one in _accelerators().values()]
+    return tuple(sorted(found, key=lambda one: (one.detect_order is None, one.detect_order or 0, one.name)))
 
 
 def driven_by(client: str) -> str | None:

@@ -27,6 +27,7 @@ DESCRIPTOR = Descriptor(
     speed_versions=("torch",),
     scaled_products=("float8_e4m3fn",),
     jobs_open_devices=False,
+    uses_efa=False,
 )
 
 _FEATURES = frozenset(

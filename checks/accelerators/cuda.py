@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import Descriptor, DeviceMissingError
+from checks.accelerators import Descriptor, DeviceMissingError, Diagnosis
 from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
 from checks.host.container import has_own_dev, in_container
@@ -26,14 +26,62 @@ from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
 from checks.host.nvml import GpuLostError, NvmlError, opened
 
+# What CUDA says where a GPU, or the build of torch, lacks an operation; nothing has run then. Any other error of CUDA
+# ends the process's use of the GPU, and the next call repeats it, whatever that call was. Source: CUDA Runtime API,
+# cudaError_t; cuBLAS, cublasStatus_t.
+_TROUBLE = re.compile(
+    r"CUDA (?:driver )?error: (?!CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE)|no kernel image"
+    r"|invalid device function|operation not supported)"
+)
+# cudaErrorECCUncorrectable and cudaErrorNvlinkUncorrectable, as CUDA, torch and NCCL write them. A program cannot cause
+# them.
+_HARDWARE = tuple(
+    (re.compile(rf"[^\n]*\b{words}\b[^\n]*", re.IGNORECASE), Diagnosis("DeviceLost", None, remedy))
+    for words, remedy in (
+        (
+            "uncorrectable ECC error encountered",
+            "memory of the GPU had an error that cannot be corrected; see gpu_memory",
+        ),
+        (
+            "uncorrectable NVLink error detected",
+            "an NVLink of the GPU had an error that cannot be corrected, by this GPU or what is at the other end; "
+            "see gpu_links",
+        ),
+    )
+)
+
+
+def _diagnose(text: str) -> tuple[Diagnosis, str] | None:
+    """What the words of a worker say of the hardware of its GPU, and the line that says so; None: nothing."""
+    for pattern, diagnosis in _HARDWARE:
+        found = pattern.search(text)
+        if found is not None:
+            return diagnosis, " ".join(found[0].split())[:300]
+    return None
+
+
+def _tells_of_trouble(text: str) -> bool:
+    return _TROUBLE.search(text) is not None
+
+
 DESCRIPTOR = Descriptor(
     name="cuda",
     detect_order=1,
     speed_versions=("torch", "nvidia_driver"),
+    version_files={"nvidia_driver": "/sys/module/nvidia/version"},  # `gpu_driver` compares its library
     device_files="/dev/nvidia",
     pjrt_clients=("CUDA", "GPU"),
     scaled_products=("float8_e4m3fn",),
     holders_check="gpu_driver",
+    kubernetes_resources=("nvidia.com/",),
+    tools={"nvidia-smi": "install the NVIDIA driver's utilities"},
+    python_packages=("nvidia-ml-py",),
+    system_packages=("nvidia-driver*",),
+    kernel_modules=("nvidia",),
+    kernel_words=r"nvidia|nvrm|\bxid\b",
+    diagnose=_diagnose,
+    tells_of_trouble=_tells_of_trouble,
+    support_tools={"nvidia-smi.txt": ("nvidia-smi", "-q")},
 )
 
 _FOLDER = "/proc/driver/nvidia/gpus"

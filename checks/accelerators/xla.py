@@ -30,7 +30,14 @@ from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
 from checks.host.machine import Host
 
-DESCRIPTOR = Descriptor(name="xla", detect_order=None, speed_versions=("torch",), compiles=True)
+DESCRIPTOR = Descriptor(
+    name="xla",
+    detect_order=None,
+    speed_versions=("torch",),
+    compiles=True,
+    python_packages=("torch-xla",),
+    graph_sources=("accelerators/xla.py",),
+)
 
 DEVICE_COUNT_MAX = cpu.DEVICE_COUNT_MAX
 

@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any
 
-from checks.accelerators.neuron.errors import Diagnosis, diagnose
+from checks.accelerators import descriptors
 from checks.contract import NO_LIMIT, Context, Limit
 
 
@@ -36,29 +36,6 @@ def labelled_limit(ctx: Context[Any], name: str, label: str, target: str = "") -
 # Whether an error tells of a device in trouble, or only that the device lacks what it was asked for. Pure.
 
 
-# What CUDA says where a GPU, or the build of torch, lacks an operation; nothing has run then. Any other error of CUDA
-# ends the process's use of the GPU, and the next call repeats it, whatever that call was. Source: CUDA Runtime API,
-# cudaError_t; cuBLAS, cublasStatus_t.
-_CUDA = re.compile(
-    r"CUDA (?:driver )?error: (?!CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE)|no kernel image"
-    r"|invalid device function|operation not supported)"
-)
-# cudaErrorECCUncorrectable and cudaErrorNvlinkUncorrectable, as CUDA, torch and NCCL write them. A program cannot cause
-# them.
-_HARDWARE = tuple(
-    (re.compile(rf"[^\n]*\b{words}\b[^\n]*", re.IGNORECASE), Diagnosis("DeviceLost", None, remedy))
-    for words, remedy in (
-        (
-            "uncorrectable ECC error encountered",
-            "memory of the GPU had an error that cannot be corrected; see gpu_memory",
-        ),
-        (
-            "uncorrectable NVLink error detected",
-            "an NVLink of the GPU had an error that cannot be corrected, by this GPU or what is at the other end; "
-            "see gpu_links",
-        ),
-    )
-)
 _NO_MEMORY = re.compile(
     r"out of memory|(?:can't|cannot) allocate memory|not enough memory|RESOURCE_EXHAUSTED", re.IGNORECASE
 )
@@ -69,17 +46,7 @@ def is_trouble(error: Exception) -> bool:
     text = str(error)
     if is_out_of_memory(error):
         return False
-    found = diagnose(text)
-    return _CUDA.search(text) is not None or (found is not None and found.reason != "CompileFailed")
-
-
-def diagnose_cuda(text: str) -> tuple[Diagnosis, str] | None:
-    """What the words of a worker say of the hardware of its GPU, and the line that says so; None: nothing."""
-    for pattern, diagnosis in _HARDWARE:
-        found = pattern.search(text)
-        if found is not None:
-            return diagnosis, " ".join(found[0].split())[:300]
-    return None
+    return any(one.tells_of_trouble is not None and one.tells_of_trouble(text) for one in descriptors())
 
 
 def is_out_of_memory(error: Exception) -> bool:

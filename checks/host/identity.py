@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from checks.accelerators.neuron.versions import read_all
+from checks.accelerators import descriptors
 from checks.catalog import type_name
 from checks.host.machine import Host, HostError
 from checks.host.metadata import endpoint_of, fetch, may_ask
@@ -65,10 +65,10 @@ def read_identity(
     kernel = _line(host, "/proc/sys/kernel/osrelease")
     if kernel:
         versions["kernel"] = kernel
-    versions.update(read_all(host))
-    nvidia = _line(host, "/sys/module/nvidia/version")  # of the driver in the kernel; `gpu_driver` compares its library
-    if nvidia:
-        versions["nvidia_driver"] = nvidia
+    for kind in descriptors():
+        versions.update(kind.read_versions(host) if kind.read_versions is not None else {})
+        lines = {name: _line(host, path) for name, path in kind.version_files.items()}
+        versions.update({name: line for name, line in lines.items() if line})
     return {
         "boot_id": _line(host, "/proc/sys/kernel/random/boot_id"),
         "instance_id": metadata.instance_id or instance_id,

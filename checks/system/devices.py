@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from checks.accelerators import find_descriptor
 from checks.catalog import find_type
 from checks.contract import Context, Finding, Limit, NoParams, Status, check
 from checks.host.container import in_container
@@ -67,17 +68,21 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     if origin == "catalogue":
         for index in _gaps(ctx, expected):
             text = f"{NOT_SHOWN}, and shows the others by their numbers"
-            yield Finding(status=Status.FAIL, reason="MissingDevice", message=text, target=f"neuron:{index}")
+            target = f"{ctx.inventory['accelerator']}:{index}"
+            yield Finding(status=Status.FAIL, reason="MissingDevice", message=text, target=target)
 
 
 def _gaps(ctx: Context[Params], expected: int) -> list[int]:
-    """The numbers that are missing among those of a whole Neuron machine; none where this cannot be told."""
+    """The numbers that are missing among those of a whole machine; none where this cannot be told."""
     shown = {device.get("index") for device in ctx.inventory.get("devices") or ()}
     wanted = set(range(expected))
-    if ctx.inventory.get("accelerator") != "neuron" or not shown or not shown < wanted or in_container(ctx.host):
+    described = find_descriptor(ctx.inventory.get("accelerator"))
+    if described is None or not described.numbers_last:
+        return []
+    if not shown or not shown < wanted or in_container(ctx.host):
         return []
     gaps = wanted - shown
-    # What sysfs has and neuron-ls has not may be kept from us, and is not lost.
+    # What sysfs has and the vendor's tool has not may be kept from us, and is not lost.
     return [] if gaps & set(ctx.inventory.get("sysfs_indices") or ()) else sorted(gaps)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
+from checks.accelerators import find_descriptor
 from checks.catalog import InstanceType, find_type
 from checks.contract import (
     NO_LIMIT,
@@ -277,7 +278,8 @@ def _expected(wanted: Params, known: InstanceType | None) -> tuple[int | None, S
     if known.efa_interfaces == 0:
         return 0, Status.FAIL, "catalogue"
     several = (known.devices or 0) > 1
-    if known.chip.accelerator == "neuron" and several:
+    described = find_descriptor(known.chip.accelerator)
+    if described is not None and described.takes_all_efa and several:
         return known.efa_interfaces, Status.FAIL, "catalogue"
     if known.topology == "switch" and several:
         return known.efa_interfaces, Status.WARN, "catalogue"
@@ -286,9 +288,10 @@ def _expected(wanted: Params, known: InstanceType | None) -> tuple[int | None, S
 
 def _without_expectation(ctx: Context[Any], known: InstanceType | None, count: int | None) -> Finding | None:
     """What to say where nobody says how many there should be; None where what is there can be shown unjudged."""
-    accelerator = ctx.inventory.get("accelerator")
-    # Neuron devices exist on EC2 alone. GPUs elsewhere, and CPUs, need no EFA.
-    concerned = known is not None or accelerator == "neuron" or (accelerator != "cpu" and bool(count))
+    described = find_descriptor(ctx.inventory.get("accelerator"))
+    on_ec2 = known is not None or (described is not None and described.on_ec2_only)
+    # GPUs elsewhere, and CPUs, need no EFA.
+    concerned = on_ec2 or (bool(count) and (described is None or described.uses_efa))
     if concerned:
         text = f"{count or 0} EFA interfaces found and nothing to compare with; set expected for this check"
         return make_finding(Status.UNKNOWN, "UnknownInstanceType", text)

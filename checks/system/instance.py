@@ -141,9 +141,11 @@ def _judge_memory(ctx: Context[Params], known: InstanceType) -> Iterator[Finding
     limit = Limit(lower=ctx.params.memory_ratio * known.chip.memory_bytes, upper=None, origin="catalogue")
     devices: list[dict[str, Any]] = [device for device in ctx.inventory.get("devices") or () if device.get("target")]
     if all(device.get("memory_bytes") is None for device in devices):
-        if ctx.inventory.get("source") == "neuron-ls" and devices:
+        source = ctx.inventory.get("source")
+        described = find_descriptor(ctx.inventory.get("accelerator"))
+        if devices and described is not None and source is not None and source == described.memory_told_by:
             promised = quantity(name, float(known.chip.memory_bytes))
-            text = f"neuron-ls tells no memory of its devices; {known.chip.name} has {promised}"
+            text = f"{source} tells no memory of its devices; {known.chip.name} has {promised}"
             yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
     findings = [

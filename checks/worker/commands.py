@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry_of, make_key
+from checks.compile_cache import ColdCacheError, CompileCache, entry_of, make_key
 from checks.contract import MAX_PROFILE_BYTES, PROFILE_FORMAT, Device, Finding, Profile, Status
 from checks.profiling.neuron import programs_in, programs_of, remember
 from checks.worker.protocol import ProtocolError, shorten
 
 if TYPE_CHECKING:
-    from checks.accelerators.neuron.cache import ColdCacheError
+    from checks.compile_cache import ColdCacheError
     from checks.contract import Finding
 import gc
 import sys
@@ -148,14 +148,12 @@ class Compiling:
 
 def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:
     """The cache of a worker's device, by what this interpreter has installed. Imports no torch."""
-    from checks.accelerators.neuron.python_packages import read_versions
+    from checks.accelerators import find_descriptor
+    from checks.host.python_packages import read_versions
 
-    flags: tuple[str, ...] = ()
-    lnc = None
-    if inventory.get("accelerator") == "neuron":
-        from checks.accelerators.neuron.environment import flags_of, lnc_of
-
-        flags, lnc = flags_of(options), lnc_of(inventory, options)
+    described = find_descriptor(inventory.get("accelerator"))
+    told = described.compiled_with if described is not None else None
+    flags, lnc = told(inventory, options) if told is not None else ((), None)
     return CompileCache(root, make_key(inventory, target, flags, lnc, read_versions()))
 
 
@@ -343,7 +341,7 @@ class ResultWriter:
 
 
 def _cold_cache() -> type[ColdCacheError]:
-    from checks.accelerators.neuron.cache import ColdCacheError
+    from checks.compile_cache import ColdCacheError
 
     return ColdCacheError
 

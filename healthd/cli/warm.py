@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checks.accelerators import compiles
-from checks.accelerators.neuron import python_packages
+from checks.accelerators import compiles, descriptors
 from checks.contract import Scope, Status, Tier
+from checks.host import python_packages
 from checks.host.running import TimeUpError, run_program
 from checks.json_text import parse_json
 from healthd.cli.settings.options import common_options, load_settings
@@ -110,12 +110,16 @@ async def compile_all(
 
 
 def ask_packages(python: Path, seconds: float) -> dict[str, Any]:
-    """What `python_packages` prints in an interpreter; `error` alone where it could not be asked."""
+    """What `python_packages` prints in an interpreter of the vendors' names; `error` alone where it cannot be asked."""
     program = str(Path(python_packages.__file__).resolve())
+    names = [name for one in descriptors() if one.own_index is not None for name in one.python_packages]
     try:
         # Bounded also where the kernel holds the interpreter and nothing can kill it.
         _, out, _ = run_program(
-            [str(python), "-I", program], environment=os.environ, timeout_seconds=seconds, max_bytes=MAX_ANSWER_BYTES
+            [str(python), "-I", program, *names],
+            environment=os.environ,
+            timeout_seconds=seconds,
+            max_bytes=MAX_ANSWER_BYTES,
         )
         said = parse_json(out)
     except TimeUpError as error:

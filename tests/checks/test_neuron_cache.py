@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron import cache, python_packages
-from checks.accelerators.neuron.cache import (
+from checks import compile_cache
+from checks.accelerators import descriptors, find_descriptor
+from checks.compile_cache import (
     MANIFEST,
     CacheKey,
     ColdCacheError,
@@ -25,8 +26,10 @@ from checks.accelerators.neuron.cache import (
     entry_of,
     find_troubles,
     make_key,
+    sources_of,
     to_key,
 )
+from checks.host import python_packages
 from checks.worker.commands import Compiling
 
 KEY = CacheKey(
@@ -243,8 +246,11 @@ def distribution(folder: Path, name: str, version: str, files: list[str]) -> Non
 
 def asked(folder: Path) -> dict[str, Any]:
     program = python_packages.__file__
+    described = find_descriptor("neuron")
+    assert described is not None
+    names = described.python_packages
     code = f"import sys, runpy; sys.path.insert(0, {str(folder)!r}); runpy.run_path({program!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code, *names], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     return said
@@ -257,15 +263,17 @@ def test_placeholders_are_told_from_the_real_packages(tmp_path: Path) -> None:
     distribution(tmp_path, "nrtpy", "1.0", [f"nrtpy/part{index}.py" for index in range(40)])
     said = asked(tmp_path)
     assert said["placeholders"] == ["torch-neuronx 0.0.1", "neuronx-cc 1.0"]
-    assert set(said["neuron"]) == {"torch-neuronx", "neuronx-cc", "libneuronxla", "nrtpy"}
+    assert set(said["installed"]) == {"torch-neuronx", "neuronx-cc", "libneuronxla", "nrtpy"}
     assert said["versions"] == {"torch-neuronx": "0.0.1", "neuronx-cc": "1.0", "libneuronxla": "2.2.1"}
 
 
 def test_interpreter_without_any_of_them_says_so(tmp_path: Path) -> None:
-    assert asked(tmp_path) == {"versions": {}, "neuron": {}, "placeholders": []}
+    assert asked(tmp_path) == {"versions": {}, "installed": {}, "placeholders": []}
 
 
-def test_the_sources_that_make_graphs_are_all_there() -> None:
-    root = Path(cache.__file__).parents[2]
-    for pattern in cache.SOURCES:
+@pytest.mark.parametrize("accelerator", [one.name for one in descriptors() if one.compiles])
+def test_the_sources_that_make_graphs_are_all_there(accelerator: str) -> None:
+    root = Path(compile_cache.__file__).parent
+    assert len(sources_of(accelerator)) > len(compile_cache.SOURCES)
+    for pattern in sources_of(accelerator):
         assert list(root.glob(pattern)), f"no file of checks/ matches {pattern}"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.hooks.launchers import TRACES
+from healthd.hooks.launchers import trace_names
 from tests.hooks.preflight_kit import Job
 from tests.patience import PATIENCE
 
 PASSIVE = ("--tier", "passive", "--no-collective")  # collectives are in test_preflight_collective
-OUTSIDE = ("env", *(word for name in TRACES for word in ("-u", name)))  # of whatever runs these tests
+OUTSIDE = ("env", *(word for name in trace_names() for word in ("-u", name)))  # of whatever runs these tests
 BAD = (*PASSIVE, "--fault", "memory_free=fail")
 
 

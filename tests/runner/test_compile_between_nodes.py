@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from checks.accelerators.neuron.cache import ColdCacheError
 from checks.accelerators.neuron.environment import environment_of, xla_environment
+from checks.compile_cache import ColdCacheError
 from checks.discover import builtin_checks
 from checks.worker.commands import Compiling
 from healthd.core.model import CollectiveOrder, RankReport

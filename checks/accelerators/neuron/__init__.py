@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import Descriptor, DeviceMissingError
+from checks.accelerators import Descriptor, DeviceMissingError, Diagnosis, OwnIndex
 from checks.accelerators.holding import bounded, find_holders, is_ours, may_miss
 from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron import ls as neuron_owners
@@ -36,20 +36,68 @@ from checks.accelerators.neuron.ls import (
     wanted_lnc,
 )
 from checks.accelerators.neuron.sysfs import SysfsDevice
+from checks.accelerators.neuron.versions import read_all
 from checks.contract import Device
 from checks.host.container import has_own_dev
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
 
+
+def _compiled_with(inventory: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    from checks.accelerators.neuron.environment import flags_of, lnc_of
+
+    return flags_of(options), lnc_of(inventory, options)
+
+
+def _diagnose(text: str) -> tuple[Diagnosis, str] | None:
+    from checks.accelerators.neuron.errors import diagnose, telling_line  # slow, and only for what failed
+
+    found = diagnose(text)
+    return None if found is None else (found, telling_line(text))
+
+
+def _tells_of_trouble(text: str) -> bool:
+    from checks.accelerators.neuron.errors import diagnose
+
+    found = diagnose(text)
+    return found is not None and found.reason != "CompileFailed"
+
+
 DESCRIPTOR = Descriptor(
     name="neuron",
     detect_order=0,
     speed_versions=("neuron_driver", "neuron_runtime", "neuron_collectives", "torch"),
+    read_versions=read_all,
     compiles=True,
     device_files="/dev/neuron",
     pjrt_clients=("NEURON",),
     profiles_programs=True,
     on_ec2_only=True,
+    kubernetes_resources=("aws.amazon.com/neuron",),  # neuron, neuroncore, neurondevice
+    numbers_last=True,
+    memory_told_by="neuron-ls",
+    takes_all_efa=True,
+    nccom=True,
+    graph_sources=(
+        "accelerators/xla.py",
+        "accelerators/neuron/environment.py",
+        "accelerators/neuron/torch_binding.py",
+    ),
+    compiled_with=_compiled_with,
+    diagnose=_diagnose,
+    tells_of_trouble=_tells_of_trouble,
+    tools={"neuron-ls": "install aws-neuronx-tools"},
+    python_packages=("torch-neuronx", "neuronx-cc", "libneuronxla", "nrtpy"),
+    own_index=OwnIndex(
+        title="Neuron packages",
+        needed="torch-neuronx",
+        source="the real ones are in AWS's Neuron package repository, see the Neuron setup guide",
+    ),
+    system_packages=("aws-neuron*",),
+    kernel_modules=("neuron",),
+    kernel_words="neuron",
+    support_tools={"neuron-ls.json": ("neuron-ls", "-j")},
+    support_streams={"neuron-monitor.json": ("neuron-monitor",)},
 )
 
 # They have devices open for as long as they look at them and run nothing on them. The kernel cuts names at 15 letters.

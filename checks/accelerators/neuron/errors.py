@@ -10,23 +10,9 @@ Unverified on hardware: the texts are those that AWS documents or that users hav
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from checks.accelerators import Diagnosis
 from checks.contract import Action
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """`reason` is a code of `checks.reasons`; `action` None means the reason's own; `remedy` is a short sentence."""
-
-    reason: str
-    action: Action | None
-    remedy: str
-
-    def message(self, words: str) -> str:
-        """One line: what was said, as far as it was, and what to do."""
-        return f"{words}; {self.remedy}" if words else self.remedy
-
 
 _REPLACE = "AWS advises to stop and start or to terminate the instance"
 _REBOOT = "AWS advises to reload the driver or to reboot the instance"

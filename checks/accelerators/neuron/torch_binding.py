@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from checks.accelerators.neuron.cache import serves
 from checks.accelerators.neuron.environment import environment_of, flags_of, xla_environment
 from checks.accelerators.xla import XlaDevice, import_or_say
+from checks.compile_cache import serves
 from checks.contract import Device
 
 MATMUL_ROWS = 4096  # 1.5 ms of bf16 at the 90 TFLOP/s of one core: well above what starting a program takes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from checks.accelerators import find_descriptor
 from checks.collective.nccom.launch import checks_over_nodes
 from checks.contract import Finding, Status
 from healthd.aggregator.model.nodes import FleetNode
@@ -23,7 +24,9 @@ def launch_mode(
     """How nccom-test gets onto these nodes; None where torch carries their collectives, or it can run no check."""
     if policy.nccom_launch == "off" or not checks_over_nodes(checks):
         return None
-    return policy.nccom_launch if {_kind(nodes.get(name)) for name in members} == {"neuron"} else None
+    kinds = {_kind(nodes.get(name)) for name in members}
+    described = find_descriptor(next(iter(kinds))) if len(kinds) == 1 else None
+    return policy.nccom_launch if described is not None and described.nccom else None
 
 
 def checks_of(validation: Validation, policy: Policy) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import click
 
+from checks.accelerators import descriptors
 from checks.host.machine import Host
 from checks.json_text import parse_json
 from checks.printable import printable
@@ -279,21 +280,26 @@ MAX_TAIL_BYTES = 256 << 10
 MAX_KERNEL_LINES = 1000
 MAX_PROFILES = 5  # the newest; each is read value by value
 
-# Lines of the kernel that say something of accelerators, their network and the machine's own faults.
-_KERNEL = re.compile(
-    r"(?i)neuron|nvidia|nvrm|\bxid\b|\befa\b|infiniband|rdma|hardware error|\bmce\b|edac|ecc|\baer\b|pcie|"
+# What a bundle has of all machines. What it has of a kind of device is in the descriptor of the kind.
+# Lines of the kernel that say something of the accelerators' network and the machine's own faults.
+KERNEL_WORDS = (
+    r"\befa\b|infiniband|rdma|hardware error|\bmce\b|edac|ecc|\baer\b|pcie|"
     r"out of memory|oom|hung task|blocked for more than|segfault|i/o error|link (?:is )?(?:up|down)|nvme|iommu"
 )
-# One after the other: Neuron's tools failed when several asked the driver at once.
-TOOLS: Mapping[str, tuple[str, ...]] = {
-    "neuron-ls.json": ("neuron-ls", "-j"),
-    "fi_info.txt": ("fi_info", "-p", "efa"),
-    "nvidia-smi.txt": ("nvidia-smi", "-q"),
-    "packages-dpkg.txt": ("dpkg-query", "-W", "aws-neuron*", "efa*", "libfabric*", "nvidia-driver*", "openmpi*"),
-    "packages-rpm.txt": ("rpm", "-qa", "aws-neuron*", "efa*", "libfabric*", "nvidia-driver*", "openmpi*"),
-}
-MODULES = ("neuron", "efa", "nvidia", "ib_core")
-PACKAGES = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "nvidia-ml-py", "grpcio", "httpx")
+SYSTEM_PACKAGES = ("efa*", "libfabric*", "openmpi*")
+MODULES = ("efa", "ib_core")
+PACKAGES = ("torch", "grpcio", "httpx")
+
+
+def tools() -> dict[str, tuple[str, ...]]:
+    """File name -> command. They run one after the other: Neuron's failed when several asked the driver at once."""
+    patterns = (*(name for one in descriptors() for name in one.system_packages), *SYSTEM_PACKAGES)
+    return {
+        **{name: command for one in descriptors() for name, command in one.support_tools.items()},
+        "fi_info.txt": ("fi_info", "-p", "efa"),
+        "packages-dpkg.txt": ("dpkg-query", "-W", *patterns),
+        "packages-rpm.txt": ("rpm", "-qa", *patterns),
+    }
 
 
 @click.command()
@@ -368,8 +374,12 @@ def sources(settings: Settings) -> dict[str, Source]:
         "versions.json": lambda: _healthd_versions(host, settings),
         "journal.txt": lambda: journal(host, TOOL_SECONDS),
         "nccom-logs.txt": lambda: nccom_logs(host, MAX_TAIL_BYTES),
-        **{f"tools/{name}": functools.partial(_tool, host, argv) for name, argv in TOOLS.items()},
-        "tools/neuron-monitor.json": lambda: host.first_line(["neuron-monitor"], timeout_seconds=TOOL_SECONDS),
+        **{f"tools/{name}": functools.partial(_tool, host, argv) for name, argv in tools().items()},
+        **{
+            f"tools/{name}": functools.partial(host.first_line, argv, timeout_seconds=TOOL_SECONDS)
+            for one in descriptors()
+            for name, argv in one.support_streams.items()
+        },
     }
 
 
@@ -423,7 +433,9 @@ def _doctor(settings: Settings) -> Any:
 
 def _kernel(host: Any) -> str:
     lines = [f"[{'?' if seconds is None else seconds}] {text}" for seconds, text in host.kernel_log()]
-    kept = [line for line in lines if _KERNEL.search(line) and "ommand line:" not in line]
+    words = [one.kernel_words for one in descriptors() if one.kernel_words is not None]
+    telling = re.compile("|".join((*words, KERNEL_WORDS)), re.IGNORECASE)
+    kept = [line for line in lines if telling.search(line) and "ommand line:" not in line]
     return "\n".join(kept[-MAX_KERNEL_LINES:]) + "\n"
 
 
@@ -441,13 +453,13 @@ def _healthd_versions(host: Any, settings: Settings) -> Any:
     python = settings.probe.python or Path(sys.executable)
     found: dict[str, Any] = {"healthd": __version__, "python": sys.version.split()[0]}
     found["probe"] = {"python": str(python), **ask_packages(python, PROBE_SECONDS)}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *(name for one in descriptors() for name in one.python_packages)):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
     modules = {}
-    for name in MODULES:
+    for name in (*(name for one in descriptors() for name in one.kernel_modules), *MODULES):
         try:
             modules[name] = host.read(f"/sys/module/{name}/version").strip()
         except OSError:

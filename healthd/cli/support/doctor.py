@@ -78,7 +78,7 @@ def examine(settings: Settings) -> Iterator[Item]:
     host = Host(settings.node.host_root)
     yield _devices(settings, host)
     yield from _interpreter(python, settings.probe.start_seconds)
-    yield from _neuron_packages(settings, python, host)
+    yield from _vendors_packages(settings, python, host)
     yield from _compile_cache(settings)
     yield _folder("state directory", settings.node.state_dir, "--state-dir")
     yield _run_folder(settings)
@@ -153,35 +153,39 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         yield Item("gloo", "missing", "this torch has no gloo", "install a build of torch with distributed support")
 
 
-def _neuron_packages(settings: Settings, python: Path, host: Host) -> Iterator[Item]:
-    """The distributions that drive Neuron devices: the real ones, placeholders of their names, or none."""
+def _vendors_packages(settings: Settings, python: Path, host: Host) -> Iterator[Item]:
+    """The distributions that a vendor has in an index of its own: the real ones, placeholders, or none."""
+    from checks.accelerators import descriptors
     from healthd.cli.warm import ask_packages
 
     said = ask_packages(python, settings.probe.start_seconds)
-    installed, placeholders = said.get("neuron"), said.get("placeholders")
+    installed, placeholders = said.get("installed"), said.get("placeholders")
     if not isinstance(installed, dict) or not isinstance(placeholders, list):
         return  # the interpreter itself is missing or broken, and that has been said
-    source = "the real ones are in AWS's Neuron package repository, see the Neuron setup guide"
-    if placeholders:
-        yield Item(
-            "Neuron packages",
-            "missing",
-            f"{', '.join(map(str, placeholders))}: placeholders of the public index with nothing in them",
-            f"remove them and install from there: {source}; {python} -m pip uninstall "
-            + " ".join(str(one).split()[0] for one in placeholders),
-        )
-        return
-    if "torch-neuronx" in installed:
-        shown = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
-        yield Item("Neuron packages", "ok", shown)
-    elif settings.probe.accelerator == "neuron" or host.exists("/dev/neuron0"):
-        remedy = f"name the interpreter that has it (python of [probe]), or install it: {source}"
-        yield Item("Neuron packages", "missing", f"{python} has no torch-neuronx", remedy)
+    for kind in descriptors():
+        if kind.own_index is None:
+            continue
+        title, needed, source = kind.own_index.title, kind.own_index.needed, kind.own_index.source
+        there = {name: version for name, version in installed.items() if name in kind.python_packages}
+        empty = [text for text in map(str, placeholders) if text.split()[0] in kind.python_packages]
+        if empty:
+            yield Item(
+                title,
+                "missing",
+                f"{', '.join(empty)}: placeholders of the public index with nothing in them",
+                f"remove them and install from there: {source}; {python} -m pip uninstall "
+                + " ".join(text.split()[0] for text in empty),
+            )
+        elif needed in there:
+            yield Item(title, "ok", ", ".join(f"{name} {version}" for name, version in sorted(there.items())))
+        elif settings.probe.accelerator == kind.name or (kind.device_files and host.exists(f"{kind.device_files}0")):
+            remedy = f"name the interpreter that has it (python of [probe]), or install it: {source}"
+            yield Item(title, "missing", f"{python} has no {needed}", remedy)
 
 
 def _compile_cache(settings: Settings) -> Iterator[Item]:
     """Failed compilations and stale locks in our compile cache; nothing where nothing was compiled."""
-    from checks.accelerators.neuron.cache import find_troubles
+    from checks.compile_cache import find_troubles
 
     folder = settings.compile_cache()
     if not os.path.isdir(folder):
@@ -277,11 +281,12 @@ def _programs(settings: Settings) -> Iterator[Item]:
 
 def _tools(host: Host) -> Iterator[Item]:
     """Vendors' tools: they matter only where their devices are."""
-    for tool, device, remedy in (
-        ("neuron-ls", "/dev/neuron0", "install aws-neuronx-tools"),
-        ("nvidia-smi", "/dev/nvidia0", "install the NVIDIA driver's utilities"),
-    ):
-        if host.exists(device):
+    from checks.accelerators import descriptors
+
+    for kind in descriptors():
+        if kind.device_files is None or not host.exists(f"{kind.device_files}0"):
+            continue
+        for tool, remedy in kind.tools.items():
             try:
                 yield Item(tool, "ok", host.find_program(tool))
             except HostError as error:

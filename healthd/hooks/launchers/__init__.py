@@ -1,42 +1,68 @@
 """
 Who am I among how many: what the launcher of a job tells each of its processes.
 
-One file a launcher, each with `find(environ) -> Place | None`. What was found, and from what, is said. A job may be
+One file a launcher, found by what it contains: a `DESCRIPTOR` and `find(environ) -> Place | None`. To add one, add a
+file; there is nothing to register. What was found, and from what, is said. A job may be
 inside of several (torchrun in a container of AWS Batch): the innermost says who we are, because it started us last,
 and what it does not know (the job's name, where rank 0 is) is asked of the next one outwards. The order, innermost
 first: torchrun and Open MPI start processes on a node; srun starts the tasks of a job step; an Indexed Job, a SageMaker
-training job and an AWS Batch job start the container around all of them.
+training job and an AWS Batch job start the container around all of them. `Descriptor.order` says it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import pkgutil
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 from healthd.core.errors import ConfigError
 
-NAMES = ("torchrun", "openmpi", "slurm", "kubernetes", "sagemaker", "batch")
-"""Innermost first."""
-
-TRACES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
-    *("PET_NNODES", "PET_NODE_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID"),
-    *("MV2_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_NODEID"),
-    *("PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "COBALT_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID", "_CONDOR_JOB_AD"),
-    *("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "JOBSET_NAME", "VC_TASK_INDEX", "RAY_JOB_ID"),
-    *("ECS_CONTAINER_METADATA_URI_V4", "AWS_BATCH_JOB_ID", "SM_HOSTS", "CLUSTER_SPEC", "AZ_BATCH_JOB_ID"),
-    *("NOMAD_ALLOC_ID", "SKYPILOT_NODE_RANK"),
+OTHER_TRACES = (
+    *("NODE_RANK", "TF_CONFIG", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID"),
+    *("MV2_COMM_WORLD_RANK", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "COBALT_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID"),
+    *("_CONDOR_JOB_AD", "VC_TASK_INDEX", "RAY_JOB_ID", "ECS_CONTAINER_METADATA_URI_V4", "CLUSTER_SPEC"),
+    *("AZ_BATCH_JOB_ID", "NOMAD_ALLOC_ID", "SKYPILOT_NODE_RANK"),
 )
-"""
-Variables that launchers and schedulers set for the processes of a job. Where one is set, a process may be one of many,
-also where no launcher here can read which one.
-"""
+"""Variables of launchers and schedulers that have no file here: they say that there is a job, and not which place."""
 
 SOMEWHERE = "192.0.2.1"
 """An address of no machine (RFC 5737): to ask the kernel which of our own it would speak from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """What other code may know of a launcher without asking it for a place."""
+
+    order: int
+    """Innermost first, lowest number first: who started the process last."""
+
+    variables: tuple[str, ...]
+    """Variables that it sets for the processes of a job. Where one is set, a process may be one of many, also where
+    `find` cannot read which one."""
+
+    size_told_by: tuple[str, str] | None = None
+    """Where the first of these variables is set and the user says the number of nodes, that is the second variable."""
+
+
+class Launcher(Protocol):
+    """What every launcher offers at module level."""
+
+    DESCRIPTOR: Descriptor
+
+    def find(self, environ: Mapping[str, str]) -> Place | None:
+        """The place that its variables describe, None where it did not start us; ConfigError for half-set ones."""
+
+
+class Renumber(Protocol):
+    """A launcher's own variables for a job of `size` nodes of which this is number `rank`."""
+
+    def __call__(self, environ: Mapping[str, str], *, rank: int, size: int, main: str) -> dict[str, str]:
+        """Only what changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +73,9 @@ class Place:
     `rank` and `size` count nodes, not processes; `local_rank` and `local_size` the processes of this node: only local
     rank 0 probes. `main` is the host of rank 0, empty where the launcher does not tell. `source` says which launcher
     this was read from and `evidence` from what. `attempt_told` false: the launcher counts no attempts. `main_counts`:
-    the launcher takes the exit code of rank 0 for that of the job, whatever the others do.
+    the launcher takes the exit code of rank 0 for that of the job, whatever the others do. `main_remedy`: what the user
+    can do, beside naming it, where the launcher does not tell where rank 0 is; ends with "or ". `renumber` None: the
+    launcher has no variables to change where a job starts with fewer nodes.
     """
 
     job: str | None
@@ -61,6 +89,8 @@ class Place:
     evidence: str = ""
     attempt_told: bool = True
     main_counts: bool = False
+    main_remedy: str = ""
+    renumber: Renumber | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.source != "options" and (
@@ -72,15 +102,29 @@ class Place:
             )
 
 
+def trace_names() -> tuple[str, ...]:
+    """The variables by which a process may be one of many: those of the launchers here, then those of others."""
+    return (*(name for one in _launchers() for name in one.DESCRIPTOR.variables), *OTHER_TRACES)
+
+
 def traces(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The variables by which this process may be one of many; none: nobody has started it as a part of anything."""
-    return tuple(name for name in TRACES if environ.get(name))
+    return tuple(name for name in trace_names() if environ.get(name))
 
 
 def find_places(environ: Mapping[str, str]) -> tuple[Place, ...]:
     """What every launcher that knows its own variables says, innermost first; ConfigError for half-set ones."""
-    found = (importlib.import_module(f"{__name__}.{name}").find(environ) for name in NAMES)
+    found = (launcher.find(environ) for launcher in _launchers())
     return tuple(place for place in found if place is not None)
+
+
+@functools.cache
+def _launchers() -> tuple[Launcher, ...]:
+    """Every module of this folder that has a descriptor, innermost first."""
+    names = sorted(one.name for one in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    found = [cast("Launcher", one) for one in modules if isinstance(getattr(one, "DESCRIPTOR", None), Descriptor)]
+    return tuple(sorted(found, key=lambda one: one.DESCRIPTOR.order))
 
 
 def find_place(environ: Mapping[str, str], *, size: int | None = None, main: str | None = None) -> Place | None:
@@ -91,8 +135,9 @@ def find_place(environ: Mapping[str, str], *, size: int | None = None, main: str
     launcher does not tell. ConfigError where the number contradicts it, and where nobody says where rank 0 of several
     nodes is.
     """
-    if size is not None and environ.get("JOB_COMPLETION_INDEX"):
-        environ = {**environ, "JOB_COMPLETIONS": str(size)}  # Kubernetes tells a pod its index and not their number
+    for descriptor in (launcher.DESCRIPTOR for launcher in _launchers()):
+        if size is not None and descriptor.size_told_by is not None and environ.get(descriptor.size_told_by[0]):
+            environ = {**environ, descriptor.size_told_by[1]: str(size)}
     places = find_places(environ)
     if not places:
         return None
@@ -110,10 +155,9 @@ def find_place(environ: Mapping[str, str], *, size: int | None = None, main: str
         raise ConfigError(f"{size} nodes are asked for, and {inner.source} says {inner.size} ({inner.evidence})")
     inner = dataclasses.replace(inner, main=main or inner.main or ("127.0.0.1" if inner.size == 1 else ""))
     if not inner.main:
-        service = "give its pods a headless Service (spec.subdomain), or " if "Kubernetes" in inner.source else ""
         raise ConfigError(
-            f"{inner.source} does not say where rank 0 is: {service}set MASTER_ADDR to its host for all processes, "
-            "or say --main HOST"
+            f"{inner.source} does not say where rank 0 is: {inner.main_remedy}set MASTER_ADDR to its host for all "
+            "processes, or say --main HOST"
         )
     return inner
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Place, number, own_address, whole
+from healthd.hooks.launchers import Descriptor, Place, number, own_address, whole
+
+DESCRIPTOR = Descriptor(order=50, variables=("AWS_BATCH_JOB_ID",))
 
 NODE = ("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX")
 MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"

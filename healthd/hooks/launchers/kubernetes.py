@@ -27,7 +27,13 @@ import socket
 from collections.abc import Callable, Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Place, number
+from healthd.hooks.launchers import Descriptor, Place, number
+
+DESCRIPTOR = Descriptor(
+    order=30,
+    variables=("JOB_COMPLETION_INDEX", "JOBSET_NAME", "PET_NNODES", "PET_NODE_RANK", "KUBERNETES_SERVICE_HOST"),
+    size_told_by=("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"),  # a pod is told its index and not how many there are
+)
 
 
 def find(environ: Mapping[str, str], *, full_name: Callable[[], str] = socket.getfqdn) -> Place | None:
@@ -60,6 +66,7 @@ def find(environ: Mapping[str, str], *, full_name: Callable[[], str] = socket.ge
         source="a JobSet of Kubernetes" if environ.get("JOBSET_NAME") else "an Indexed Job of Kubernetes",
         evidence=f"JOB_COMPLETION_INDEX={index}, JOB_COMPLETIONS={size}",
         attempt_told=bool(restart),
+        main_remedy="give its pods a headless Service (spec.subdomain), or ",
     )
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Place, number, whole
+from healthd.hooks.launchers import Descriptor, Place, number, whole
+
+DESCRIPTOR = Descriptor(order=10, variables=("OMPI_COMM_WORLD_SIZE",))
 
 NAMES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from checks.json_text import parse_json
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError
-from healthd.hooks.launchers import Place, whole
+from healthd.hooks.launchers import Descriptor, Place, whole
+
+DESCRIPTOR = Descriptor(order=40, variables=("SM_HOSTS",))
 
 RESOURCE_CONFIG = Path("/opt/ml/input/config/resourceconfig.json")
 MOST_BYTES = 1 << 20

@@ -13,7 +13,9 @@ import re
 from collections.abc import Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Place, number, whole
+from healthd.hooks.launchers import Descriptor, Place, number, whole
+
+DESCRIPTOR = Descriptor(order=20, variables=("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_NODEID"))
 
 STEP = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
 MOST_HOSTS = 100_000

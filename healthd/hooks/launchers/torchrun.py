@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Place, number
+from healthd.hooks.launchers import Descriptor, Place, number
+
+DESCRIPTOR = Descriptor(
+    order=0,
+    variables=("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"),
+)
 
 
 def find(environ: Mapping[str, str]) -> Place | None:
@@ -34,6 +39,7 @@ def find(environ: Mapping[str, str]) -> Place | None:
         source="torchrun",
         evidence=f"GROUP_RANK={environ['GROUP_RANK']}, WORLD_SIZE={world} in nodes of {local_size}",
         attempt_told=False,
+        renumber=renumber,
     )
 
 

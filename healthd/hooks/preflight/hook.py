@@ -138,10 +138,8 @@ def environment_of(place: Place, outcome: Outcome, environ: Mapping[str, str]) -
     environment = dict(environ)
     rank, size, main = outcome.rank or 0, outcome.size or 1, outcome.main or place.main
     environment.update(HEALTHD_RANK=str(rank), HEALTHD_NNODES=str(size), HEALTHD_MAIN=main)
-    if place.source == "torchrun":
-        from healthd.hooks.launchers import torchrun
-
-        environment.update(torchrun.renumber(environ, rank=rank, size=size, main=main))
+    if place.renumber is not None:
+        environment.update(place.renumber(environ, rank=rank, size=size, main=main))
     environment["HEALTHD_HOSTFILE"] = str(write_hostfile(outcome.hosts))
     return environment
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from checks.accelerators import descriptors
 from healthd.node.occupancy.model import Reading, Workload
 
 # Reads protocol buffers without generated code: the five messages of one API need three rules of the format.
@@ -89,8 +90,7 @@ PODS_LOG = "/var/log/pods"
 METHOD = "/v1.PodResourcesLister/List"
 # As the kubelet's own client has it.
 MAX_ANSWER_BYTES = 16 << 20
-# Beginnings of the resources that are ours to test. aws.amazon.com/neuron: neuron, neuroncore, neurondevice.
-RESOURCES = ("aws.amazon.com/neuron", "nvidia.com/", "vpc.amazonaws.com/efa")
+NIC_RESOURCES = ("vpc.amazonaws.com/efa",)
 MAX_USES = 4
 
 
@@ -114,12 +114,13 @@ def parse_pods(answer: bytes, uids: dict[str, str]) -> tuple[Workload, ...]:
 
 
 def _uses(pod: bytes) -> Iterator[str]:
-    """What the containers of a pod have."""
+    """What the containers of a pod have of the resources that are ours to test."""
+    ours = (*(name for one in descriptors() for name in one.kubernetes_resources), *NIC_RESOURCES)
     for container in messages(pod, 3):
         for devices in messages(container, 2):
             resource = text(devices, 1)
             count = sum(1 for _ in messages(devices, 2))
-            if count and resource.startswith(RESOURCES):
+            if count and resource.startswith(ours):
                 yield f"{count} {resource}"
         for claim in messages(container, 5):
             drivers = {text(one, 2) for one in messages(claim, 4)} - {""}

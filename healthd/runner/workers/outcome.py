@@ -242,17 +242,14 @@ def explain(reason: str, message: str, output: str) -> tuple[str, str, Action | 
     """
     if reason not in _VAGUE:
         return reason, message, None
-    from checks.accelerators.neuron.errors import diagnose, telling_line  # slow, and only for what failed
-    from checks.device.probes import diagnose_cuda
+    from checks.accelerators import descriptors  # slow, and only for what failed
 
     text = f"{message}\n{output}"
-    found, line = diagnose(text), ""
-    if found is not None:
-        line = telling_line(text)
-    elif cuda := diagnose_cuda(text):
-        found, line = cuda
-    if found is None:
+    told = (one.diagnose(text) for one in descriptors() if one.diagnose is not None)
+    diagnosed = next((found for found in told if found is not None), None)
+    if diagnosed is None:
         return reason, message, None
+    found, line = diagnosed
     return found.reason, shorten(found.message(line)), found.action
 
 

@@ -6,7 +6,7 @@ Compilers for these devices take a minute for the smallest program, so what a qu
 about the programs; `manifest.json` in it lists what has been compiled. A probe that is not in the list is cold, which
 can be told without importing torch.
 
-For any accelerator that compiles (neuron, xla). Nothing here judges, compiles or imports torch.
+For any accelerator that compiles. Nothing here judges, compiles or imports torch.
 
 Unverified on hardware: how the Neuron compiler's own cache marks failures and locks (`_failures`, `_stale_locks`) is
 known from its messages and documentation alone.
@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from checks.accelerators import find_descriptor
 from checks.atomic_file import write_atomically
 from checks.json_text import parse_json
 
@@ -37,14 +38,8 @@ _MAX_MANIFEST_BYTES = 1 << 20
 _MAX_FILES = 200_000
 _DIGEST_CHARACTERS = 20
 
-# Where the pieces of the keys come from: the folders and files whose text makes the graphs.
-SOURCES = (
-    "device/*.py",
-    "collective/*.py",
-    "accelerators/xla.py",
-    "accelerators/neuron/environment.py",
-    "accelerators/neuron/torch_binding.py",
-)
+# The files below `checks` whose text makes the graphs, beside `graph_sources` of the accelerator's descriptor.
+SOURCES = ("device/*.py", "collective/*.py")
 
 
 class ColdCacheError(RuntimeError):
@@ -112,7 +107,7 @@ def make_key(
         lnc=lnc,
         flags=tuple(flags),
         versions=dict(versions),
-        probes=probes_digest(),
+        probes=probes_digest(inventory.get("accelerator")),
     )
 
 
@@ -125,14 +120,20 @@ def serves(device: Mapping[str, Any], target: str) -> bool:
     return bool(device.get("target") == first)
 
 
-def probes_digest() -> str:
-    """A digest of the source of all that makes graphs: another version of a probe may make others."""
-    root = Path(__file__).parents[2]
+def probes_digest(accelerator: str | None) -> str:
+    """A digest of the source of all that makes graphs there: another version of a probe may make others."""
+    root = Path(__file__).parent
     hashed = hashlib.sha256()
-    for pattern in SOURCES:
+    for pattern in sources_of(accelerator):
         for path in sorted(root.glob(pattern)):
             hashed.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return hashed.hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def sources_of(accelerator: str | None) -> tuple[str, ...]:
+    """Patterns, below `checks`, of the files whose text makes the graphs of a kind of device."""
+    described = find_descriptor(accelerator)
+    return (*SOURCES, *(described.graph_sources if described is not None else ()))
 
 
 def entry_of(check: str, tier: str, params: Mapping[str, Any], ranks: int | None = None) -> str:

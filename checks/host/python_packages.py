@@ -1,17 +1,19 @@
 """
-Which distributions an interpreter has that drive Neuron devices, and whether they are the real ones.
+Which distributions of vendors an interpreter has that drive devices, and whether they are the real ones.
 
-The public package index holds only placeholders under these names; the real ones are in AWS's own repository. Nothing
-is imported: versions and lists of files are what the installer wrote down. Runs as a program too, in the interpreter
-that is asked about: `PYTHON -I python_packages.py` prints JSON. So it imports nothing of ours, which is not there.
+The public package index holds only placeholders under some names; the real ones are in the vendor's own repository.
+Nothing is imported: versions and lists of files are what the installer wrote down. Runs as a program too, in the
+interpreter that is asked about: `PYTHON -I python_packages.py NAME ...` prints JSON. So it imports nothing of ours,
+which is not there.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from importlib import metadata
 
-NEURON = ("torch-neuronx", "neuronx-cc", "libneuronxla", "nrtpy")
 COMPILING = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla")
 _PLACEHOLDER_VERSIONS = frozenset({"0.0.1", "1.0", "1.0.0", "1.0.0.0"})
 _PLACEHOLDER_FILES = 3  # a module that says that it is none, and what goes with it; the real ones have hundreds
@@ -27,9 +29,9 @@ def read_versions() -> dict[str, str]:
     return found
 
 
-def find_placeholders() -> list[str]:
-    """Distributions of the Neuron names that are no more than a name: `torch-neuronx 1.0`."""
-    return [f"{name} {version}" for name in NEURON if (version := _version(name)) and is_placeholder(name)]
+def find_placeholders(names: Sequence[str]) -> list[str]:
+    """Distributions of these names that are no more than a name: `torch-neuronx 1.0`."""
+    return [f"{name} {version}" for name in names if (version := _version(name)) and is_placeholder(name)]
 
 
 def is_placeholder(name: str) -> bool:
@@ -56,15 +58,15 @@ def _version(name: str) -> str | None:
         return None
 
 
-def main() -> None:
-    """Print what the interpreter has."""
+def main(names: Sequence[str]) -> None:
+    """Print what the interpreter has of these names, and of what decides about compiled programs."""
     said = {
         "versions": read_versions(),
-        "neuron": {name: version for name in NEURON if (version := _version(name))},
-        "placeholders": find_placeholders(),
+        "installed": {name: version for name in names if (version := _version(name))},
+        "placeholders": find_placeholders(names),
     }
     print(json.dumps(said))  # noqa: T201  its standard output is its answer
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
