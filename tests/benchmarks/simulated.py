@@ -90,7 +90,7 @@ class SimulatedNode:
         )
 
     def heed(self, text: bytes) -> None:
-        """Take the leases that an answer orders, and end those that it no longer lists."""
+        """Take the leases that an answer orders, and end those whose orders are withdrawn."""
         answer = json.loads(text)
         now = time.monotonic()
         if self.answer is not None:
@@ -99,15 +99,15 @@ class SimulatedNode:
         self.reports = {i: r for i, r in self.reports.items() if i not in answer["acknowledged"]}
         if answer["orders"] is None:
             return
-        orders = {order["id"]: order for order in answer["orders"]}
-        for order_id, order in orders.items():
-            if order["kind"] == "lease" and order_id not in self.leases:
+        for order in answer["orders"]:
+            order_id, withdrawn = order["id"], order["withdrawn"]
+            if order["kind"] != "lease" or withdrawn != (order_id in self.leases):
+                continue
+            if withdrawn:
+                del self.leases[order_id]
+            else:
                 self.leases[order_id] = order["lease"]
-                self.reports[order_id] = {"status": "accepted"}
-                self.told = False
-        for order_id in set(self.leases) - set(orders):
-            del self.leases[order_id]
-            self.reports[order_id] = {"status": "cancelled"}
+            self.reports[order_id] = {"status": "cancelled" if withdrawn else "accepted"}
             self.told = False
 
 
