@@ -210,7 +210,7 @@ def test_a_simulated_node_says_and_heeds_what_the_product_does() -> None:
     assert second.state is not None
     assert (second.last_answer, second.orders["l1"].status) == ("a1", "accepted")
     assert [one.id for one in second.state.leases] == ["l1"]
-    node.heed(encode(_answer(acknowledged=("l1",))))
+    node.heed(encode(_answer(dataclasses.replace(order, withdrawn=True), acknowledged=("l1",))))
     third = decode(node.body(full=False), SyncRequest, what="sync")
     assert (third.state, third.orders["l1"].status) == (None, "cancelled")
 
