@@ -532,9 +532,6 @@ def _convert(key: str, value: Any, wanted: Any) -> Any:
     raise ValueError(f"parameter {key!r} must be {names}, not {value!r}")
 
 
-# The contract between a check and whoever runs it: words, records and the `@check` decorator.
-
-
 __all__ = [
     "BUILT_IN",
     "DEVICE_RESETS",

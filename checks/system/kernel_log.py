@@ -268,7 +268,7 @@ def staged(pattern: Pattern, stage: Stage) -> tuple[Pattern, str]:
     return pattern, ""
 
 
-# Known faults in the kernel log (`fault_lines` says which).
+# The check: new lines of the log since the last look, judged by the table above.
 
 
 MAX_FINDINGS = 32
