@@ -333,7 +333,8 @@ def test_leases_of_a_lost_database_are_adopted_and_nothing_is_admitted_until_rec
 
 def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in() -> None:
     async def main() -> None:
-        world = World("n1", "n2")
+        world = World("n1")
+        world.add("n2", leases=(lease("old-lease", job="big"),))
         for daemon in world.daemons.values():
             daemon.issuer = "store-lost"
         async with running(world) as run:
@@ -345,6 +346,25 @@ def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in(
             await run.settle()
             assert run.engine.recovering() is None
             assert "n3" in of_states(run)
+
+    asyncio.run(main())
+
+
+def test_a_new_installation_among_nodes_that_have_no_lease_holds_nobody() -> None:
+    """They know another database, but there is nothing of it that could be lost."""
+
+    async def main() -> None:
+        world = World("n1", "n2", "n3")
+        for daemon in world.daemons.values():
+            daemon.issuer = "store-before"
+        async with running(world) as run:
+            assert run.engine.recovering() is None
+            _, answer = await run.admit(nodes=("n1", "n2"))
+            assert answer.decision is Verdict.ADMIT
+            kept = Quarantine(reason="smells of smoke", owner="ana", owner_kind="person", since=NOW, until=None)
+            world.add("n4", quarantine=kept).issuer = "store-before"
+            await run.settle()
+            assert run.engine.recovering(), "now there is"
 
     asyncio.run(main())
 
