@@ -15,7 +15,7 @@ from healthd.aggregator.gate import machine as gates
 from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.model.gates import Claim, Effect, Gate, Override
 from healthd.aggregator.model.nodes import FleetNode, Snapshot
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.core.model import (
     Allocation,
     CheckResult,
@@ -32,7 +32,7 @@ from healthd.core.model import (
 )
 
 NOW = 1_000_000.0
-POLICY = Policy(settle_seconds=0.0, collective=False)
+POLICY = Policy(tuning=Tuning(settle_seconds=0.0), collective=False)
 
 
 def spec(name: str, tier: Tier) -> CheckSpec:
