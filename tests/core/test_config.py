@@ -243,7 +243,7 @@ def test_a_time_that_is_none_is_told_in_one_line(tmp_path: Path, text: str, said
     ],
 )
 def test_what_no_operator_sets_is_an_unknown_key(tmp_path: Path, text: str, variables: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="unknown (key|variable)"):
+    with pytest.raises(ConfigError, match=r"unknown (key|variable)"):
         policy(tmp_path, text, **variables)
 
 
