@@ -68,6 +68,7 @@ async def node(
     )
     record = parts.engine.remembered(node)
     feed.board.begin()
+    rows = node_view.rows(state, feed.samples) if state else []
     return rendering.page(
         "node.html",
         visitor=visitor,
@@ -84,8 +85,8 @@ async def node(
         removed=None if parts.drain is None else parts.drain.out().get(node),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
-        measured=node_view.measured(state, feed.samples) if state else [],
-        rows=node_view.rows(state, feed.samples) if state else [],
+        measured=node_view.measured(rows),
+        rows=rows,
         grants=[row for row in parts.engine.leases() if row.node == node],
         orders=[order for order in view.orders or () if order.kind != OrderKind.LEASE],
         events=events[:MOST_EVENTS],
