@@ -24,6 +24,9 @@ from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import ForgetNode, PutMeta, PutNode
 from healthd.core.model import FINAL_STATUSES, Lease, NodeState, OrderStatus, Quarantine
 
+RECOVERY_RATIO = 0.1
+"""The share of the fleet that must know another database before this one counts as lost. A tenth: more than a job's
+nodes may say when a copy is an hour old, and nothing that one node can fake."""
 LEAST_WITNESSES = 2
 """Nodes that must be witnesses in the smallest fleet: one alone is never believed about the others."""
 
@@ -86,7 +89,7 @@ class Recovery:
         if not self._with_leases:
             return
         fleet = size()
-        if len(self._witnesses) >= math.ceil(self._policy.recovery_ratio * fleet):
+        if len(self._witnesses) >= math.ceil(RECOVERY_RATIO * fleet):
             self._set(batch, until=batch.now + self._policy.recovery_seconds, established=False)
             some = ", ".join(sorted(self._witnesses)[:3])
             text = (
@@ -136,7 +139,7 @@ class LeaseReconciler:
         self._registry = registry
         self._policy = policy
         self._not_in_copy = (float(loaded.meta.get("left_at", "inf")) + COPY_SLACK_SECONDS, started_at)
-        self._settled_at = started_at + policy.settle_seconds
+        self._settled_at = started_at + policy.tuning.settle_seconds
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
         self._reconciled: set[str] = set()
         self._taken_over: dict[str, Quarantine] = {}
