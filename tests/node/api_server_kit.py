@@ -1,6 +1,6 @@
 """
-A server that behaves like Kubernetes' API server for the calls that healthd makes on nodes: TLS, tokens that expire,
-rights, versions that conflict, the two kinds of patch, pages of a list, and answers put in its mouth.
+A server that behaves like Kubernetes' API server for the calls that healthd makes on nodes and pods: TLS, tokens that
+expire, rights, versions that conflict, the two kinds of patch, pages of a list, watches, and answers put in its mouth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,9 +45,16 @@ class Cluster:
     rights: set[str] = field(
         default_factory=lambda: {
             *("get on nodes", "list on nodes", "patch on nodes", "patch on nodes/status"),
-            "create on events",
+            *("create on events", "list on pods", "watch on pods"),
         }
     )
+    pods: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    changes: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    watches: int = 0  # that are open
+    deaf: bool = False  # watches tell nothing, as over a connection that broke without a word
+    down: bool = False  # every call is answered with 503, every watch ends
+    oldest: int = 0  # versions before it are compacted
     said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -87,6 +95,37 @@ class Cluster:
     def writes(self) -> list[Call]:
         return [call for call in self.calls if call.method == "PATCH"]
 
+    def pod(self, name: str, *, namespace: str = "ml", uid: str, phase: str = "Running") -> None:
+        """A pod as it is now; another uid is another pod of that name."""
+        key = (namespace, name)
+        if key in self.pods and self.pods[key]["metadata"]["uid"] != uid:
+            self.delete_pod(name, namespace=namespace)
+        metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": self._next()}
+        kind = "MODIFIED" if key in self.pods else "ADDED"
+        self.pods[key] = {"kind": "Pod", "metadata": metadata, "status": {"phase": phase}}
+        self._tell(kind, self.pods[key])
+
+    def delete_pod(self, name: str, *, namespace: str = "ml") -> None:
+        gone = self.pods.pop((namespace, name))
+        gone["metadata"] = {**gone["metadata"], "resourceVersion": self._next()}
+        self._tell("DELETED", gone)
+
+    def compact(self) -> None:
+        """Watches from before end, and cannot go on."""
+        with self.changed:
+            self.oldest = int(self._next())
+            self.changed.notify_all()
+
+    def stop(self, *, down: bool) -> None:
+        with self.changed:
+            self.down = down
+            self.changed.notify_all()
+
+    def _tell(self, kind: str, pod: dict[str, Any]) -> None:
+        with self.changed:
+            self.changes.append((int(pod["metadata"]["resourceVersion"]), kind, copy.deepcopy(pod)))
+            self.changed.notify_all()
+
     # --- what the server does -----------------------------------------------------------------------------------------
 
     def answer(self, call: Call) -> tuple[int, dict[str, str], Any]:
@@ -101,6 +140,13 @@ class Cluster:
                 return 403, {}, failure(403, "events is forbidden: cannot create resource")
             self.events.append(call.body)
             return 201, {}, call.body
+        if self.down:
+            return 503, {}, failure(503, "apiserver is shutting down")
+        if (pods := re.fullmatch(r"/api/v1/namespaces/([^/]+)/pods", call.path)) is not None:
+            return self._list_pods(call, pods[1])
+        return self._nodes(call)
+
+    def _nodes(self, call: Call) -> tuple[int, dict[str, str], Any]:
         match = re.fullmatch(r"/api/v1/nodes(?:/([^/]+))?(/status)?", call.path)
         if match is None:
             return 404, {}, failure(404, "the server could not find the requested resource")
@@ -121,6 +167,40 @@ class Cluster:
                 self.nodes[name]["metadata"]["resourceVersion"] = self._next()
             return 200, {}, found
         return self._patch(self.nodes[name], call, status)
+
+    def _list_pods(self, call: Call, namespace: str) -> tuple[int, dict[str, str], Any]:
+        verb = "watch" if "watch" in call.query else "list"
+        if f"{verb} on pods" not in self.rights:
+            return 403, {}, failure(403, f"pods is forbidden: cannot {verb} resource")
+        name = call.query["fieldSelector"].removeprefix("metadata.name=")
+        if verb == "watch":
+            return 200, {}, self._watch(namespace, name, int(call.query["resourceVersion"]), call)
+        found = [pod for key, pod in self.pods.items() if key == (namespace, name)]
+        return 200, {}, {"kind": "PodList", "metadata": {"resourceVersion": str(self.version)}, "items": found}
+
+    def _watch(self, namespace: str, name: str, since: int, call: Call) -> Generator[bytes, None, None]:
+        """Lines of changes as they happen, until the time that was asked for is over."""
+        end = time.monotonic() + float(call.query["timeoutSeconds"])
+        with self.changed:
+            self.watches += 1
+        try:
+            while (left := end - time.monotonic()) > 0 and not self.down:
+                with self.changed:
+                    new = [] if self.deaf else [one for one in self.changes if one[0] > since]
+                    if not new and since >= self.oldest:
+                        self.changed.wait(min(left, 0.05))
+                        continue
+                if since < self.oldest:
+                    told = {**failure(410, f"too old resource version: {since}"), "reason": "Expired"}
+                    yield json.dumps({"type": "ERROR", "object": told}).encode() + b"\n"
+                    return
+                for version, kind, pod in new:
+                    since = version
+                    if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
+                        yield json.dumps({"type": kind, "object": pod}).encode() + b"\n"
+        finally:
+            with self.changed:
+                self.watches -= 1
 
     def _page(self, call: Call) -> tuple[int, dict[str, str], Any]:
         key, _, value = call.query.get("labelSelector", "").partition("=")
@@ -200,6 +280,9 @@ def cluster(folder: Path) -> Iterator[Cluster]:
                 body=json.loads(text) if text else None,
             )
             status, headers, body = made.answer(call)
+            if isinstance(body, Generator):
+                self._stream(body)
+                return
             answer = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             for key, value in {"Content-Type": "application/json", **headers}.items():
@@ -207,6 +290,16 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
+
+        def _stream(self, lines: Generator[bytes, None, None]) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.flush()
+            with contextlib.closing(lines), contextlib.suppress(OSError):
+                for line in lines:
+                    self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                self.wfile.write(b"0\r\n\r\n")
 
         do_GET = do_PATCH = do_POST = _serve  # noqa: N815
 

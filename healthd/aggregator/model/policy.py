@@ -81,8 +81,13 @@ class Policy:
     lease_grace_seconds: float = 900.0
     """How long a node waits for the workload of a lease to be seen. 15 min: images are pulled."""
 
+    lease_seconds: float = 86400.0
+    """How long a lease lasts where no node can see when the job ends, and the request does not say: counted from when
+    the job was last seen. At least the expected runtime. A day: most jobs are over by then, and the hook says at
+    admission how long it is; a job that runs longer unseen asks for more (`--lease`)."""
+
     lease_max_seconds: float = 2592000.0
-    """How long a lease may last when nobody can see its workload. 30 days: longer than jobs, shorter than for ever."""
+    """The longest time of a lease that may be asked for. 30 days: longer than jobs, shorter than for ever."""
 
     observe_seconds: float = 60.0
     """In observe mode the answer comes after so long at the latest, where there are nodes to start on: watching must
@@ -257,6 +262,8 @@ class Policy:
                 raise ValueError(f"{name}: must be 0 or more, not {getattr(self, name)}")
         if not 0 <= self.runtime_seconds <= MOST_RUNTIME_SECONDS:
             raise ValueError(f"runtime: must be from 0 to a year, not {self.runtime_seconds:g} s")
+        if not 0 < self.lease_seconds <= self.lease_max_seconds:
+            raise ValueError(f"lease: must be more than 0 s and at most lease_max, not {self.lease_seconds:g} s")
         for name in ("keep_days", "pool_recheck_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name):g}")
