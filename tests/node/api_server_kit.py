@@ -48,7 +48,6 @@ class Cluster:
             *("create on events", "list on pods", "watch on pods"),
         }
     )
-    pods: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     changes: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
     watches: int = 0  # that are open
@@ -58,6 +57,7 @@ class Cluster:
     said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    pods: list[dict[str, Any]] = field(default_factory=list)
     races: int = 0  # so many times somebody else changes a node between reading and writing it
     version: int = 100
 
@@ -95,18 +95,20 @@ class Cluster:
     def writes(self) -> list[Call]:
         return [call for call in self.calls if call.method == "PATCH"]
 
-    def pod(self, name: str, *, namespace: str = "ml", uid: str, phase: str = "Running") -> None:
-        """A pod as it is now; another uid is another pod of that name."""
-        key = (namespace, name)
-        if key in self.pods and self.pods[key]["metadata"]["uid"] != uid:
+    def job_pod(self, name: str, *, namespace: str = "ml", uid: str, phase: str = "Running") -> None:
+        """A pod of a job as it is now; another uid is another pod of that name."""
+        before = [one for one in self.pods if _named(one, namespace, name)]
+        if before and before[0]["metadata"]["uid"] != uid:
             self.delete_pod(name, namespace=namespace)
-        metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": self._next()}
-        kind = "MODIFIED" if key in self.pods else "ADDED"
-        self.pods[key] = {"kind": "Pod", "metadata": metadata, "status": {"phase": phase}}
-        self._tell(kind, self.pods[key])
+            before = []
+        metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": self._next(), "labels": {}}
+        made = {"kind": "Pod", "metadata": metadata, "status": {"phase": phase}}
+        self.pods = [*(one for one in self.pods if one not in before), made]
+        self._tell("MODIFIED" if before else "ADDED", made)
 
     def delete_pod(self, name: str, *, namespace: str = "ml") -> None:
-        gone = self.pods.pop((namespace, name))
+        gone = next(one for one in self.pods if _named(one, namespace, name))
+        self.pods.remove(gone)
         gone["metadata"] = {**gone["metadata"], "resourceVersion": self._next()}
         self._tell("DELETED", gone)
 
@@ -135,18 +137,10 @@ class Cluster:
             return status, headers, body
         if call.token not in self.tokens:
             return 401, {}, failure(401, "Unauthorized")
-        if (call.method, call.path) == ("POST", "/api/v1/namespaces/default/events"):
-            if "create on events" not in self.rights:
-                return 403, {}, failure(403, "events is forbidden: cannot create resource")
-            self.events.append(call.body)
-            return 201, {}, call.body
         if self.down:
             return 503, {}, failure(503, "apiserver is shutting down")
-        if (pods := re.fullmatch(r"/api/v1/namespaces/([^/]+)/pods", call.path)) is not None:
-            return self._list_pods(call, pods[1])
-        return self._nodes(call)
-
-    def _nodes(self, call: Call) -> tuple[int, dict[str, str], Any]:
+        if not call.path.startswith("/api/v1/nodes"):
+            return self._of_others(call)
         match = re.fullmatch(r"/api/v1/nodes(?:/([^/]+))?(/status)?", call.path)
         if match is None:
             return 404, {}, failure(404, "the server could not find the requested resource")
@@ -157,7 +151,7 @@ class Cluster:
             user = 'nodes is forbidden: User "system:serviceaccount:healthd-system:healthd" cannot'
             return 403, {}, failure(403, f"{user} {verb} resource at the cluster scope")
         if name is None:
-            return self._page(call)
+            return self._page(call, list(self.nodes.values()))
         if name not in self.nodes:
             return 404, {}, failure(404, f'nodes "{name}" not found')
         if call.method == "GET":
@@ -168,19 +162,37 @@ class Cluster:
             return 200, {}, found
         return self._patch(self.nodes[name], call, status)
 
-    def _list_pods(self, call: Call, namespace: str) -> tuple[int, dict[str, str], Any]:
-        verb = "watch" if "watch" in call.query else "list"
-        if f"{verb} on pods" not in self.rights:
-            return 403, {}, failure(403, f"pods is forbidden: cannot {verb} resource")
-        name = call.query["fieldSelector"].removeprefix("metadata.name=")
-        if verb == "watch":
-            return 200, {}, self._watch(namespace, name, int(call.query["resourceVersion"]), call)
-        found = [pod for key, pod in self.pods.items() if key == (namespace, name)]
+    def _of_others(self, call: Call) -> tuple[int, dict[str, str], Any]:
+        """Events and pods."""
+        if (call.method, call.path) == ("POST", "/api/v1/namespaces/default/events"):
+            if "create on events" not in self.rights:
+                return 403, {}, failure(403, "events is forbidden: cannot create resource")
+            self.events.append(call.body)
+            return 201, {}, call.body
+        if pods := re.fullmatch(r"/api/v1(?:/namespaces/([^/]+))?/pods", call.path):
+            verb = "watch" if "watch" in call.query else "list"
+            if f"{verb} on pods" not in self.rights:
+                return 403, {}, failure(403, f"pods is forbidden: cannot {verb} resource")
+            if "fieldSelector" in call.query:
+                return self._one_pod(call, pods[1], call.query["fieldSelector"].removeprefix("metadata.name="))
+            there = [pod for pod in self.pods if pods[1] in (None, pod["metadata"]["namespace"])]
+            return self._page(call, there)
+        return 404, {}, failure(404, "the server could not find the requested resource")
+
+    def pod(self, name: str, node: str, namespace: str = "healthd-system", **labels: str) -> None:
+        made = {"app.kubernetes.io/name": "healthd-node", **labels}
+        metadata = {"name": name, "namespace": namespace, "labels": made}
+        self.pods.append({"metadata": metadata, "spec": {"nodeName": node}})
+
+    def _one_pod(self, call: Call, namespace: str, name: str) -> tuple[int, dict[str, str], Any]:
+        if "watch" in call.query:
+            return 200, {}, self._watch(call, namespace, name)
+        found = [one for one in self.pods if _named(one, namespace, name)]
         return 200, {}, {"kind": "PodList", "metadata": {"resourceVersion": str(self.version)}, "items": found}
 
-    def _watch(self, namespace: str, name: str, since: int, call: Call) -> Generator[bytes, None, None]:
+    def _watch(self, call: Call, namespace: str, name: str) -> Generator[bytes, None, None]:
         """Lines of changes as they happen, until the time that was asked for is over."""
-        end = time.monotonic() + float(call.query["timeoutSeconds"])
+        since, end = int(call.query["resourceVersion"]), time.monotonic() + float(call.query["timeoutSeconds"])
         with self.changed:
             self.watches += 1
         try:
@@ -196,18 +208,18 @@ class Cluster:
                     return
                 for version, kind, pod in new:
                     since = version
-                    if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
+                    if _named(pod, namespace, name):
                         yield json.dumps({"type": kind, "object": pod}).encode() + b"\n"
         finally:
             with self.changed:
                 self.watches -= 1
 
-    def _page(self, call: Call) -> tuple[int, dict[str, str], Any]:
-        key, _, value = call.query.get("labelSelector", "").partition("=")
-        found = [n for n in self.nodes.values() if not key or n["metadata"]["labels"].get(key) == value]
+    def _page(self, call: Call, items: list[dict[str, Any]]) -> tuple[int, dict[str, str], Any]:
+        wanted = dict(one.split("=", 1) for one in call.query.get("labelSelector", "").split(",") if one)
+        found = [one for one in items if wanted.items() <= one["metadata"]["labels"].items()]
         start, limit = int(call.query.get("continue", "0")), int(call.query.get("limit", "500"))
         more = str(start + limit) if start + limit < len(found) else ""
-        return 200, {}, {"kind": "NodeList", "metadata": {"continue": more}, "items": found[start : start + limit]}
+        return 200, {}, {"kind": "List", "metadata": {"continue": more}, "items": found[start : start + limit]}
 
     def _patch(self, node: dict[str, Any], call: Call, status: bool) -> tuple[int, dict[str, str], Any]:
         wanted = call.body.get("metadata", {}).get("resourceVersion")
@@ -219,7 +231,10 @@ class Cluster:
         if call.kind == STRATEGIC:
             conditions = {one["type"]: one for one in after["status"]["conditions"]}
             for one in body.get("status", {}).pop("conditions", []):
-                conditions.setdefault(one["type"], {}).update(one)
+                if one.pop("$patch", "") == "delete":
+                    conditions.pop(one["type"], None)
+                else:
+                    conditions.setdefault(one["type"], {}).update(one)
             after["status"]["conditions"] = list(conditions.values())
         elif call.kind != MERGE:
             return 415, {}, failure(415, f"the body of the request was in an unknown format: {call.kind}")
@@ -235,6 +250,10 @@ class Cluster:
     def _next(self) -> str:
         self.version += 1
         return str(self.version)
+
+
+def _named(pod: dict[str, Any], namespace: str, name: str) -> bool:
+    return (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name)
 
 
 def failure(code: int, message: str) -> dict[str, Any]:

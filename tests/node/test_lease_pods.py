@@ -202,7 +202,7 @@ class Node(World):
 @contextlib.asynccontextmanager
 async def leased(folder: Path, kube: Cluster, workload: str = TRAIN) -> AsyncIterator[Node]:
     """A node whose lease names a pod that runs, and that the API server has shown."""
-    kube.pod("train-0", uid=UID)
+    kube.job_pod("train-0", uid=UID)
     async with Node(folder, kube) as node:
         await node.lease(workload)
         await eventually(lambda: "api" in node.seen_by)
@@ -214,7 +214,7 @@ async def leased(folder: Path, kube: Cluster, workload: str = TRAIN) -> AsyncIte
 def test_a_lease_ends_when_its_pod_has_ended(tmp_path: Path, kube: Cluster, phase: str, workload: str) -> None:
     async def main() -> None:
         async with leased(tmp_path, kube, workload) as node:
-            kube.pod("train-0", uid=UID, phase=phase)
+            kube.job_pod("train-0", uid=UID, phase=phase)
             await node.ended(f"pod ml/train-0 has ended ({phase})")
             # Nothing is asked while no lease names a pod.
             await eventually(lambda: not any("pod ml/train-0" in task.get_name() for task in asyncio.all_tasks()))
@@ -236,7 +236,7 @@ def test_another_pod_of_the_same_name_is_another_job(tmp_path: Path, kube: Clust
     async def main() -> None:
         async with leased(tmp_path, kube, workload) as node:
             kube.deaf = True  # it is gone and made anew before anybody looks
-            kube.pod("train-0", uid=OTHER)
+            kube.job_pod("train-0", uid=OTHER)
             kube.compact()
             await node.ended("replaced by another one")
 
@@ -247,7 +247,7 @@ def test_a_container_that_is_started_again_in_its_pod_keeps_the_lease(tmp_path: 
     async def main() -> None:
         async with leased(tmp_path, kube) as node:
             for _ in range(3):
-                kube.pod("train-0", uid=UID, phase="Running")
+                kube.job_pod("train-0", uid=UID, phase="Running")
                 node.time.move(120.0)  # the devices are free meanwhile, for longer than `settle`
                 await node.scheduler.refresh()
                 await node.goes_on()
