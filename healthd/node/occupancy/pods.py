@@ -255,51 +255,45 @@ class PodWatch:
 
     async def _watch(self, server: ApiServer, pod: Pod) -> None:
         """Follow one pod for ever: list it, watch it from there, and begin anew when that ends."""
-        name, failures = pod.full_name, 0
+        failures = 0
         while True:
             try:
-                version = await self._list(server, pod)
+                await self._follow(server, pod)
                 failures = 0
-                await self._follow_changes(server, pod, version)
             except KubernetesError as error:
                 if error.status == 410:  # too much has changed since: what is true now is to be listed
                     continue
-                self._note_api(name, None, answers=False)
+                failures = 1 if self._looks.get(pod.full_name, PodLooks()).api_answers else failures + 1
+                self._note_api(pod, None, answers=False)
                 self._complain(error)
-                failures += 1
                 backoff = Backoff(self._first_pause_seconds, MOST_PAUSE_SECONDS).after(failures)
-                pause = HOPELESS_SECONDS if error.status in HOPELESS else backoff
+                pause = HOPELESS_SECONDS if error.status in HOPELESS else backoff * random.uniform(0.75, 1.25)  # noqa: S311
                 await asyncio.sleep(max(pause, min(error.retry_after_seconds or 0.0, HOPELESS_SECONDS)))
 
-    async def _list(self, server: ApiServer, pod: Pod) -> str:
-        """Note the pod as it is now; the version to watch from."""
-        found = await server.get(pods_path(pod.namespace), _only(pod), needs=NEEDS)
-        version = members(found, "metadata", "resourceVersion")
-        if members(found, "kind") != "PodList" or not isinstance(version, str):
-            raise KubernetesError(f"API server {server.url}: its answer is no list of pods")
-        self._complaint = ""
-        self._note_api(pod.full_name, next(map(_api_pod, records(found, "items")), None))
-        return version
-
-    async def _follow_changes(self, server: ApiServer, pod: Pod, version: str) -> None:
+    async def _follow(self, server: ApiServer, pod: Pod) -> None:
+        """Note a pod as it is and as it changes, until the server ends that."""
         seconds = random.uniform(*WATCH_SECONDS)  # noqa: S311
-        query = {**_only(pod), "resourceVersion": version}
-        async with contextlib.aclosing(
-            server.watch(pods_path(pod.namespace), query, seconds=seconds, needs=NEEDS)
-        ) as changes:
-            async for change in changes:
-                found = members(change, "object")
+        query = {"fieldSelector": f"metadata.name={pod.name}"}
+        told = server.follow(pods_path(pod.namespace), query, seconds=seconds, needs=NEEDS)
+        async with contextlib.aclosing(told) as answers:
+            async for answer in answers:
+                found = members(answer, "object")
                 if isinstance(found, dict):
-                    gone = change.get("type") == "DELETED"
-                    self._note_api(pod.full_name, None if gone else _api_pod(found))
+                    self._note_api(pod, None if answer.get("type") == "DELETED" else _api_pod(found))
+                elif members(answer, "kind") == "PodList":
+                    self._complaint = ""
+                    self._note_api(pod, next(map(_api_pod, records(answer, "items")), None))
+                else:
+                    raise KubernetesError(f"API server {server.url}: its answer is no list of pods")
 
     def _note(self, name: str, look: PodLooks) -> None:
         if name in self._pods and look != self._looks.get(name):
             self._looks[name] = look
             self.on_change()
 
-    def _note_api(self, name: str, found: ApiPod | None, *, answers: bool = True) -> None:
-        self._note(name, replace(self._looks.get(name, PodLooks()), api_answers=answers, api=found))
+    def _note_api(self, pod: Pod, found: ApiPod | None, *, answers: bool = True) -> None:
+        look = self._looks.get(pod.full_name, PodLooks())
+        self._note(pod.full_name, replace(look, api_answers=answers, api=found))
 
     def _complain(self, error: KubernetesError) -> None:
         """Log each new error once."""
@@ -307,10 +301,6 @@ class PodWatch:
         if text != self._complaint:
             log.warning("%s", text)
         self._complaint = text
-
-
-def _only(pod: Pod) -> dict[str, str]:
-    return {"fieldSelector": f"metadata.name={pod.name}"}
 
 
 def _api_pod(found: dict[str, object]) -> ApiPod:
