@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 
-from healthd.aggregator.api.handling import parts_of
+from healthd.aggregator.api.handling import check_origin, check_request, parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
 from healthd.aggregator.api.problems import problem_of
 from healthd.aggregator.auth import AuthError, Scope
@@ -22,7 +22,6 @@ from healthd.aggregator.ui.events import Feed, FullError
 from healthd.aggregator.ui.session import (
     MAX_TOKEN_LENGTH,
     Visitor,
-    check_origin,
     check_token,
     check_word,
     forget,
@@ -53,6 +52,7 @@ class PageRoute(APIRoute):
 
         async def handler(request: Request) -> Response:
             try:
+                check_request(request, self.dependant)
                 return await answer(request)
             except HealthdError as error:
                 return error_page(request, error)

@@ -12,12 +12,13 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse, Response
 
+from healthd.aggregator.api.handling import ApiRoute
 from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.actions import PageRoute
 from healthd.aggregator.ui.session import visitor_of
 from healthd.core.wire import encode
 
-programs = APIRouter()
+programs = APIRouter(route_class=ApiRoute, tags=["service"])
 router = APIRouter(route_class=PageRoute)
 
 

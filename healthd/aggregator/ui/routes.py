@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request
-from fastapi.params import Depends
 from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
@@ -32,11 +30,11 @@ MOST_OPEN_GATES = 100
 MOST_NODES_OF_REASON = 200
 
 
-def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
+def add_to(app: FastAPI, parts: Parts) -> None:
     """Give the application the page."""
     app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
     for one in ROUTERS:
-        app.include_router(one, dependencies=dependencies)
+        app.include_router(one, include_in_schema=False)
 
 
 router = APIRouter(route_class=PageRoute)
