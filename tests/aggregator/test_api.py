@@ -540,3 +540,14 @@ def test_body_that_is_nested_too_deep_is_a_400_that_says_so(tmp_path: Path) -> N
                     assert "nested more than 64 deep" in answer.json()["detail"]
 
     scenario(test, tmp_path)
+
+
+def test_control_characters_of_a_node_are_escaped_in_an_answer(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        evil = "\x1b[2J \x9b1A \x7f \u202e"
+        async with living(client, "n1", versions={"driver": evil}):
+            answer = await client.get("/v1/nodes/n1")
+            assert answer.json()["state"]["versions"] == {"driver": evil}
+            assert answer.text.isprintable()
+
+    scenario(test, tmp_path)

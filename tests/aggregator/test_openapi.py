@@ -16,6 +16,7 @@ from healthd.aggregator.api.handling import STATUSES
 from healthd.aggregator.auth import Scope
 from tests.aggregator.described import METHODS, description
 from tests.aggregator.test_api import running
+from tests.patience import PATIENCE
 from tests.ui.stage import tokens
 
 OPERATIONS = [
@@ -131,3 +132,16 @@ def test_who_may_read_gets_the_description_of_this_aggregator(tmp_path: Path) ->
             assert answer.json()["paths"].keys() == expected
 
     asyncio.run(main())
+
+
+def test_who_is_not_known_is_told_so_before_a_body_is_read(tmp_path: Path) -> None:
+    file, _ = tokens(tmp_path, hook=Scope.GATE)
+
+    async def main() -> None:
+        async with running(tmp_path, token_file=file) as client:
+            reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            writer.write(b"POST /v1/gates HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20 * PATIENCE))

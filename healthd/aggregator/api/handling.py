@@ -61,7 +61,7 @@ class Parts:
     """
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
-    `hand` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
+    `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
     the terms in which a token of scope `gate` may ask for less than the policy does.
     """
 
@@ -204,7 +204,7 @@ class ApiRoute(APIRoute):
         self.operation_id = f"{self.tags[0]}_{self.name}"
         first, _, rest = self.description.partition("\n\n")
         self.summary = " ".join(first.split()).replace("`", "")
-        self.description = f"{rest.strip()}\n\nScope: `{self._scopes[0].value}`.".strip() if self._scopes else rest
+        self.description = "\n\n".join([rest, *(f"Scope: `{scope.value}`." for scope in self._scopes)]).strip()
         self.responses = self.responses | problems(
             *(status for status in BY_CONNECTION if status not in self.responses),
             *((401, 403) if self._scopes else ()),
