@@ -12,6 +12,7 @@ import http
 import json
 import logging
 import re
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -24,10 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
 from healthd import __version__
-from healthd.aggregator.api import gates, peers
-from healthd.aggregator.api import gates as api_gates
-from healthd.aggregator.api import gates as api_preflight
-from healthd.aggregator.api import nodes as api_nodes
+from healthd.aggregator.api import gates, nodes, peers
 from healthd.aggregator.api.handling import READ, SYNC, ApiRoute, Parts, TargetGroup, Wait, parts_of, problems
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
 from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH
@@ -63,10 +61,10 @@ TAGS = {
 
 
 class Application(FastAPI):
-    """All paths but syncs, which it describes only; `routers` are those for programs."""
+    """All paths but syncs, which it describes only."""
 
     def __init__(self, *, preflight: bool) -> None:
-        routers = [*ROUTERS, api_preflight.preflight_router] if preflight else ROUTERS
+        routers = (*ROUTERS, *((gates.preflight_router,) if preflight else ()), *PAGE_ROUTERS)
         # FastAPI's documentation pages load scripts from elsewhere and need no token; ours: `ui.docs`.
         # A path with a slash at its end is no other path: nobody is sent to where a Host header points.
         super().__init__(
@@ -82,27 +80,28 @@ class Application(FastAPI):
             redoc_url=None,
             redirect_slashes=False,
         )
-        self.routers = routers
+        self._describing = threading.Lock()
 
     def openapi(self) -> dict[str, Any]:
         """
         FastAPI's description of the API, but: what is only ever answered has all of its members, and no path answers
-        422, which is a 400 here.
+        422, which is a 400 here. Threads may ask for it.
         """
-        found = self.openapi_schema
-        if found is None:
+        with self._describing:
+            made = self.openapi_schema
             found = super().openapi()
-            schemas = found["components"]["schemas"]
-            schemas["Problem"] = TypeAdapter(Problem).json_schema()
-            operations = [one for path in found["paths"].values() for one in path.values()]
-            for one in operations:
-                one["responses"].pop("422", None)
-            for name in {"HTTPValidationError", "ValidationError"} & schemas.keys():
-                del schemas[name]
-            taken = _reached([one.get("requestBody") for one in operations], schemas)
-            for name in schemas.keys() - taken:
-                if "properties" in schemas[name]:
-                    schemas[name]["required"] = list(schemas[name]["properties"])
+            if made is None:
+                schemas = found["components"]["schemas"]
+                schemas["Problem"] = TypeAdapter(Problem).json_schema()
+                operations = [one for path in found["paths"].values() for one in path.values()]
+                for one in operations:
+                    one["responses"].pop("422", None)
+                for name in ("HTTPValidationError", "ValidationError"):
+                    schemas.pop(name, None)
+                taken = _reached([one.get("requestBody") for one in operations], schemas)
+                for name in schemas.keys() - taken:
+                    if "properties" in schemas[name]:
+                        schemas[name]["required"] = list(schemas[name]["properties"])
         return found
 
 
@@ -164,8 +163,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 def _methods(app: Application, path: str) -> str:
     """The methods that a path has, of all routes: the framework names those of the first one alone."""
-    routes = [route for one in (*app.routers, *PAGE_ROUTERS) for route in one.routes if isinstance(route, APIRoute)]
-    found = (route.methods or () for route in routes if route.path_regex.match(path))
+    routes = (route for route in app.routes if isinstance(route, APIRoute) and route.path_regex.match(path))
+    found = (route.methods or () for route in routes)
     return ", ".join(sorted({method for methods in found for method in methods}))
 
 
@@ -293,9 +292,9 @@ async def sync(
 
 ROUTERS = [
     router,
-    api_gates.router,
+    gates.router,
     gates.validation_router,
-    api_nodes.router,
+    nodes.router,
     gates.override_router,
     peers.router,
     gates.report_router,

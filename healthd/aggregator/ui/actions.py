@@ -87,7 +87,7 @@ def error_page(request: Request, error: HealthdError) -> Response:
 # What the form offers; None: until somebody releases it.
 ENDS: dict[str, float | None] = {"1h": 3600.0, "8h": 28800.0, "1d": 86400.0, "7d": 604800.0, "open": None}
 
-router = APIRouter(route_class=PageRoute)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.post("/log-in")

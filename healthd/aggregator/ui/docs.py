@@ -18,8 +18,8 @@ from healthd.aggregator.ui.actions import PageRoute
 from healthd.aggregator.ui.session import visitor_of
 from healthd.core.wire import encode
 
-programs = APIRouter(route_class=ApiRoute, tags=["service"])
-router = APIRouter(route_class=PageRoute)
+programs = APIRouter(route_class=ApiRoute, tags=["service"], include_in_schema=False)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @programs.get("/openapi.json")

@@ -31,14 +31,12 @@ MOST_NODES_OF_REASON = 200
 
 
 def add_to(app: FastAPI, parts: Parts) -> None:
-    """Give the application the page."""
+    """Give the application what the paths of the page need."""
     app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
-    for one in ROUTERS:
-        app.include_router(one, include_in_schema=False)
 
 
-router = APIRouter(route_class=PageRoute)
-ROUTERS = (overview.router, router, overview.router, overview.router, actions.router, docs.programs, docs.router)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+ROUTERS = (overview.router, router, actions.router, docs.programs, docs.router)
 
 
 @router.get("/nodes/{node}")
