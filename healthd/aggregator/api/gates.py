@@ -8,17 +8,16 @@ import time
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
-from msgspec import Meta
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
 from checks.contract import Tier
 from healthd.aggregator.api.handling import (
     GATE,
     READ,
     Admin,
-    Answer,
     ApiRoute,
-    Body,
+    Evidence,
     GateCaller,
     GateList,
     GateReleased,
@@ -31,16 +30,17 @@ from healthd.aggregator.api.handling import (
     parts_of,
     problems,
 )
-from healthd.aggregator.api.nodes import Word, checked, end_of, owner_of
+from healthd.aggregator.api.nodes import PersonDecision, checked, end_of, owner_of
 from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
 from healthd.aggregator.controller.admission import less_than_policy
-from healthd.aggregator.controller.engine import Engine, Explanation, GivenBack
+from healthd.aggregator.controller.engine import Engine, GivenBack
 from healthd.aggregator.controller.preflights import HandshakeAnswer, HandshakeBody, RollCallAnswer, RollCallBody
 from healthd.aggregator.model.gates import Gate, Override
 from healthd.aggregator.store.rows import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Mode, ValidationKind, Verdict
+from healthd.core.wire import FROM_OUTSIDE, plain
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
@@ -52,17 +52,21 @@ router = APIRouter(prefix="/v1/gates", route_class=ApiRoute, tags=["gates"])
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeBody:
-    """
-    How a job ended: `status` is ok, failed (the job's own fault) or infra (a device, link or host stopped it); any
-    other word of the launcher's is kept and counts as none of them. `message` is for people.
-    """
+    """How a job ended."""
 
-    status: Annotated[str, Meta(min_length=1, max_length=64)]
-    message: Annotated[str, Meta(max_length=4096)] = ""
+    __pydantic_config__ = FROM_OUTSIDE
+
+    status: Annotated[str, Field(min_length=1, max_length=64)]
+    """
+    ok, failed (the job's own fault) or infra (a device, link or host stopped it); any other word of the launcher's is
+    kept and counts as none of them.
+    """
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """For people."""
 
 
 @router.post("", responses=problems(409))
-async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[GateRequest]) -> Answer[Decision]:
+async def ask(request: Request, response: Response, caller: GateCaller, wait: Wait, asked: GateRequest) -> Decision:
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
@@ -76,12 +80,12 @@ async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[Gate
     gate = await _asked(parts, asked, wait)
     if asked.join is not None:
         wait = min(wait, parts.engine.policy.tuning.member_seconds / 4)  # a member is heard only when it asks
-    response = await _decision(parts, gate.id, wait)
+    decision = await _decision(parts, gate.id, wait, response)
     granted_at = parts.metrics.granted_at(gate.id)
     if granted_at is not None and granted_at > began:
         # What the aggregator itself took, up to the leases on disk: without the nodes' round trip.
         response.headers["server-timing"] = f"grant;dur={1000 * (granted_at - began):.3f}"
-    return response
+    return decision
 
 
 @router.get("", dependencies=[READ])
@@ -90,27 +94,28 @@ async def listed(
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
     before: str | None = None,
     job: str | None = None,
-) -> Answer[GateList]:
+) -> GateList:
     """Gates, newest first; `next` is the `before` of the next page."""
     parts = parts_of(request)
     gates = await parts.engine.gates(limit=limit, before=before, job=job)
     rows = tuple(_summary(parts, gate) for gate in gates)
-    return Answer(GateList(gates=rows, next=gates[-1].id if len(gates) == limit else None))
+    return GateList(gates=rows, next=gates[-1].id if len(gates) == limit else None)
 
 
 # A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
 @router.get("/{gate:path}/evidence", dependencies=[READ])
-async def evidence(request: Request, gate: str) -> Answer[Explanation]:
+async def evidence(request: Request, gate: str) -> Evidence:
     """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
     parts = parts_of(request)
-    return Answer(await parts.engine.explain(await _find(parts, gate)))
+    told = await parts.engine.explain(await _find(parts, gate))
+    return Evidence(gate=plain(told.gate), states=told.states, leases=told.leases, outcome=told.outcome)
 
 
 @router.get("/{gate:path}", dependencies=[READ])
-async def follow(request: Request, gate: str, wait: Wait) -> Answer[Decision]:
+async def follow(request: Request, response: Response, gate: str, wait: Wait) -> Decision:
     """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
     parts = parts_of(request)
-    return await _decision(parts, await _find(parts, gate), wait)
+    return await _decision(parts, await _find(parts, gate), wait, response)
 
 
 @router.delete("/lease", dependencies=[GATE], responses=problems(404))
@@ -118,14 +123,14 @@ async def release_job(
     request: Request,
     job: Annotated[str, Query(max_length=256)],
     attempt: Annotated[int, Query(ge=0, le=LARGEST_ATTEMPT)] = 0,
-) -> Answer[GateReleased]:
+) -> GateReleased:
     """As the release of a gate, by its job and attempt; also leases that were adopted after the loss of a database."""
     engine = parts_of(request).engine
     return _released(engine, await engine.release_job(job, attempt))
 
 
 @router.delete("/{gate}/lease", dependencies=[GATE])
-async def release(request: Request, gate: str) -> Answer[GateReleased]:
+async def release(request: Request, gate: str) -> GateReleased:
     """
     Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
     attempt that were adopted after the loss of a database.
@@ -136,13 +141,13 @@ async def release(request: Request, gate: str) -> Answer[GateReleased]:
     return _released(engine, await engine.release(gate))
 
 
-def _released(engine: Engine, done: GivenBack) -> Answer[GateReleased]:
+def _released(engine: Engine, done: GivenBack) -> GateReleased:
     decision = None if done.gate is None else engine.answer(done.gate)
-    return Answer(GateReleased(decision=decision, released=done.leases))
+    return GateReleased(decision=decision, released=done.leases)
 
 
 @router.delete("/{gate}/members/{member:path}", dependencies=[GATE])
-async def leave(request: Request, gate: str, member: str) -> Answer[Decision]:
+async def leave(request: Request, gate: str, member: str) -> Decision:
     """A member of a group ends without starting the job, whatever it has acknowledged. Safe to repeat."""
     parts = parts_of(request)
     left = await parts.engine.leave(gate, member)
@@ -150,28 +155,28 @@ async def leave(request: Request, gate: str, member: str) -> Answer[Decision]:
     if left.decision is not None and node in {one.node for one in left.decision.nodes}:
         body = HandshakeBody(node=node, event="withdraw")  # or the others would start without it
         await parts.handshakes.step(left.id, left.request.nodes, left.decision, body, 0.0)
-    return Answer(parts.engine.answer(left))
+    return parts.engine.answer(left)
 
 
 @router.post("/{gate}/outcome", dependencies=[GATE])
-async def outcome(request: Request, gate: str, body: Body[OutcomeBody]) -> Answer[OutcomeKept]:
+async def outcome(request: Request, gate: str, body: OutcomeBody) -> OutcomeKept:
     """Write down how the job ended."""
     parts = parts_of(request)
     ended = await parts.engine.outcome(gate, body.status, body.message)
     if ended is not None:
         parts.metrics.job_ended(ended)
-    return Answer(OutcomeKept(gate=gate, status=body.status))
+    return OutcomeKept(gate=gate, status=body.status)
 
 
 @router.post("/{gate}/handshake", dependencies=[GATE])
-async def handshake(request: Request, gate: str, wait: Wait, body: Body[HandshakeBody]) -> Answer[HandshakeAnswer]:
+async def handshake(request: Request, gate: str, wait: Wait, body: HandshakeBody) -> HandshakeAnswer:
     """One step of a preflight's end; held back until there is an outcome, or the job is over."""
     parts = parts_of(request)
     found = await parts.engine.get(gate)
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
     came = parts.rollcall.nodes or None
-    return Answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came))
+    return await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came)
 
 
 def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
@@ -201,16 +206,16 @@ async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
         raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
 
 
-async def _decision(parts: Parts, gate_id: str, wait: float) -> Answer[Decision]:
+async def _decision(parts: Parts, gate_id: str, wait: float, response: Response) -> Decision:
     began = time.monotonic()
     decision = await parts.engine.wait(gate_id, wait)
     if parts.drain is not None:
         # A retry must not land on the node that was just rejected, so that one is taken out of the way first.
         decision = await parts.drain.settle(gate_id, decision, wait - (time.monotonic() - began))
-    headers = {"location": f"/v1/gates/{gate_id}"}
+    response.headers["location"] = f"/v1/gates/{gate_id}"
     if decision.decision is Verdict.HOLD:
-        headers["retry-after"] = str(HOLD_RETRY_SECONDS)
-    return Answer(decision, headers)
+        response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
+    return decision
 
 
 async def _find(parts: Parts, name: str) -> str:
@@ -254,13 +259,13 @@ override_router = APIRouter(prefix="/v1/overrides", route_class=ApiRoute, tags=[
 
 
 @override_router.get("/{job:path}", dependencies=[READ])
-async def override(request: Request, job: str) -> Answer[Override]:
+async def override(request: Request, job: str) -> Override:
     """The override of a job that is in force."""
-    return Answer(_override(parts_of(request), job))
+    return _override(parts_of(request), job)
 
 
 @override_router.put("/{job:path}")
-async def put_override(request: Request, job: str, caller: Admin, body: Body[Word]) -> Answer[Override]:
+async def put_override(request: Request, job: str, caller: Admin, body: PersonDecision) -> Override:
     """Admit a job by hand, whatever its nodes are, until a time that must be given."""
     word, now = checked(body), parts_of(request).engine.now()
     until = end_of(word, now)
@@ -270,16 +275,16 @@ async def put_override(request: Request, job: str, caller: Admin, body: Body[Wor
         raise BadInputError("override: the job's name has 1 to 256 printable characters")
     record = Override(job=job, reason=word.reason, owner=owner_of(word.owner, caller), since=now, until=until)
     await parts_of(request).engine.override(job, record)
-    return Answer(record)
+    return record
 
 
 @override_router.delete("/{job:path}")
-async def delete_override(request: Request, job: str, _caller: Admin) -> Answer[OverrideEnded]:
+async def delete_override(request: Request, job: str, _caller: Admin) -> OverrideEnded:
     """Take an override back."""
     parts = parts_of(request)
     _override(parts, job)
     await parts.engine.override(job, None)
-    return Answer(OverrideEnded(job=job))
+    return OverrideEnded(job=job)
 
 
 def _override(parts: Parts, job: str) -> Override:
@@ -296,9 +301,9 @@ preflight_router = APIRouter(prefix="/v1/preflight", route_class=ApiRoute, tags=
 
 
 @preflight_router.post("/ranks", dependencies=[GATE], responses=problems(409))
-async def ranks(request: Request, body: Body[RollCallBody]) -> Answer[RollCallAnswer]:
+async def ranks(request: Request, body: RollCallBody) -> RollCallAnswer:
     """A rank has come: whether all who have were started alike, and how long the gate will hold. Safe to repeat."""
-    return Answer(parts_of(request).rollcall.answer(body))
+    return parts_of(request).rollcall.answer(body)
 
 
 # The paths of validations by hand: collectives over nodes, with the search for who is at fault, and no lease.
@@ -309,10 +314,9 @@ validation_router = APIRouter(prefix="/v1/validations", route_class=ApiRoute, ta
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationBody:
-    """
-    Which nodes: `nodes`, or `pool` and `count`. `kind`: what they run together. `wait_seconds` None means the
-    aggregator's policy.
-    """
+    """Which nodes: `nodes`, or `pool` and `count`. The members are those of a `GateRequest`."""
+
+    __pydantic_config__ = FROM_OUTSIDE
 
     nodes: tuple[str, ...] = ()
     pool: str | None = None
@@ -324,24 +328,25 @@ class ValidationBody:
 
 
 @validation_router.post("", dependencies=[GATE])
-async def start(request: Request, wait: Wait, body: Body[ValidationBody]) -> Answer[ValidationState]:
+async def start(request: Request, response: Response, wait: Wait, body: ValidationBody) -> ValidationState:
     """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
     parts = parts_of(request)
     gate = await parts.engine.ask(request_of(body))
     await parts.engine.wait(gate.id, wait)
     found = await parts.engine.get(gate.id)
-    return Answer(_told(found, parts.engine.answer(found)), {"location": f"/v1/validations/{gate.id}"})
+    response.headers["location"] = f"/v1/validations/{gate.id}"
+    return _told(found, parts.engine.answer(found))
 
 
 @validation_router.get("/{gate}", dependencies=[READ])
-async def follow_validation(request: Request, gate: str, wait: Wait) -> Answer[ValidationState]:
+async def follow_validation(request: Request, gate: str, wait: Wait) -> ValidationState:
     """The validations of a gate or of one started by hand, round by round; held back while it is open."""
     parts = parts_of(request)
     await parts.engine.wait(gate, wait)
     found = await parts.engine.get(gate)
     if not found.terms.collective:
         raise NotFoundError(f"gate {gate} runs no collectives over its nodes")
-    return Answer(_told(found, parts.engine.answer(found)))
+    return _told(found, parts.engine.answer(found))
 
 
 def request_of(body: ValidationBody) -> GateRequest:
@@ -382,9 +387,9 @@ report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 
 @report_router.get("/report", dependencies=[READ])
-async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Answer[Report]:
+async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
     parts = parts_of(request)
     since = parts.engine.now() - days * 86400.0
     counts = await parts.store.read(lambda connection: read_counts(connection, since))
-    return Answer(report_of(counts, days=days, ungated=parts.ungated.figure))
+    return report_of(counts, days=days, ungated=parts.ungated.figure)

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 
-from healthd.aggregator.api.handling import parts_of
+from healthd.aggregator.api.handling import check_origin, check_request, parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
 from healthd.aggregator.api.problems import problem_of
 from healthd.aggregator.auth import AuthError, Scope
@@ -22,7 +22,6 @@ from healthd.aggregator.ui.events import Feed, FullError
 from healthd.aggregator.ui.session import (
     MAX_TOKEN_LENGTH,
     Visitor,
-    check_origin,
     check_token,
     check_word,
     forget,
@@ -53,6 +52,7 @@ class PageRoute(APIRoute):
 
         async def handler(request: Request) -> Response:
             try:
+                check_request(request, self.dependant)
                 return await answer(request)
             except HealthdError as error:
                 return error_page(request, error)
@@ -87,7 +87,7 @@ def error_page(request: Request, error: HealthdError) -> Response:
 # What the form offers; None: until somebody releases it.
 ENDS: dict[str, float | None] = {"1h": 3600.0, "8h": 28800.0, "1d": 86400.0, "7d": 604800.0, "open": None}
 
-router = APIRouter(route_class=PageRoute)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.post("/log-in")

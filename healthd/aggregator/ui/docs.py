@@ -12,13 +12,14 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse, Response
 
+from healthd.aggregator.api.handling import ApiRoute
 from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.actions import PageRoute
 from healthd.aggregator.ui.session import visitor_of
 from healthd.core.wire import encode
 
-programs = APIRouter()
-router = APIRouter(route_class=PageRoute)
+programs = APIRouter(route_class=ApiRoute, tags=["service"], include_in_schema=False)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @programs.get("/openapi.json")

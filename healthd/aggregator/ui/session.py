@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from starlette.responses import Response
 
-from healthd.aggregator.api.handling import Parts, parts_of
+from healthd.aggregator.api.handling import Parts, check_origin, parts_of
 from healthd.aggregator.api.problems import HttpError
 from healthd.aggregator.api.sync import read_body
-from healthd.aggregator.auth import AuthError, Caller, Guard, Scope, is_loopback
+from healthd.aggregator.auth import AuthError, Caller, Guard, Scope
 from healthd.core.errors import BadInputError
-from healthd.core.http.addresses import host_of, split_header
 
 # `__Host-` binds the cookie to this host and to TLS; browsers refuse it over plain HTTP.
 COOKIE, SAFE_COOKIE = "healthd-page", "__Host-healthd-page"
@@ -121,30 +119,6 @@ def check_word(visitor: Visitor, word: str) -> None:
     """HttpError 403 unless the form is one that this visitor was given."""
     if not hmac.compare_digest(visitor.word.encode(), word.encode("utf-8", "surrogateescape")):
         raise HttpError(403, "this form is of another session; load the page again and send it once more")
-
-
-def check_origin(request: Request) -> None:
-    """HttpError 403 for a request that another site made the browser send."""
-    site = request.headers.get("sec-fetch-site")
-    origin = request.headers.get("origin")
-    host = request.headers.get("host", "")
-    if site not in (None, "same-origin") or (origin is not None and split_header("Origin", origin).netloc != host):
-        raise HttpError(403, "this was sent from another site; use the page or the command of this one")
-    parts = parts_of(request)
-    if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host_of(host)):
-        # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
-        raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
-
-
-def _names_no_one(name: str) -> bool:
-    """Whether a Host header holds localhost or an address, which no other site can be known by."""
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 # --- in and out -------------------------------------------------------------------------------------------------------
