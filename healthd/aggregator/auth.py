@@ -1,5 +1,6 @@
 """
-Who may ask the aggregator what: bearer tokens with scopes, from a file, and the rule for what may listen where.
+Who may ask the aggregator what, and for which nodes it may speak: bearer tokens with scopes, from a file, and the rule
+for what may listen where.
 
 Nothing here knows HTTP beyond the text of an `Authorization` header; the node's own key is the registry's matter.
 """
@@ -7,6 +8,7 @@ Nothing here knows HTTP beyond the text of an `Authorization` header; the node's
 from __future__ import annotations
 
 import enum
+import fnmatch
 import hashlib
 import hmac
 import ipaddress
@@ -16,11 +18,12 @@ import secrets
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checks.printable import some
 from healthd.core.bounded import read_file
 from healthd.core.config import parse_toml
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, words_of
@@ -34,7 +37,12 @@ MAX_FILE_BYTES = 1 << 20
 MIN_TOKEN_LENGTH = 16
 # Looking at the file is one stat(); once a second keeps it off the path of a thousand syncs a second.
 RECHECK_SECONDS = 1.0
+# A name is compared with all patterns of its token at each sync.
+MOST_PATTERNS = 32
+MOST_WILDCARDS = 8
+MOST_PATTERNS_NAMED = 3
 
+_NODES = re.compile(r"[A-Za-z0-9._*?-]{1,253}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -66,10 +74,31 @@ class AuthError(HealthdError):
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who is asking. `name` is the token's name in the file, or `loopback` where no tokens are asked for."""
+    """
+    Who is asking. `name` is the token's name in the file, or `loopback` where no tokens are asked for.
+
+    `nodes` are patterns of the node names for which it may speak; None: for every name.
+    """
 
     name: str
     scopes: frozenset[Scope]
+    nodes: tuple[str, ...] | None = None
+
+    def speaks_for(self, node: str) -> bool:
+        """Whether it may speak for the node of this name: as its daemon, as a hook there, or ask for it."""
+        return self.nodes is None or any(fnmatch.fnmatchcase(node, pattern) for pattern in self.nodes)
+
+    def check_speaks_for(self, nodes: Iterable[str]) -> None:
+        """AuthError(403), in one line, for the first of these nodes for which it may not speak."""
+        if self.nodes is None:
+            return
+        for node in nodes:
+            if not self.speaks_for(node):
+                raise AuthError(
+                    403,
+                    f"token {self.name!r} may not speak for node {node[:253]!r}, only for "
+                    f"{some(self.nodes, MOST_PATTERNS_NAMED)}; use a token of that node",
+                )
 
 
 EVERYONE = Caller(name="loopback", scopes=frozenset(Scope))
@@ -148,7 +177,7 @@ def read_tokens(file: Path) -> dict[bytes, Caller]:
     The tokens of a TOML file, by the SHA-256 of the token.
 
     It is a list of tables `[[token]]` with `name`, `scopes` and either `sha256` (as `new_token` writes it) or `token`
-    in clear.
+    in clear; with `nodes`, patterns of node names, it speaks for these alone.
 
     ConfigError names the file, the entry and the remedy. Nobody but the owner may be able to write it, and nobody
     outside the owner's group to read it when it holds tokens in clear.
@@ -183,8 +212,8 @@ def read_tokens(file: Path) -> dict[bytes, Caller]:
 
 def _entry(entry: dict[str, Any], where: str) -> tuple[bytes, Caller, bool]:
     """Digest, caller and whether the token stands there in clear."""
-    if unknown := entry.keys() - {"name", "scopes", "sha256", "token"}:
-        raise ConfigError(f"{where}: unknown key {min(unknown)!r}; it has: name, scopes, sha256, token")
+    if unknown := entry.keys() - {"name", "scopes", "nodes", "sha256", "token"}:
+        raise ConfigError(f"{where}: unknown key {min(unknown)!r}; it has: name, scopes, nodes, sha256, token")
     name, scopes = entry.get("name"), entry.get("scopes")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{where}: needs a 'name' of letters, digits, dots, dashes (at most 64)")
@@ -202,23 +231,48 @@ def _entry(entry: dict[str, Any], where: str) -> tuple[bytes, Caller, bool]:
     else:
         raise ConfigError(f"{where} ({name}): 'sha256' must be 64 hexadecimal digits in lower case")
     allowed = frozenset().union(*(_IMPLIED[Scope(scope)] for scope in scopes))
-    return digest, Caller(name=name, scopes=allowed), clear is not None
+    nodes = entry.get("nodes")
+    if nodes is not None:
+        if not isinstance(nodes, list) or not all(isinstance(one, str) for one in nodes):
+            raise ConfigError(f"{where} ({name}): 'nodes' must be a list of names or patterns, as \"trn-a-*\"")
+        nodes = check_patterns(nodes, map(Scope, scopes), f"{where} ({name})")
+    return digest, Caller(name=name, scopes=allowed, nodes=nodes), clear is not None
 
 
-def new_token(name: str, scopes: Iterable[Scope]) -> tuple[str, str]:
+def check_patterns(nodes: Sequence[str], scopes: Iterable[Scope], where: str) -> tuple[str, ...]:
+    """The patterns of node names for a token of these scopes; ConfigError says what is wrong with them."""
+    if other := sorted(scope.value for scope in set(scopes) - {Scope.SYNC, Scope.GATE}):
+        raise ConfigError(
+            f"{where}: names of nodes go with the scopes sync and gate alone, not with {', '.join(other)}"
+        )
+    if not 1 <= len(nodes) <= MOST_PATTERNS:
+        raise ConfigError(f"{where}: names {len(nodes)} patterns of nodes; 1 to {MOST_PATTERNS} are allowed")
+    for pattern in nodes:
+        if not _NODES.fullmatch(pattern) or pattern.count("*") + pattern.count("?") > MOST_WILDCARDS:
+            raise ConfigError(
+                f"{where}: {pattern[:80]!r} is no pattern of node names; use letters, digits, dots, dashes, * and ? "
+                f"(at most {MOST_WILDCARDS} of these)"
+            )
+    return tuple(nodes)
+
+
+def new_token(name: str, scopes: Iterable[Scope], nodes: Sequence[str] = ()) -> tuple[str, str]:
     """
-    A fresh token, and the lines for the token file that make it known there.
+    A fresh token, and the lines for the token file that make it known there. Empty `nodes`: it speaks for every node.
 
     The file gets its hash alone: who can read the file still cannot use it.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot name a token; use letters, digits, dots and dashes (at most 64)")
-    token = secrets.token_urlsafe(32)
+    token, scopes = secrets.token_urlsafe(32), tuple(scopes)
     listed = ", ".join(f'"{scope.value}"' for scope in scopes)
     if not listed:
         raise ConfigError(f"token {name!r} needs at least one scope of: {', '.join(s.value for s in Scope)}")
+    patterns = check_patterns(nodes, scopes, f"token {name!r}") if nodes else ()
+    quoted = ", ".join(f'"{pattern}"' for pattern in patterns)
+    of_nodes = f"nodes = [{quoted}]\n" if patterns else ""
     digest = hashlib.sha256(token.encode()).hexdigest()
-    return token, f'[[token]]\nname = "{name}"\nscopes = [{listed}]\nsha256 = "{digest}"\n'
+    return token, f'[[token]]\nname = "{name}"\nscopes = [{listed}]\n{of_nodes}sha256 = "{digest}"\n'
 
 
 def is_loopback(host: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -73,6 +74,7 @@ async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[Gate
     began = time.perf_counter()
     parts = parts_of(request)
     _check_floor(parts, caller, asked)
+    _check_asked(parts, caller, asked)
     gate = await _asked(parts, asked, wait)
     if asked.join is not None:
         wait = min(wait, parts.engine.policy.member_seconds / 4)  # a member is heard only when it asks
@@ -113,27 +115,30 @@ async def follow(request: Request, gate: str, wait: Wait) -> Answer[Decision]:
     return await _decision(parts, await _find(parts, gate), wait)
 
 
-@router.delete("/lease", dependencies=[GATE], responses=problems(404))
+@router.delete("/lease", responses=problems(404))
 async def release_job(
     request: Request,
+    caller: GateCaller,
     job: Annotated[str, Query(max_length=256)],
     attempt: Annotated[int, Query(ge=0, le=LARGEST_ATTEMPT)] = 0,
 ) -> Answer[GateReleased]:
     """As the release of a gate, by its job and attempt; also leases that were adopted after the loss of a database."""
-    engine = parts_of(request).engine
-    return _released(engine, await engine.release_job(job, attempt))
+    parts = parts_of(request)
+    await _check_job(parts, caller, job, attempt)
+    return _released(parts.engine, await parts.engine.release_job(job, attempt))
 
 
-@router.delete("/{gate}/lease", dependencies=[GATE])
-async def release(request: Request, gate: str) -> Answer[GateReleased]:
+@router.delete("/{gate}/lease")
+async def release(request: Request, caller: GateCaller, gate: str) -> Answer[GateReleased]:
     """
     Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
     attempt that were adopted after the loss of a database.
 
     Safe to repeat until the leases have ended on their nodes; then, and where there was none, 404.
     """
-    engine = parts_of(request).engine
-    return _released(engine, await engine.release(gate))
+    parts = parts_of(request)
+    await _check_gate(parts, caller, gate)
+    return _released(parts.engine, await parts.engine.release(gate))
 
 
 def _released(engine: Engine, done: GivenBack) -> Answer[GateReleased]:
@@ -141,10 +146,11 @@ def _released(engine: Engine, done: GivenBack) -> Answer[GateReleased]:
     return Answer(GateReleased(decision=decision, released=done.leases))
 
 
-@router.delete("/{gate}/members/{member:path}", dependencies=[GATE])
-async def leave(request: Request, gate: str, member: str) -> Answer[Decision]:
+@router.delete("/{gate}/members/{member:path}")
+async def leave(request: Request, caller: GateCaller, gate: str, member: str) -> Answer[Decision]:
     """A member of a group ends without starting the job, whatever it has acknowledged. Safe to repeat."""
     parts = parts_of(request)
+    await _check_member(parts, caller, gate, member)
     left = await parts.engine.leave(gate, member)
     node = next((one.node for one in left.members if one.member == member), None)
     if left.decision is not None and node in {one.node for one in left.decision.nodes}:
@@ -153,21 +159,25 @@ async def leave(request: Request, gate: str, member: str) -> Answer[Decision]:
     return Answer(parts.engine.answer(left))
 
 
-@router.post("/{gate}/outcome", dependencies=[GATE])
-async def outcome(request: Request, gate: str, body: Body[OutcomeBody]) -> Answer[OutcomeKept]:
+@router.post("/{gate}/outcome")
+async def outcome(request: Request, caller: GateCaller, gate: str, body: Body[OutcomeBody]) -> Answer[OutcomeKept]:
     """Write down how the job ended."""
     parts = parts_of(request)
+    await _check_gate(parts, caller, gate)
     ended = await parts.engine.outcome(gate, body.status, body.message)
     if ended is not None:
         parts.metrics.job_ended(ended)
     return Answer(OutcomeKept(gate=gate, status=body.status))
 
 
-@router.post("/{gate}/handshake", dependencies=[GATE])
-async def handshake(request: Request, gate: str, wait: Wait, body: Body[HandshakeBody]) -> Answer[HandshakeAnswer]:
+@router.post("/{gate}/handshake")
+async def handshake(
+    request: Request, caller: GateCaller, gate: str, wait: Wait, body: Body[HandshakeBody]
+) -> Answer[HandshakeAnswer]:
     """One step of a preflight's end; held back until there is an outcome, or the job is over."""
     parts = parts_of(request)
     found = await parts.engine.get(gate)
+    caller.check_speaks_for((body.node,))
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
     came = parts.rollcall.nodes or None
@@ -323,11 +333,15 @@ class ValidationBody:
     wait_seconds: float | None = None
 
 
-@validation_router.post("", dependencies=[GATE])
-async def start(request: Request, wait: Wait, body: Body[ValidationBody]) -> Answer[ValidationState]:
+@validation_router.post("")
+async def start(
+    request: Request, caller: GateCaller, wait: Wait, body: Body[ValidationBody]
+) -> Answer[ValidationState]:
     """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
     parts = parts_of(request)
-    gate = await parts.engine.ask(request_of(body))
+    asked = request_of(body)
+    _check_asked(parts, caller, asked)
+    gate = await parts.engine.ask(asked)
     await parts.engine.wait(gate.id, wait)
     found = await parts.engine.get(gate.id)
     return Answer(_told(found, parts.engine.answer(found)), {"location": f"/v1/validations/{gate.id}"})
@@ -388,3 +402,67 @@ async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DA
     since = parts.engine.now() - days * 86400.0
     counts = await parts.store.read(lambda connection: read_counts(connection, since))
     return Answer(report_of(counts, days=days, ungated=parts.ungated.figure))
+
+
+# What a caller may ask of gates whose credential speaks for some nodes alone. A refusal (403) comes before anything is
+# changed; what it may read does not depend on it.
+
+
+def _check_asked(parts: Parts, caller: Caller, asked: GateRequest) -> None:
+    """AuthError where a gate is asked for nodes for which the caller may not speak, or for those of a pool."""
+    if caller.nodes is None:
+        return
+    if asked.pool is not None:
+        raise AuthError(
+            403,
+            f"token {caller.name!r} speaks for named nodes alone, and the aggregator chooses those of pool "
+            f"{asked.pool[:80]!r}; name the nodes, or use a token without 'nodes'",
+        )
+    joins = () if asked.join is None else (asked.join.node,)
+    caller.check_speaks_for(_own_names(parts, (*asked.nodes, *joins)))
+
+
+async def _check_gate(parts: Parts, caller: Caller, gate: str) -> None:
+    """AuthError where a gate, or a lease of it, is on a node for which the caller may not speak; NotFoundError."""
+    if caller.nodes is None:
+        return
+    held = [row.node for row in parts.engine.leases() if row.lease.gate == gate]
+    try:
+        found: Gate | None = await parts.engine.get(gate)
+    except NotFoundError:
+        if not held:
+            raise
+        found = None
+    _check_nodes(caller, gate, found, held)
+
+
+async def _check_job(parts: Parts, caller: Caller, job: str, attempt: int) -> None:
+    """As `_check_gate`, of the newest gate of a job and of its leases."""
+    if caller.nodes is None:
+        return
+    held = [row.node for row in parts.engine.leases() if (row.lease.job, row.lease.attempt) == (job, attempt)]
+    newest = await parts.engine.gates(limit=1, job=job)
+    if newest or held:
+        _check_nodes(caller, f"of job {job[:80]!r}", newest[0] if newest else None, held)
+
+
+async def _check_member(parts: Parts, caller: Caller, gate: str, member: str) -> None:
+    """AuthError where a member of a gate is on a node for which the caller may not speak; NotFoundError."""
+    if caller.nodes is not None:
+        found = await parts.engine.get(gate)
+        caller.check_speaks_for(one.node for one in found.members if one.member == member)
+
+
+def _check_nodes(caller: Caller, gate: str, found: Gate | None, held: Iterable[str]) -> None:
+    if found is not None and found.request.pool is not None:
+        raise AuthError(403, f"token {caller.name!r} speaks for named nodes alone, and gate {gate} is of a pool")
+    of_gate: tuple[str, ...] = ()
+    if found is not None:
+        of_gate = (*found.request.nodes, *(one.node for one in found.members), *found.granted)
+    caller.check_speaks_for((*of_gate, *held))
+
+
+def _own_names(parts: Parts, names: Iterable[str]) -> Iterable[str]:
+    """The nodes that are meant, by their own names; a name that no node has stands for itself."""
+    for name in names:
+        yield from parts.fleet.called(name) or (name,)

@@ -91,7 +91,8 @@ class SyncEndpoint:
             raise HttpError(405, f"{scope['method']} is not for this path; a sync is a POST", {"allow": "POST"})
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization")
-        self._guard.require(None if authorization is None else authorization.decode("latin-1"), Scope.SYNC)
+        caller = self._guard.require(None if authorization is None else authorization.decode("latin-1"), Scope.SYNC)
+        caller.check_speaks_for((node,))
         key = headers.get(KEY_HEADER, b"").decode("latin-1")
         if len(key) < MIN_KEY_LENGTH:
             raise HttpError(
@@ -114,7 +115,8 @@ class SyncEndpoint:
             executed = await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds)
             keep_connection(scope)
             return encode(executed)
-        answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds)
+        speaks_for = None if caller.nodes is None else caller.speaks_for
+        answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds, speaks_for=speaks_for)
         keep_connection(scope)
         # Not what was sent: of a node's former process, say, nothing is taken in.
         if request.state is not None and (taken := self._fleet.node(node)) is not None and taken.state is not None:

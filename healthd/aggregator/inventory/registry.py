@@ -122,9 +122,20 @@ class Fleet:
 
     # --- what nodes say, and the answer -------------------------------------------------------------------------------
 
-    async def sync(self, node: str, key_hash: str, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+    async def sync(
+        self,
+        node: str,
+        key_hash: str,
+        request: SyncRequest,
+        wait_seconds: float,
+        *,
+        speaks_for: Callable[[str], bool] | None = None,
+    ) -> SyncAnswer:
         """
         Take in what a node says and answer it, after at most `wait_seconds` if there is nothing to tell it.
+
+        `speaks_for` says which names its credential covers: of the other names that it tells, these alone count, or it
+        could make another node's name ambiguous. None: all of them.
 
         BadInputError for what makes no sense, DuplicateError for a key or an incarnation that is not the node's,
         FullError when there is no room, StoreError when a new key or a duplicate could not be kept.
@@ -135,7 +146,7 @@ class Fleet:
         if record.key_hash is None or not hmac.compare_digest(record.key_hash, key_hash):
             await self._refuse_key(record, key_hash)
         known = record.incarnation is not None
-        answer = await self._exchange(node, record, request, wait_seconds)
+        answer = await self._exchange(node, record, request, wait_seconds, speaks_for)
         if not known and record.executor is not None:
             self._share(record)  # a daemon is there now: leases are its own
         return answer
@@ -396,7 +407,14 @@ class Fleet:
             await self._keep_duplicate(record.node, found)
             record.kept_duplicate = found
 
-    async def _exchange(self, node: str, record: NodeRecord, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+    async def _exchange(
+        self,
+        node: str,
+        record: NodeRecord,
+        request: SyncRequest,
+        wait_seconds: float,
+        speaks_for: Callable[[str], bool] | None = None,
+    ) -> SyncAnswer:
         """Take in what a line says, hold it, and answer."""
         now = self.clock()
         before, incarnation = record.pool, record.incarnation
@@ -418,7 +436,8 @@ class Fleet:
             if (shared := self._records.get(node)) is not None and shared.expected is not None:
                 self._share(shared)  # what each has taken decides what the other gets
             if request.state is not None and record.member is None:
-                self._known_as.put(node, names_of(request.state))
+                others = names_of(request.state)
+                self._known_as.put(node, others if speaks_for is None else filter(speaks_for, others))
                 self.peers.take(node, request.state)
             elif request.state is not None:
                 self.peers.take_executor(node)
