@@ -18,10 +18,10 @@ import secrets
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 from checks.printable import some
 from healthd.core.bounded import read_file
@@ -56,16 +56,20 @@ class Scope(str, enum.Enum):
     ADMIN = "admin"
 
 
-_IMPLIED = {
+IMPLIED: Mapping[Scope, frozenset[Scope]] = {
     Scope.READ: frozenset({Scope.READ}),
     Scope.SYNC: frozenset({Scope.SYNC}),
     Scope.GATE: frozenset({Scope.GATE, Scope.READ}),
     Scope.ADMIN: frozenset(Scope),
 }
+"""What each scope allows."""
 
 
 class AuthError(HealthdError):
-    """The caller may not do this: 401 when we do not know who it is, 403 when we do."""
+    """
+    The caller may not do this: 401 when we do not know who it is, 403 when we do; 503 when who could say cannot be
+    asked.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -73,16 +77,43 @@ class AuthError(HealthdError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pod:
+    """A pod of Kubernetes."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def full_name(self) -> str:
+        """NAMESPACE/NAME."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Caller:
     """
-    Who is asking. `name` is the token's name in the file, or `loopback` where no tokens are asked for.
+    Who is asking. `name` is the token's name in the file, the service account as NAMESPACE/NAME, or `loopback` where no
+    tokens are asked for.
 
-    `nodes` are patterns of the node names for which it may speak; None: for every name.
+    `nodes` are patterns of the node names for which it may speak; None: for every name. `pod` is the one that
+    Kubernetes says it is, on the only node of `nodes`; None for everybody else.
     """
 
     name: str
     scopes: frozenset[Scope]
     nodes: tuple[str, ...] | None = None
+    pod: Pod | None = None
+
+    @property
+    def hook(self) -> Pod | None:
+        """The pod of a job whose hook this is by the word of Kubernetes; None for a node's daemon and anybody else."""
+        return self.pod if Scope.GATE in self.scopes else None
+
+    def __str__(self) -> str:
+        if self.pod is None:
+            return f"token {self.name!r}"
+        return f"service account {self.name} (pod {self.pod.full_name})"
 
     def speaks_for(self, node: str) -> bool:
         """Whether it may speak for the node of this name: as its daemon, as a hook there, or ask for it."""
@@ -96,7 +127,7 @@ class Caller:
             if not self.speaks_for(node):
                 raise AuthError(
                     403,
-                    f"token {self.name!r} may not speak for node {node[:253]!r}, only for "
+                    f"{self} may not speak for node {node[:253]!r}, only for "
                     f"{some(self.nodes, MOST_PATTERNS_NAMED)}; use a token of that node",
                 )
 
@@ -104,16 +135,37 @@ class Caller:
 EVERYONE = Caller(name="loopback", scopes=frozenset(Scope))
 
 
+class Platform(Protocol):
+    """Who the bearers of tokens are that no file has: see `healthd.aggregator.service_accounts`."""
+
+    def fresh(self, digest: bytes) -> Caller | None:
+        """The caller that a token of this SHA-256 was said to be, where that need not be asked again yet."""
+
+    def known(self, digest: bytes) -> Caller | None:
+        """The same, where it was said lately enough to go on while nobody can be asked."""
+
+    async def identify(self, token: str, digest: bytes) -> Caller | None:
+        """The caller, asked for where that is due; None for no token of this platform. AuthError."""
+
+
 class Guard:
     """
-    Says who a caller is. Without a token file everyone may do everything: `check_exposure` says where that is allowed.
+    Says who a caller is: by the token file, or by the word of its platform. Without both everyone may do everything:
+    `check_exposure` says where that is allowed.
 
     The file is read again when it changes; one that cannot be used is reported once and the last good one stands, so
     that a half-written file locks nobody out.
     """
 
-    def __init__(self, token_file: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        token_file: Path | None,
+        *,
+        platform: Platform | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file = token_file
+        self._platform = platform
         self._clock = clock
         self._callers: dict[bytes, Caller] = {}
         self._stamp: tuple[int, int, int] | None = None
@@ -127,32 +179,47 @@ class Guard:
     @property
     def open(self) -> bool:
         """True where no token is asked for."""
-        return self._file is None
+        return self._file is None and self._platform is None
+
+    async def admit(self, authorization: str | None, scope: Scope) -> Caller:
+        """As `require`, after the platform was asked about its token where that is due: AuthError also with 503."""
+        if self._platform is None or authorization is None:
+            return self.require(authorization, scope)
+        return _allowed(await self._ask(self._platform, authorization), scope)
+
+    async def review(self, authorization: str | None) -> None:
+        """Have the platform say whose token this is, where that is due, for `require`. AuthError as `admit`."""
+        if self._platform is not None and authorization is not None:
+            await self._ask(self._platform, authorization)
+
+    async def _ask(self, platform: Platform, authorization: str) -> Caller:
+        token = _token_in(authorization)
+        digest = _digest(token)
+        caller = platform.fresh(digest) or self._in_file(digest) or await platform.identify(token, digest)
+        return caller or _nobody()
 
     def identify(self, authorization: str | None) -> Caller:
         """The caller that an `Authorization` header names; AuthError(401) when it names none that we know."""
-        if self._file is None:
+        if self.open:
             return EVERYONE
-        self._reread()
         if authorization is None:
             raise AuthError(401, "a token is required: send 'Authorization: Bearer TOKEN'")
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
-            raise AuthError(401, "the Authorization header must read 'Bearer TOKEN'")
-        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        # Every known digest is looked at, in constant time, so that the answer's delay tells nothing.
-        matches = [caller for known, caller in self._callers.items() if hmac.compare_digest(known, digest)]
-        if matches:
-            return matches[0]
-        raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
+        digest = _digest(_token_in(authorization))
+        caller = self._in_file(digest)
+        if caller is None and self._platform is not None:
+            caller = self._platform.known(digest)
+        return caller or _nobody()
 
     def require(self, authorization: str | None, scope: Scope) -> Caller:
         """The caller, if it may do what `scope` allows; else AuthError with 401 or 403."""
-        caller = self.identify(authorization)
-        if scope not in caller.scopes:
-            has = ", ".join(sorted(s.value for s in caller.scopes))
-            raise AuthError(403, f"token {caller.name!r} lacks scope {scope.value!r}; it has: {has}")
-        return caller
+        return _allowed(self.identify(authorization), scope)
+
+    def _in_file(self, digest: bytes) -> Caller | None:
+        """The caller whose token the file has."""
+        self._reread()
+        # Every known digest is looked at, in constant time, so that the answer's delay tells nothing.
+        matches = [caller for known, caller in self._callers.items() if hmac.compare_digest(known, digest)]
+        return matches[0] if matches else None
 
     def _reread(self) -> None:
         now = self._clock()
@@ -230,7 +297,7 @@ def _entry(entry: dict[str, Any], where: str) -> tuple[bytes, Caller, bool]:
         digest = bytes.fromhex(hashed)
     else:
         raise ConfigError(f"{where} ({name}): 'sha256' must be 64 hexadecimal digits in lower case")
-    allowed = frozenset().union(*(_IMPLIED[Scope(scope)] for scope in scopes))
+    allowed = frozenset().union(*(IMPLIED[Scope(scope)] for scope in scopes))
     nodes = entry.get("nodes")
     if nodes is not None:
         if not isinstance(nodes, list) or not all(isinstance(one, str) for one in nodes):
@@ -294,6 +361,28 @@ def check_exposure(*, hosts: Iterable[str], tokens: bool, tls: bool, insecure: b
             f"listening on {outside[0] or 'all addresses'} without {' and '.join(missing)}: set them, "
             "listen on 127.0.0.1, or say --insecure"
         )
+
+
+def _allowed(caller: Caller, scope: Scope) -> Caller:
+    if scope not in caller.scopes:
+        has = ", ".join(sorted(s.value for s in caller.scopes))
+        raise AuthError(403, f"{caller} lacks scope {scope.value!r}; it has: {has}")
+    return caller
+
+
+def _nobody() -> NoReturn:
+    raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
+
+
+def _token_in(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise AuthError(401, "the Authorization header must read 'Bearer TOKEN'")
+    return token.strip()
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def key_hash(key: str) -> str:

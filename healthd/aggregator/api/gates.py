@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from healthd.aggregator.api.handling import (
     OutcomeKept,
     OverrideEnded,
     Parts,
+    Reader,
     ValidationState,
     Wait,
     parts_of,
@@ -38,7 +40,7 @@ from healthd.aggregator.calibration import Report, report_of
 from healthd.aggregator.controller.admission import less_than_policy
 from healthd.aggregator.controller.engine import Engine, Explanation, GivenBack
 from healthd.aggregator.controller.preflights import HandshakeAnswer, HandshakeBody, RollCallAnswer, RollCallBody
-from healthd.aggregator.model.gates import Gate, Override
+from healthd.aggregator.model.gates import Gate, LeaseRow, Override
 from healthd.aggregator.store.rows import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Mode, ValidationKind, Verdict
@@ -73,6 +75,7 @@ async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[Gate
     """
     began = time.perf_counter()
     parts = parts_of(request)
+    asked = dataclasses.replace(asked, job=_own_job(caller, asked.job))
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
     gate = await _asked(parts, asked, wait)
@@ -86,33 +89,35 @@ async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[Gate
     return response
 
 
-@router.get("", dependencies=[READ])
+@router.get("")
 async def listed(
     request: Request,
+    caller: Reader,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
     before: str | None = None,
     job: str | None = None,
 ) -> Answer[GateList]:
     """Gates, newest first; `next` is the `before` of the next page."""
     parts = parts_of(request)
-    gates = await parts.engine.gates(limit=limit, before=before, job=job)
+    wanted = None if job is None else _own_job(caller, job)
+    gates = await parts.engine.gates(limit=limit, before=before, job=wanted)
     rows = tuple(_summary(parts, gate) for gate in gates)
     return Answer(GateList(gates=rows, next=gates[-1].id if len(gates) == limit else None))
 
 
 # A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
-@router.get("/{gate:path}/evidence", dependencies=[READ])
-async def evidence(request: Request, gate: str) -> Answer[Explanation]:
+@router.get("/{gate:path}/evidence")
+async def evidence(request: Request, caller: Reader, gate: str) -> Answer[Explanation]:
     """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
     parts = parts_of(request)
-    return Answer(await parts.engine.explain(await _find(parts, gate)))
+    return Answer(await parts.engine.explain(await _find(parts, caller, gate)))
 
 
-@router.get("/{gate:path}", dependencies=[READ])
-async def follow(request: Request, gate: str, wait: Wait) -> Answer[Decision]:
+@router.get("/{gate:path}")
+async def follow(request: Request, caller: Reader, gate: str, wait: Wait) -> Answer[Decision]:
     """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
     parts = parts_of(request)
-    return await _decision(parts, await _find(parts, gate), wait)
+    return await _decision(parts, await _find(parts, caller, gate), wait)
 
 
 @router.delete("/lease", responses=problems(404))
@@ -123,7 +128,7 @@ async def release_job(
     attempt: Annotated[int, Query(ge=0, le=LARGEST_ATTEMPT)] = 0,
 ) -> Answer[GateReleased]:
     """As the release of a gate, by its job and attempt; also leases that were adopted after the loss of a database."""
-    parts = parts_of(request)
+    parts, job = parts_of(request), _own_job(caller, job)
     await _check_job(parts, caller, job, attempt)
     return _released(parts.engine, await parts.engine.release_job(job, attempt))
 
@@ -178,6 +183,7 @@ async def handshake(
     parts = parts_of(request)
     found = await parts.engine.get(gate)
     caller.check_speaks_for((body.node,))
+    _check_namespace(caller, gate, (found.request.job,))
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
     came = parts.rollcall.nodes or None
@@ -193,7 +199,7 @@ def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
         opened = ", ".join(f'"{term}"' for term in (*sorted(parts.callers_may), *refused))
         raise AuthError(
             403,
-            f"token {caller.name!r} may not ask for less than the aggregator's settings: "
+            f"{caller} may not ask for less than the aggregator's settings: "
             f"{', '.join(refused.values())}; "
             "leave that out, ask with a token of scope admin, or have the operator of the aggregator set "
             f"[gate] callers_may = [{opened}] there",
@@ -223,12 +229,12 @@ async def _decision(parts: Parts, gate_id: str, wait: float) -> Answer[Decision]
     return Answer(decision, headers)
 
 
-async def _find(parts: Parts, name: str) -> str:
+async def _find(parts: Parts, caller: Caller, name: str) -> str:
     """The id of a gate by its id, or by its job: then the newest."""
     try:
         return (await parts.engine.get(name)).id
     except NotFoundError:
-        found = await parts.engine.gates(limit=1, job=name)
+        found = await parts.engine.gates(limit=1, job=_own_job(caller, name))
         if not found:
             raise NotFoundError(
                 f"no gate and no job {name[:80]!r} is known; 'healthd fleet history NODE' lists those of a node"
@@ -404,62 +410,91 @@ async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DA
     return Answer(report_of(counts, days=days, ungated=parts.ungated.figure))
 
 
-# What a caller may ask of gates whose credential speaks for some nodes alone. A refusal (403) comes before anything is
-# changed; what it may read does not depend on it.
+# What a caller may ask of gates whose credential speaks for some nodes alone, or for a pod of a job: whose nodes, whose
+# jobs. A refusal (403) comes before anything is changed; what it may read does not depend on it.
+
+
+def _own_job(caller: Caller, job: str) -> str:
+    """
+    The job that a caller means: a hook's, in a pod, is one of its namespace, `NAMESPACE/JOB`, written so or without it.
+
+    So the jobs of two namespaces never meet, whatever they are called.
+    """
+    if not job or caller.hook is None or job.startswith(f"{caller.hook.namespace}/"):
+        return job
+    return f"{caller.hook.namespace}/{job}"
+
+
+def _check_namespace(caller: Caller, gate: str, jobs: Iterable[str]) -> None:
+    """AuthError where a hook in a pod means a gate of a job that is none of its namespace."""
+    if caller.hook is not None and not all(job.startswith(f"{caller.hook.namespace}/") for job in jobs):
+        namespace = caller.hook.namespace
+        raise AuthError(
+            403, f"{caller} may end and follow up jobs of namespace {namespace} alone, not gate {gate[:80]}"
+        )
 
 
 def _check_asked(parts: Parts, caller: Caller, asked: GateRequest) -> None:
-    """AuthError where a gate is asked for nodes for which the caller may not speak, or for those of a pool."""
+    """AuthError where a gate is asked for nodes, or for a workload, for which the caller may not speak."""
     if caller.nodes is None:
         return
     if asked.pool is not None:
         raise AuthError(
             403,
-            f"token {caller.name!r} speaks for named nodes alone, and the aggregator chooses those of pool "
-            f"{asked.pool[:80]!r}; name the nodes, or use a token without 'nodes'",
+            f"{caller} speaks for named nodes alone, and the aggregator chooses those of pool {asked.pool[:80]!r}; "
+            "name the nodes, or use a token without 'nodes'",
         )
     joins = () if asked.join is None else (asked.join.node,)
     caller.check_speaks_for(_own_names(parts, (*asked.nodes, *joins)))
+    if caller.hook is not None and asked.workload is not None:
+        own = f"pod:{caller.hook.full_name}"
+        if asked.workload not in (own, f"{own}/{caller.hook.uid}") and not asked.workload.startswith("pid:"):
+            raise AuthError(403, f"{caller} asks for itself alone, not for workload {asked.workload[:120]!r}")
 
 
 async def _check_gate(parts: Parts, caller: Caller, gate: str) -> None:
-    """AuthError where a gate, or a lease of it, is on a node for which the caller may not speak; NotFoundError."""
+    """AuthError where a gate, or a lease of it, is not the caller's to end or to follow up; NotFoundError."""
     if caller.nodes is None:
         return
-    held = [row.node for row in parts.engine.leases() if row.lease.gate == gate]
+    held = tuple(row for row in parts.engine.leases() if row.lease.gate == gate)
     try:
         found: Gate | None = await parts.engine.get(gate)
     except NotFoundError:
         if not held:
             raise
         found = None
-    _check_nodes(caller, gate, found, held)
+    _check_concerned(caller, gate, found, held)
 
 
 async def _check_job(parts: Parts, caller: Caller, job: str, attempt: int) -> None:
     """As `_check_gate`, of the newest gate of a job and of its leases."""
     if caller.nodes is None:
         return
-    held = [row.node for row in parts.engine.leases() if (row.lease.job, row.lease.attempt) == (job, attempt)]
+    held = tuple(row for row in parts.engine.leases() if (row.lease.job, row.lease.attempt) == (job, attempt))
     newest = await parts.engine.gates(limit=1, job=job)
     if newest or held:
-        _check_nodes(caller, f"of job {job[:80]!r}", newest[0] if newest else None, held)
+        _check_concerned(caller, f"of job {job}", newest[0] if newest else None, held)
 
 
 async def _check_member(parts: Parts, caller: Caller, gate: str, member: str) -> None:
-    """AuthError where a member of a gate is on a node for which the caller may not speak; NotFoundError."""
+    """AuthError where a member of a gate is not on a node for which the caller may speak; NotFoundError."""
     if caller.nodes is not None:
         found = await parts.engine.get(gate)
         caller.check_speaks_for(one.node for one in found.members if one.member == member)
+        _check_namespace(caller, gate, (found.request.job,))
 
 
-def _check_nodes(caller: Caller, gate: str, found: Gate | None, held: Iterable[str]) -> None:
-    if found is not None and found.request.pool is not None:
-        raise AuthError(403, f"token {caller.name!r} speaks for named nodes alone, and gate {gate} is of a pool")
-    of_gate: tuple[str, ...] = ()
-    if found is not None:
-        of_gate = (*found.request.nodes, *(one.node for one in found.members), *found.granted)
-    caller.check_speaks_for((*of_gate, *held))
+def _check_concerned(caller: Caller, gate: str, found: Gate | None, held: Sequence[LeaseRow]) -> None:
+    """A job in pods belongs to its namespace; for others all nodes must be those for which the caller may speak."""
+    gates = () if found is None else (found,)
+    if caller.hook is not None:
+        _check_namespace(caller, gate, (*(one.request.job for one in gates), *(row.lease.job for row in held)))
+        return
+    if any(one.request.pool is not None for one in gates):
+        raise AuthError(403, f"{caller} speaks for named nodes alone, and gate {gate[:80]} is of a pool")
+    for one in gates:
+        caller.check_speaks_for((*one.request.nodes, *(member.node for member in one.members), *one.granted))
+    caller.check_speaks_for(row.node for row in held)
 
 
 def _own_names(parts: Parts, names: Iterable[str]) -> Iterable[str]:

@@ -89,11 +89,12 @@ class Needs:
     scope: Scope
 
     async def __call__(self, request: Request) -> Caller:
-        return parts_of(request).guard.require(request.headers.get("authorization"), self.scope)
+        return await parts_of(request).guard.admit(request.headers.get("authorization"), self.scope)
 
 
 READ = Depends(Needs(Scope.READ))
 GATE = Depends(Needs(Scope.GATE))
+Reader = Annotated[Caller, Depends(Needs(Scope.READ))]
 GateCaller = Annotated[Caller, Depends(Needs(Scope.GATE))]
 Admin = Annotated[Caller, Depends(Needs(Scope.ADMIN))]
 
