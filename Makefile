@@ -39,16 +39,24 @@ PYTEST = $(BIN)/python -m pytest $(if $(TESTS_RESULTS),--reruns 1 --reruns-delay
 WORKERS := $$(( $$(nproc) * 2 ))
 
 test: $(STAMP) ## all tests that need neither root nor foreign programs
-	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images)" tests
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images or kubernetes)" tests
 
 test-system: $(STAMP) ## tests with root and real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces, ...
-	@$(PYTEST) -n 2 --dist loadfile -m "system and not xla and not images" tests
+	@$(PYTEST) -n 2 --dist loadfile -m "system and not (xla or images or kubernetes)" tests
 
 .PHONY: test-images
 test-images: $(STAMP) ## every image recipe built and started (root, buildah, debootstrap; four minutes)
 	@$(PYTEST) -m "images" tests/deploy
 
-test-all: test test-system test-xla ## all tests but those of images
+.PHONY: test-kubernetes
+test-kubernetes: $(STAMP) ## install, upgrade and gate on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
+	@$(PYTEST) -m "kubernetes" tests/kubernetes
+
+.PHONY: kubernetes-programs
+kubernetes-programs: ## build the programs of test-kubernetes into build/kubernetes (Go 1.26; a quarter of an hour)
+	@tests/kubernetes/programs/build build/kubernetes
+
+test-all: test test-system test-xla test-kubernetes ## all tests but those of images
 
 $(XLA_STAMP): requirements-xla.txt
 	@echo "Installing PyTorch/XLA into $(XLA_VENV) (once; about 7 GB) ..."

