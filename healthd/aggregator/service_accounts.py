@@ -18,7 +18,7 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -258,12 +258,12 @@ class TokenReviews:
         settings, bound = self._settings, _bound_to(status)
         if account in settings.admins:
             return Caller(name=account, scopes=IMPLIED[Scope.ADMIN])
-        if account in settings.nodes:
+        if _among(account, settings.nodes):
             pod, node = _place(account, bound)
             return Caller(name=account, scopes=IMPLIED[Scope.SYNC], nodes=(node,), pod=pod)
         if account in settings.readers:
             return Caller(name=account, scopes=IMPLIED[Scope.READ])
-        if any(fnmatch.fnmatchcase(account, pattern) for pattern in settings.hooks):
+        if _among(account, settings.hooks):
             pod, node = _place(account, bound)
             # A hook that executes speaks for its node, beside the daemon.
             scopes = IMPLIED[Scope.GATE] | IMPLIED[Scope.SYNC]
@@ -273,6 +273,10 @@ class TokenReviews:
             f"service account {account} is none of those that may speak here; the operator of the aggregator adds it "
             "to 'hooks' or 'nodes' of [aggregator.kubernetes]",
         )
+
+
+def _among(account: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(account, pattern) for pattern in patterns)
 
 
 def _bound_to(status: Mapping[str, object]) -> Mapping[str, str]:

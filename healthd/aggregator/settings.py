@@ -11,6 +11,7 @@ from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import parse_listen
 
 _ACCOUNT = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.-]{1,253}")
+_OF_NAMESPACE = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.*?-]{1,253}")
 _ACCOUNTS = re.compile(r"[a-z0-9.*?-]{1,63}/[a-z0-9.*?-]{1,253}")
 MOST_ACCOUNTS = 100
 
@@ -28,7 +29,8 @@ class KubernetesCallers:
     tokens of the token file alone."""
 
     nodes: tuple[str, ...] = ()
-    """Accounts of node daemons, as NAMESPACE/NAME. Each speaks for the node on which its pod runs, and for no other."""
+    """Accounts of node daemons, as NAMESPACE/NAME, or patterns of the names of one namespace (`healthd/node-*`). Each
+    speaks for the node on which its pod runs, and for no other."""
 
     hooks: tuple[str, ...] = ()
     """Accounts of jobs, as NAMESPACE/NAME or patterns of it (`train/*`). Each asks for jobs of its namespace, for the
@@ -69,7 +71,7 @@ class KubernetesCallers:
         for name, listed in accounts.items():
             if len(listed) > MOST_ACCOUNTS:
                 raise ValueError(f"{name}: {len(listed)} accounts; {MOST_ACCOUNTS} are allowed, or use patterns")
-            form = _ACCOUNTS if name == "hooks" else _ACCOUNT
+            form = {"hooks": _ACCOUNTS, "nodes": _OF_NAMESPACE}.get(name, _ACCOUNT)
             for account in listed:
                 if not form.fullmatch(account) or account.count("*") > 4:
                     raise ValueError(f"{name}: {account[:80]!r} must be NAMESPACE/NAME, as healthd-system/healthd-node")

@@ -368,7 +368,7 @@ def test_aggregator_may_listen_beyond_loopback_with_service_accounts_instead_of_
         ({"audience": "healthd"}, "is of use to nobody"),
         ({"audience": "", "nodes": (NODES,)}, "audience: must be"),
         ({"audience": "a", "nodes": ("healthd-node",)}, "nodes: 'healthd-node' must be NAMESPACE/NAME"),
-        ({"audience": "a", "nodes": ("healthd-system/*",)}, "nodes: "),
+        ({"audience": "a", "nodes": ("*/healthd-node",)}, "nodes: "),
         ({"audience": "a", "admins": ("*/*",)}, "admins: "),
         ({"audience": "a", "hooks": ("*",)}, "hooks: "),
         ({"audience": "a", "hooks": ("a/b",) * 101}, "101 accounts"),
