@@ -129,8 +129,8 @@ class Cluster:
             finally:
                 process.terminate()
 
-    def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM) -> str:
-        """What `healthd fleet` prints to a person who may do everything; `folder` is that of `secrets`."""
+    def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM, wrong: bool = False) -> str:
+        """As `kubectl`, what `healthd fleet` prints to a person who may do everything; `folder` is that of `secrets`."""
         words_of_guide = ("create", "token", "healthd-admin", "--audience", "healthd", "-n", namespace)
         (folder / "admin.token").write_text(self.kubectl(*words_of_guide))
         with self.forward("healthd-aggregator", 8090, namespace) as port:
@@ -145,7 +145,7 @@ class Cluster:
                 f"https://localhost:{port}",
                 *options,
             ]
-            return self._run([*line], None, False)
+            return self._run([*line], None, wrong)
 
     def load(self, archive: Path) -> None:
         """Bring an image to every node."""

@@ -22,7 +22,10 @@ from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.platforms.kubernetes import ApiServer
 from tests.aggregator.test_identity import sync
-from tests.kubernetes.kit import Cluster, until
+from tests.kubernetes.kit import CHART, Cluster, until
+from tests.kubernetes.kit import SYSTEM as HEALTHD
+from tests.kubernetes.test_chart import rolled_out, values
+from tests.kubernetes.test_cluster import phase
 
 pytestmark = pytest.mark.kubernetes
 
@@ -272,3 +275,75 @@ def test_oldest_kubernetes_names_the_node_of_a_pod_too(oldest: Cluster, tmp_path
         finally:
             oldest.kubectl("delete", "pod", "bound", "-n", SYSTEM, "--force", "--grace-period=0")
             oldest.kubectl("delete", "node", "node-9")
+
+
+def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
+    """A pod of a job whose gate is as in the guide: the projected token, the CA, no account of its own."""
+    host = f"https://healthd-aggregator.{HEALTHD}.svc:8090"
+    files = ["--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"]
+    asked = ["--job=train", "--join=train", "--size=2", f"--rank={rank}", "--node=$(NODE_NAME)", "--tier=passive"]
+    sources = [
+        {"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": 3600, "path": "token"}},
+        {"configMap": {"name": "healthd-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+    ]
+
+    def of_pod(name: str, path: str) -> dict[str, Any]:
+        return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+    container = {
+        "name": "gate",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["gate", f"--aggregator={host}", *files, *asked, "--wait=2m"],
+        "env": [
+            of_pod("NODE_NAME", "spec.nodeName"),
+            of_pod("POD_NAME", "metadata.name"),
+            of_pod("POD_NAMESPACE", "metadata.namespace"),
+            of_pod("POD_UID", "metadata.uid"),
+        ],
+        "volumeMounts": [{"name": "gate", "mountPath": "/etc/healthd/gate", "readOnly": True}],
+    }
+    spread = {"matchLabels": {"job": "train"}}
+    apart = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": spread}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"train-{rank}", "namespace": namespace, "labels": {"job": "train"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}},
+            "containers": [container],
+            "volumes": [{"name": "gate", "projected": {"sources": sources}}],
+        },
+    }
+
+
+def test_jobs_of_one_name_in_two_namespaces_are_gated_with_the_tokens_of_their_pods(
+    cluster: Cluster, image: str, system: Path
+) -> None:
+    """The chart as it stands, and hooks that nobody gave a secret."""
+    cluster.helm("install", "healthd", CHART, "-n", HEALTHD, *values(image))
+    rolled_out(cluster)
+    names = ("tests-team-a", "tests-team-b")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(cluster.namespace(name))
+            words = ("create", "configmap", "healthd-ca", f"--from-file=ca.crt={system / 'ca.pem'}")
+            cluster.kubectl(*words, "-n", name)
+            cluster.apply(*(hook(name, image, rank) for rank in range(2)))
+            for rank in range(2):
+                until(
+                    "the hook has ended",
+                    lambda name=name, rank=rank: phase(cluster, name, f"train-{rank}") in ("Succeeded", "Failed"),
+                    120.0,
+                )
+                assert phase(cluster, name, f"train-{rank}") == "Succeeded", cluster.kubectl(
+                    "logs", f"train-{rank}", "-n", name
+                )
+        for name in names:
+            told = cluster.fleet(system, "explain", f"{name}/train")
+            assert "ADMIT" in told
+        missing = cluster.fleet(system, "explain", "train", wrong=True)
+        assert "no job 'train'" in missing
