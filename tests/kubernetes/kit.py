@@ -130,7 +130,7 @@ class Cluster:
                 process.terminate()
 
     def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM, wrong: bool = False) -> str:
-        """As `kubectl`, what `healthd fleet` prints to a person who may do everything; `folder` is that of `secrets`."""
+        """As `kubectl`, `healthd fleet` of a person who may do everything; `folder` is that of `secrets`."""
         words_of_guide = ("create", "token", "healthd-admin", "--audience", "healthd", "-n", namespace)
         (folder / "admin.token").write_text(self.kubectl(*words_of_guide))
         with self.forward("healthd-aggregator", 8090, namespace) as port:
