@@ -28,6 +28,7 @@ from healthd.core.bounded import read_file
 from healthd.core.config import parse_toml
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, words_of
 from healthd.core.file_trust import check_file
+from healthd.core.workload import Pod
 
 log = logging.getLogger(__name__)
 
@@ -74,20 +75,6 @@ class AuthError(HealthdError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pod:
-    """A pod of Kubernetes."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    @property
-    def full_name(self) -> str:
-        """NAMESPACE/NAME."""
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from checks.printable import some
-from healthd.aggregator.auth import IMPLIED, AuthError, Caller, Pod, Scope
+from healthd.aggregator.auth import IMPLIED, AuthError, Caller, Scope
 from healthd.aggregator.settings import KubernetesCallers
 from healthd.core import wire
 from healthd.core.errors import BadInputError
 from healthd.core.node_name import can_name
 from healthd.core.platforms.kubernetes import ApiServer, KubernetesError, members
+from healthd.core.workload import Pod
 
 log = logging.getLogger(__name__)
 

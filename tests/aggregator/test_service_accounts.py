@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from healthd.aggregator import service_accounts
-from healthd.aggregator.auth import AuthError, Caller, Guard, Pod, Scope, new_token
+from healthd.aggregator.auth import AuthError, Caller, Guard, Scope, new_token
 from healthd.aggregator.service_accounts import TokenReviews, claims_of
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.errors import ConfigError
+from healthd.core.workload import Pod
 from tests.aggregator.parts import Clock
 from tests.aggregator.token_review_kit import HOOKS, NODES, Reviews, reviews
 from tests.patience import PATIENCE

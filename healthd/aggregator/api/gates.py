@@ -44,6 +44,7 @@ from healthd.aggregator.model.gates import Gate, LeaseRow, Override
 from healthd.aggregator.store.rows import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Mode, ValidationKind, Verdict
+from healthd.core.workload import pod_of, process_of
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
@@ -75,7 +76,7 @@ async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[Gate
     """
     began = time.perf_counter()
     parts = parts_of(request)
-    asked = dataclasses.replace(asked, job=_own_job(caller, asked.job))
+    asked = _of_caller(caller, asked)
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
     gate = await _asked(parts, asked, wait)
@@ -425,6 +426,14 @@ def _own_job(caller: Caller, job: str) -> str:
     return f"{caller.hook.namespace}/{job}"
 
 
+def _of_caller(caller: Caller, asked: GateRequest) -> GateRequest:
+    """A request as it is meant: of a job of the caller's namespace, and for the pod that joins where it names none."""
+    asked, pod = dataclasses.replace(asked, job=_own_job(caller, asked.job)), caller.hook
+    if pod is None or asked.join is None or asked.workload is not None:
+        return asked
+    return dataclasses.replace(asked, workload=f"pod:{pod.full_name}/{pod.uid}")
+
+
 def _check_namespace(caller: Caller, gate: str, jobs: Iterable[str]) -> None:
     """AuthError where a hook in a pod means a gate of a job that is none of its namespace."""
     if caller.hook is not None and not all(job.startswith(f"{caller.hook.namespace}/") for job in jobs):
@@ -446,9 +455,9 @@ def _check_asked(parts: Parts, caller: Caller, asked: GateRequest) -> None:
         )
     joins = () if asked.join is None else (asked.join.node,)
     caller.check_speaks_for(_own_names(parts, (*asked.nodes, *joins)))
-    if caller.hook is not None and asked.workload is not None:
-        own = f"pod:{caller.hook.full_name}"
-        if asked.workload not in (own, f"{own}/{caller.hook.uid}") and not asked.workload.startswith("pid:"):
+    if caller.hook is not None and asked.workload is not None and process_of(asked.workload) is None:
+        told = pod_of(asked.workload)
+        if told is None or dataclasses.replace(told, uid=told.uid or caller.hook.uid) != caller.hook:
             raise AuthError(403, f"{caller} asks for itself alone, not for workload {asked.workload[:120]!r}")
 
 
