@@ -134,6 +134,9 @@ class Platform(Protocol):
     async def identify(self, token: str, digest: bytes) -> Caller | None:
         """The caller, asked for where that is due; None for no token of this platform. AuthError."""
 
+    def trouble(self) -> str:
+        """Why it cannot be asked now, in one line; empty in good days."""
+
 
 class Guard:
     """
@@ -167,6 +170,10 @@ class Guard:
     def open(self) -> bool:
         """True where no token is asked for."""
         return self._file is None and self._platform is None
+
+    def trouble(self) -> str:
+        """Why the platform cannot be asked about tokens; empty in good days, and where there is none."""
+        return "" if self._platform is None else self._platform.trouble()
 
     async def admit(self, authorization: str | None, scope: Scope) -> Caller:
         """As `require`, after the platform was asked about its token where that is due: AuthError also with 503."""

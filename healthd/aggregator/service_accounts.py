@@ -118,6 +118,10 @@ class TokenReviews:
         now = self._clock()
         return review.caller if now < review.until and now - review.at < self._settings.review_seconds else None
 
+    def trouble(self) -> str:
+        """Why the API server could not be asked when that was tried last; empty where it could."""
+        return self._away
+
     async def identify(self, token: str, digest: bytes) -> Caller | None:
         """
         The caller that a token stands for; None where it is no token of a service account at all.

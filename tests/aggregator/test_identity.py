@@ -274,6 +274,9 @@ def test_daemon_without_a_token_or_with_a_bad_one_is_nobody(tmp_path: Path) -> N
         away = await pods.sync(pods.server.token(), "n1")
         assert (away.status_code, away.headers["retry-after"]) == (503, "5")
         assert "etcd is away; whose token this is cannot be told until it answers" in away.json()["detail"]
+        ready = await pods.client.get("/readyz")
+        assert ready.status_code == 200
+        assert "tokens of service accounts cannot be reviewed: API server" in ready.text
         assert (await pods.get("/v1/nodes"))["nodes"] == []
 
     with_pods(test, tmp_path)
