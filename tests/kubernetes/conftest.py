@@ -69,7 +69,7 @@ def image(cluster: Cluster) -> str:
         pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
     if reason := missing_program(*PROGRAMS, root=True):
         pytest.skip(reason)
-    with workshop_with_service("kubernetes") as shop:
+    with workshop_with_service("kubernetes-image") as shop:
         archive = shop.folder / "healthd.tar"
         shop.buildah("push", "--quiet", "healthd", f"docker-archive:{archive}:{IMAGE}")
         cluster.load(archive)

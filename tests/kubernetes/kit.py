@@ -129,8 +129,10 @@ class Cluster:
             finally:
                 process.terminate()
 
-    def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM) -> str:
-        """What `healthd fleet` prints to a person who may do everything; `folder` is that of `secrets`."""
+    def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM, wrong: bool = False) -> str:
+        """As `kubectl`, `healthd fleet` of a person who may do everything; `folder` is that of `secrets`."""
+        words_of_guide = ("create", "token", "healthd-admin", "--audience", "healthd", "-n", namespace)
+        (folder / "admin.token").write_text(self.kubectl(*words_of_guide))
         with self.forward("healthd-aggregator", 8090, namespace) as port:
             options = ("--token-file", str(folder / "admin.token"), "--ca-file", str(folder / "ca.pem"))
             line = [
@@ -143,7 +145,7 @@ class Cluster:
                 f"https://localhost:{port}",
                 *options,
             ]
-            return self._run([*line], None, False)
+            return self._run([*line], None, wrong)
 
     def load(self, archive: Path) -> None:
         """Bring an image to every node."""
@@ -215,23 +217,12 @@ def traces(cluster: Cluster) -> list[str]:
 
 
 def secrets(cluster: Cluster, folder: Path, namespace: str = SYSTEM) -> Path:
-    """The Secrets of the guide in a namespace; the folder has the certificates and the tokens."""
+    """The Secret of the guide in a namespace; the folder has the certificates."""
     folder.mkdir(parents=True, exist_ok=True)
     program = [sys.executable, "-m", "healthd"]
     host = f"healthd-aggregator.{namespace}.svc"
     subprocess.run([*program, "tls", "init", host, "--dir", str(folder)], check=True, capture_output=True, cwd=ROOT)
-    lines = ""
-    for name, scope in (("node", "sync"), ("gate", "gate"), ("prometheus", "read"), ("admin", "admin")):
-        line = [*program, "token", name, "--scope", scope, "--write", str(folder / f"{name}.token")]
-        lines += subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    (folder / "tokens.toml").write_text(lines)
-    files = {
-        "healthd-aggregator-tls": {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"},
-        "healthd-tokens": {"tokens.toml": "tokens.toml"},
-        "healthd-node-token": {"token": "node.token"},
-        "healthd-prometheus": {"token": "prometheus.token"},
-        "healthd-gate": {"token": "gate.token", "ca.crt": "ca.pem"},
-    }
+    files = {"healthd-aggregator-tls": {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"}}
     cluster.apply(
         *(
             {

@@ -98,12 +98,13 @@ TOKEN = HTTPBearer(
 
 async def caller(request: Request, needed: SecurityScopes, _: Annotated[object, Depends(TOKEN)]) -> Caller:
     """A dependency: the caller, who may do what the scope of the path allows."""
-    return parts_of(request).guard.require(request.headers.get("authorization"), Scope(needed.scope_str))
+    return await parts_of(request).guard.admit(request.headers.get("authorization"), Scope(needed.scope_str))
 
 
 READ = Security(caller, scopes=[Scope.READ.value])
 GATE = Security(caller, scopes=[Scope.GATE.value])
 SYNC = Security(caller, scopes=[Scope.SYNC.value])
+Reader = Annotated[Caller, READ]
 GateCaller = Annotated[Caller, GATE]
 Admin = Annotated[Caller, Security(caller, scopes=[Scope.ADMIN.value])]
 

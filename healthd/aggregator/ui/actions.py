@@ -28,6 +28,7 @@ from healthd.aggregator.ui.session import (
     form_of,
     keep,
     local_path,
+    review,
     visitor_of,
 )
 from healthd.core.errors import BadInputError, HealthdError, NotFoundError
@@ -53,6 +54,8 @@ class PageRoute(APIRoute):
         async def handler(request: Request) -> Response:
             try:
                 check_request(request, self.dependant)
+                if request.scope["path"] != "/log-in" and not request.scope["path"].startswith("/static/"):
+                    await review(request)
                 return await answer(request)
             except HealthdError as error:
                 return error_page(request, error)
@@ -100,7 +103,7 @@ async def log_in(request: Request) -> Response:
         return to(target)
     token = fields.get("token", "")
     try:
-        check_token(parts, token)
+        await check_token(parts, token)
     except AuthError as error:
         # Never what was typed in: it may be a token with one letter wrong.
         return rendering.page("log_in.html", status=403, visitor=None, next=target, opened=False, said=str(error))

@@ -31,7 +31,8 @@ MAX_FORM_BYTES = 16 * 1024
 MAX_FIELDS = 16
 # A shift; who looks longer logs in again.
 COOKIE_SECONDS = 12 * 3600
-MAX_TOKEN_LENGTH = 512
+MAX_TOKEN_LENGTH = 3500
+"""Of a service account it has some 1,200 characters; a browser keeps cookies of 4,096."""
 
 _PROCESS_SECRET = secrets.token_bytes(32)
 
@@ -55,6 +56,19 @@ def visitor_of(request: Request, scope: Scope = Scope.READ) -> Visitor:
     authorization = _authorization(request)
     caller = guard.require(authorization, scope)
     return Visitor(caller=caller, word=_word(guard, authorization))
+
+
+async def review(request: Request) -> None:
+    """
+    Have the visitor's token reviewed by its platform where that is due; what it may do is judged by `visitor_of`.
+
+    AuthError (503) where that cannot be told.
+    """
+    try:
+        await parts_of(request).guard.review(_authorization(request))
+    except AuthError as error:
+        if error.status == 503:
+            raise
 
 
 def _authorization(request: Request) -> str | None:
@@ -124,11 +138,11 @@ def check_word(visitor: Visitor, word: str) -> None:
 # --- in and out -------------------------------------------------------------------------------------------------------
 
 
-def check_token(parts: Parts, token: str) -> Caller:
+async def check_token(parts: Parts, token: str) -> Caller:
     """Who a token that was typed in belongs to; AuthError when it may not read."""
     if not token or len(token) > MAX_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
-    return parts.guard.require(f"Bearer {token}", Scope.READ)
+    return await parts.guard.admit(f"Bearer {token}", Scope.READ)
 
 
 def keep(request: Request, response: Response, token: str) -> None:
