@@ -227,7 +227,7 @@ class ApiRoute(APIRoute):
             check_request(request, self.dependant)
             if body is not None:
                 for scope in scopes:
-                    parts_of(request).guard.require(request.headers.get("authorization"), scope)
+                    await parts_of(request).guard.admit(request.headers.get("authorization"), scope)
                 request = _Validated(request, await body.read(request))
             answer = await handle(request)
             if answer.media_type == "application/json":
