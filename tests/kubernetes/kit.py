@@ -187,6 +187,19 @@ def until(what: str, ask: Callable[[], T], seconds: float = SECONDS, *, told: Ca
         time.sleep(0.25)
 
 
+def values(image: str, **more: str) -> list[str]:
+    """Of an installation on plain nodes, with an image that is there already."""
+    repository, _, tag = image.rpartition(":")
+    given = {
+        "platform": "cpu",
+        "images.service.repository": repository,
+        "images.service.tag": tag,
+        "images.pullPolicy": "IfNotPresent",
+        **more,
+    }
+    return [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+
+
 def traces(cluster: Cluster) -> list[str]:
     """What healthd has left on nodes."""
     found = []
