@@ -162,7 +162,10 @@ class Cluster:
             self.free_volumes()
 
     def empty_nodes(self) -> None:
-        """Nodes of the tests' cluster know nothing of healthd any more: no key, no quarantine, no result."""
+        """Nodes know nothing of healthd any more: no condition; those of the tests' cluster no key and no result."""
+        gone = json.dumps({"status": {"conditions": [{"$patch": "delete", "type": CONDITION}]}})
+        for node in self.conditions():
+            self.kubectl("patch", "node", node, "--subresource=status", "--type=strategic", "-p", gone)
         for path in self.folder.glob("node-*/*-healthd/*") if self.folder is not None else ():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
