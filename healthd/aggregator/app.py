@@ -29,6 +29,7 @@ from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UNGATED, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.rows import PutDuplicate
 from healthd.aggregator.store.store import Store
@@ -140,7 +141,7 @@ async def aggregator(
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
             tasks.supervise("stragglers", parts.stragglers.run)
             tasks.supervise("comparison of nodes", parts.fleet.peers.run)
-            events = PeerEvents(parts.fleet, store, settle_seconds=policy.settle_seconds, clock=time.time)
+            events = PeerEvents(parts.fleet, store, settle_seconds=policy.tuning.settle_seconds, clock=time.time)
             tasks.supervise("history of the comparison", events.run)
             tasks.supervise("count of jobs without a gate", parts.ungated.run)
             tasks.supervise("garbage collection", _collect_now_and_then)
@@ -204,7 +205,7 @@ def _build(
         task_errors=tasks.errors,
         now=clock,
     )
-    accusations = Accusations(keep_seconds=policy.accused_window_seconds, clock=clock)
+    accusations = Accusations(keep_seconds=ACCUSED_WINDOW_SECONDS, clock=clock)
     drain = make_drain_controller(actuator, engine, fleet)
     metrics.add(ActuatorCollector(drain))
     engine.on_ready.append(metrics.gate_ready)

@@ -15,7 +15,7 @@ import pytest
 
 from checks.contract import Status
 from healthd.aggregator.app import aggregator
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Allocation, Lease, NodeState, OrderReport, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
@@ -23,7 +23,9 @@ from tests.aggregator.described import check_later, check_now
 from tests.aggregator.parts import KEY, state
 from tests.patience import PATIENCE
 
-POLICY = Policy(collective=False, settle_seconds=0.0, recovery_seconds=0.0, node_grace_seconds=0.2, wait_seconds=5.0)
+POLICY = Policy(
+    collective=False, tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0, node_grace_seconds=0.2, wait_seconds=5.0
+)
 
 
 class Daemon:

@@ -75,7 +75,7 @@ async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[Gate
     _check_floor(parts, caller, asked)
     gate = await _asked(parts, asked, wait)
     if asked.join is not None:
-        wait = min(wait, parts.engine.policy.member_seconds / 4)  # a member is heard only when it asks
+        wait = min(wait, parts.engine.policy.tuning.member_seconds / 4)  # a member is heard only when it asks
     response = await _decision(parts, gate.id, wait)
     granted_at = parts.metrics.granted_at(gate.id)
     if granted_at is not None and granted_at > began:

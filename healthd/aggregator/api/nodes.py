@@ -36,6 +36,7 @@ from healthd.aggregator.api.handling import (
 from healthd.aggregator.auth import Caller
 from healthd.aggregator.gate import eligibility
 from healthd.aggregator.inventory.registry import NodeView
+from healthd.aggregator.model.policy import HISTORY_DAYS
 from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
@@ -303,7 +304,7 @@ async def history(
     """What happened on a node, newest first; `next` is the `before` of the next page, null on the last."""
     check_name(node)
     parts = parts_of(request)
-    since = parts.engine.now() - parts.engine.policy.history_days * 86400.0
+    since = parts.engine.now() - HISTORY_DAYS * 86400.0
     found = await parts.store.read(
         lambda connection: read_history(connection, node, limit=limit + 1, before=before, since=since)
     )

@@ -16,7 +16,7 @@ from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.inventory.node_record import differences, identities_in, machine_of
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.model.quarantines import (
     Breaker,
     Effect,
@@ -415,7 +415,7 @@ class Quarantines:
 
     def old(self, now: float) -> list[str]:
         """Nodes of which nothing is remembered but repeats, so long ago that they count no more."""
-        days = self._policy.history_days * 86400.0
+        days = HISTORY_DAYS * 86400.0
         records = self._memory.records.items()
         return [n for n, r in records if not r.active and (r.last_at is None or now - r.last_at > days)]
 

@@ -104,6 +104,9 @@ class Facts:
         return tuple(dict.fromkeys((self.identity, f"node:{self.node}", *found)))
 
 
+ACCUSED_WINDOW_SECONDS = 86400.0
+"""How old accusations that count may be. A day: jobs start a few times a day."""
+
 COLLECTIVES = "collectives"
 """The name under which accusations by validations are counted, in the place of a check's."""
 

@@ -14,6 +14,7 @@ from checks.reasons import REASONS, Reason, action_of, blame_of
 from healthd.aggregator.api.handling import Parts, parts_of
 from healthd.aggregator.api.nodes import MOST_ID
 from healthd.aggregator.auth import AuthError
+from healthd.aggregator.model.policy import HISTORY_DAYS
 from healthd.aggregator.store.reading import read_history
 from healthd.aggregator.ui import actions, docs, gate_view, node_view, overview, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of
@@ -61,12 +62,13 @@ async def node(
     state = view.node.current()
     if state is not None:
         feed.samples.take(state, time.time())
-    since = parts.engine.now() - parts.engine.policy.history_days * 86400.0
+    since = parts.engine.now() - HISTORY_DAYS * 86400.0
     events = await parts.store.read(
         lambda connection: read_history(connection, node, limit=MOST_EVENTS + 1, before=before, since=since)
     )
     record = parts.engine.remembered(node)
     feed.board.begin()
+    rows = node_view.rows(state, feed.samples) if state else []
     return rendering.page(
         "node.html",
         visitor=visitor,
@@ -83,8 +85,8 @@ async def node(
         removed=None if parts.drain is None else parts.drain.out().get(node),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
-        measured=node_view.measured(state, feed.samples) if state else [],
-        rows=node_view.rows(state, feed.samples) if state else [],
+        measured=node_view.measured(rows),
+        rows=rows,
         grants=[row for row in parts.engine.leases() if row.node == node],
         orders=[order for order in view.orders or () if order.kind != OrderKind.LEASE],
         events=events[:MOST_EVENTS],

@@ -40,9 +40,6 @@ POLICY = (
     "admit_degraded",
     "runtime_seconds",
     "run_seconds",
-    "max_rounds",
-    "lease_ack_seconds",
-    "observe_seconds",
     "collective_checks",
     "collective_deep_checks",
     "nccom_launch",
@@ -50,13 +47,7 @@ POLICY = (
     "collective_start_seconds",
     "collective_join_seconds",
     "collective_timeout_seconds",
-    "collective_contact_seconds",
-    "collective_grace_seconds",
-    "collective_noise_ratio",
     "validation_seconds",
-    "most_rounds",
-    "most_partners",
-    "most_validations",
     "topology_labels",
 )
 
