@@ -95,6 +95,11 @@ class Cluster:
     def nodes(self) -> list[str]:
         return [item["metadata"]["name"] for item in self.items("nodes")]
 
+    def address(self, node: str) -> str:
+        """Where other machines reach a node."""
+        addresses = self.get("node", node)["status"]["addresses"]
+        return str(next(one["address"] for one in addresses if one["type"] == "InternalIP"))
+
     def conditions(self) -> dict[str, str]:
         """What each node's own condition says, of the nodes that have it."""
         return {

@@ -65,10 +65,10 @@ def train(**devices: int) -> dict[str, Any]:
     }
 
 
-def said(path: str) -> str:
+def said(cluster: Cluster, path: str) -> str:
     """What the daemon of the node answers, with whatever status."""
     try:
-        with urllib.request.urlopen(f"http://10.89.0.11:8080{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{cluster.address(NODE)}:8080{path}", timeout=10) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         return error.read().decode()
@@ -85,7 +85,7 @@ def test_daemon_runs_where_devices_are_and_sees_who_was_given_them(
     cluster.kubectl("rollout", "status", "daemonset/healthd-node", "-n", SYSTEM, "--timeout=300s")
     assert set(cluster.conditions()) <= {NODE}, "no daemon runs on the nodes of other types"
     until("a node without its driver is not fit", lambda: cluster.conditions().get(NODE) in ("False", "Unknown"))
-    assert "pod:" not in said("/readyz?verbose")
+    assert "pod:" not in said(cluster, "/readyz?verbose")
 
     resource, count = next(iter(PLATFORMS[platform][1].items()))
     cluster.apply(train(**{resource: count}))
@@ -93,9 +93,9 @@ def test_daemon_runs_where_devices_are_and_sees_who_was_given_them(
     variable = resource.replace(".", "_").replace("/", "_").replace("-", "_").upper()
     line = next(one for one in cluster.kubectl("logs", "train", "-n", SYSTEM).splitlines() if one.startswith(variable))
     assert len(line.partition("=")[2].split(",")) == count
-    until("the daemon sees the pod", lambda: f"pod:{SYSTEM}/train" in said("/readyz?verbose"))
+    until("the daemon sees the pod", lambda: f"pod:{SYSTEM}/train" in said(cluster, "/readyz?verbose"))
     cluster.kubectl("delete", "pod", "train", "-n", SYSTEM)
-    until("and that it is gone", lambda: f"pod:{SYSTEM}/train" not in said("/readyz?verbose"))
+    until("and that it is gone", lambda: f"pod:{SYSTEM}/train" not in said(cluster, "/readyz?verbose"))
 
 
 def test_device_that_the_plug_in_calls_sick_is_not_given_away(nodes_of_ours: Cluster) -> None:

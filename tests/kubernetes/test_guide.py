@@ -18,7 +18,7 @@ from tests.test_docs_commands import lines
 pytestmark = pytest.mark.kubernetes
 
 PAGE = ROOT / "docs/kubernetes.md"
-NODE, ADDRESS, TYPE = "node-1", "10.89.0.11", "node.kubernetes.io/instance-type=trn1.32xlarge"
+NODE, TYPE = "node-1", "node.kubernetes.io/instance-type=trn1.32xlarge"
 JOBS = "tests-guide-jobs"
 BUILD = "podman build"  # tests/deploy/test_images.py builds and starts every recipe
 HELM = "helm install"  # the other way to install
@@ -30,11 +30,11 @@ def typed() -> list[str]:
     return [" ".join(line.split(" # ")[0].split()) for line in lines(blocks)]
 
 
-def script(wanted: list[str], port: int) -> str:
+def script(wanted: list[str], port: int, address: str) -> str:
     """What a shell is given: the page's examples become what is here; a line that fails ends it with its words."""
     made = ["set -eE", "trap 'echo \"FAILED: $BASH_COMMAND\" >&2' ERR", "trap 'kill $(jobs -p) 2>/dev/null || :' EXIT"]
     for line in wanted:
-        for example, here in (("REGISTRY", "localhost"), ("JOBS", JOBS), ("NODE:8080", f"{ADDRESS}:8080")):
+        for example, here in (("REGISTRY", "localhost"), ("JOBS", JOBS), ("NODE:8080", f"{address}:8080")):
             line = line.replace(example, here)
         line = line.replace("localhost:8090", f"localhost:{port}").replace(" 8090 &", f" {port}:8090 &")
         made.append(line)
@@ -66,10 +66,10 @@ def test_every_line_of_the_guide_works_as_it_stands(nodes_of_ours: Cluster, imag
     cluster.kubectl("label", "node", NODE, TYPE)
     try:
         with cluster.namespace(JOBS):
-            type_in(cluster, tree, script(kustomize, port))
+            type_in(cluster, tree, script(kustomize, port, cluster.address(NODE)))
             assert traces(cluster) == []
             cluster.kubectl("delete", "pvc", "healthd-aggregator", "-n", SYSTEM)  # the chart has its own
-            type_in(cluster, tree, script(helm, port))
+            type_in(cluster, tree, script(helm, port, cluster.address(NODE)))
             rollout = ("rollout", "status", "deployment/healthd-aggregator", "-n", SYSTEM, "--timeout=300s")
             cluster.kubectl(*rollout)
             cluster.helm("uninstall", "train", "-n", JOBS)
