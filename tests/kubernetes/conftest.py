@@ -20,6 +20,7 @@ PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
 SOMEBODYS_IMAGE = "TESTS_IMAGE"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With two workers one has the cluster, and all tests that need none of its nodes run beside in the other."""
     for item in items:
@@ -77,7 +78,7 @@ def image(cluster: Cluster) -> str:
         pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
     if reason := missing_program(*PROGRAMS, root=True):
         pytest.skip(reason)
-    with workshop_with_service("kubernetes") as shop:
+    with workshop_with_service("kubernetes-image") as shop:
         archive = shop.folder / "healthd.tar"
         shop.buildah("push", "--quiet", "healthd", f"docker-archive:{archive}:{IMAGE}")
         cluster.load(archive)

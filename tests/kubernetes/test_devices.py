@@ -48,8 +48,8 @@ def allocatable(cluster: Cluster) -> dict[str, int]:
 
 
 def train(**devices: int) -> dict[str, Any]:
-    """A pod that was given devices and shows them."""
-    limits = {key: str(value) for key, value in devices.items()}
+    """A pod that was given devices, and the huge pages that EFA wants, and shows them."""
+    limits = {"cpu": "100m", "memory": "64Mi", "hugepages-2Mi": "5120Mi", **{key: str(n) for key, n in devices.items()}}
     container = {
         "name": "train",
         "image": "localhost/pause:1",
