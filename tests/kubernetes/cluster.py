@@ -71,6 +71,8 @@ FIRST_NET, MOST_CLUSTERS = 88, 4  # 10.FIRST_NET and the next are the pods and n
 LOCK = Path("/run/lock/tests-kubernetes")
 LOCK_SECONDS = 900.0
 CGROUPS = Path("/sys/fs/cgroup")
+# A node has 40 of inotify's instances; a user of most machines has 128.
+INOTIFY, INOTIFY_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances"), 1024
 HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 # What a node has of its own besides its network and host name.
 OWN_FOLDERS = {"/var/lib/kubelet": "kubelet", "/var/lib/healthd": "var-lib-healthd", "/run/healthd": "run-healthd"}
@@ -196,6 +198,8 @@ class Kubernetes:
         self._control_plane()
         print(f"control plane: {time.monotonic() - began:.1f} s", flush=True)
         if self.nodes:
+            if int(INOTIFY.read_text()) < INOTIFY_INSTANCES:
+                INOTIFY.write_text(f"{INOTIFY_INSTANCES}\n")
             pause = pause_image(self.folder)
             self._dns()
             self._storage()
