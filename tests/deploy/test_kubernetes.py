@@ -1,7 +1,8 @@
 """
 What deploy/kubernetes builds: valid for several versions of Kubernetes, no more rights than said, settings that exist.
 
-No cluster was at hand: what is proved is the schema, and that what the manifests say fits what healthd reads.
+What is proved here is the schema, and that what the manifests say fits what healthd reads; on a cluster:
+tests/kubernetes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The API server of Kubernetes, as a pod reaches it: a few small calls, each with a fresh token and CA.
 
-What is asked, and what it means, is the caller's business. Unverified on a cluster: the calls are made as the API's
-documentation and Kubernetes' own types say, and tested against a server of our own that behaves like it.
+What is asked, and what it means, is the caller's business. Tested on a real cluster (tests/kubernetes), and on a server
+of our own that can be slow, wrong and away.
 """
 
 from __future__ import annotations
