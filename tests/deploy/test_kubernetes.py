@@ -97,7 +97,7 @@ def test_overlay_is_valid_in_every_version(overlay: str) -> None:
 def test_all_components_together_are_valid(whole: tuple[dict[str, Any], ...]) -> None:
     for item in whole:
         strictly(item)
-    assert {item["kind"] for item in (*whole, *examples())} >= OTHERS
+    assert {item["kind"] for item in (*whole, *examples())} >= OTHERS - {"Certificate"}  # of the chart alone
 
 
 def test_every_known_instance_type_with_neuron_devices_gets_the_daemon() -> None:

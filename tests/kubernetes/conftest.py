@@ -11,7 +11,7 @@ import pytest
 
 from tests.deploy.images import PROGRAMS, workshop_with_service
 from tests.kubernetes.cluster import VARIABLE, missing
-from tests.kubernetes.kit import HELM, IMAGE, Cluster, started
+from tests.kubernetes.kit import HELM, IMAGE, SYSTEM, Cluster, secrets, started
 from tests.system import missing as missing_program
 
 NODES = 3
@@ -33,7 +33,9 @@ def cluster() -> Iterator[Cluster]:
     if config and VARIABLE not in os.environ:
         if (program := shutil.which("kubectl")) is None:
             pytest.skip(missing_program("kubectl"))
-        yield Cluster(Path(config).resolve(), None, program)
+        file = Path(config).resolve()
+        by_hand = (file.parent / "import").exists()  # tests.kubernetes.cluster runs it
+        yield Cluster(file, file.parent if by_hand else None, program)
         return
     if reason := missing(nodes=NODES):
         pytest.skip(reason)
@@ -60,14 +62,11 @@ def nodes_of_ours(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="session")
 def image(cluster: Cluster) -> str:
-    """The service's image of this working tree, on every node; of somebody's cluster the one that TESTS_IMAGE names."""
-    given = os.environ.get(SOMEBODYS_IMAGE)
-    if not cluster.ours:
-        if not given:
-            pytest.skip(
-                f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull"
-            )
+    """The image of this working tree, on every node; or what TESTS_IMAGE names, which nodes have or can pull."""
+    if given := os.environ.get(SOMEBODYS_IMAGE):
         return given
+    if not cluster.ours:
+        pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
     if reason := missing_program(*PROGRAMS, root=True):
         pytest.skip(reason)
     with workshop_with_service("kubernetes") as shop:
@@ -75,3 +74,13 @@ def image(cluster: Cluster) -> str:
         shop.buildah("push", "--quiet", "healthd", f"docker-archive:{archive}:{IMAGE}")
         cluster.load(archive)
     return IMAGE
+
+
+@pytest.fixture
+def system(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """The namespace of the guide with its Secrets, whose folder this is; at the end what the test installed is gone."""
+    with cluster.namespace(SYSTEM):
+        yield secrets(cluster, tmp_path / "secrets")
+        if "healthd" in cluster.helm("list", "-n", SYSTEM, "-q").split():
+            cluster.helm("uninstall", "healthd", "-n", SYSTEM)
+    cluster.empty_nodes()
