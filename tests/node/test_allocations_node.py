@@ -186,6 +186,14 @@ LONG = 86401.0
         # One that does not see all may see this one.
         (held(age=900), (seen("7", unseen="no Contain"),), (), "", True),
         (held(age=900, last=5), (seen(unseen="no Contain"),), (), "", False),
+        # One that knows that it has ended need not be asked twice.
+        (
+            held(age=900, last=5),
+            (Reading(scheduler="Slurm", workloads=(), ended=(Workload(name="slurm:7"),)),),
+            (),
+            "slurm:7 has ended",
+            False,
+        ),
         # No such scheduler here, or no name: whoever has the devices.
         (held(age=900, workload="pod:ml/a"), (seen("7"),), (), "", True),
         (held(age=900, workload=None), (seen("7"),), (), "", True),
