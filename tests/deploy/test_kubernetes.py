@@ -378,7 +378,7 @@ def test_every_hook_says_which_pod_it_is() -> None:
     for hook in hooks:
         env = {one["name"]: one["valueFrom"] for one in hook["env"] if "valueFrom" in one}
         assert {name: env[name]["fieldRef"]["fieldPath"] for name in told} == told
-    assert own_workload(dict.fromkeys(told, "a"), 1) == "pod:a/a/a"
+    assert own_workload(dict.fromkeys(told, "a"), None) == "pod:a/a/a"
 
 
 def test_token_of_the_api_server_is_mounted_only_where_it_is_used(whole: tuple[dict[str, Any], ...]) -> None:

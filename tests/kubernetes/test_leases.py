@@ -44,6 +44,7 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
             yield cluster
         finally:
             cluster.helm("uninstall", "healthd", "-n", SYSTEM)
+    cluster.empty_nodes()
 
 
 def secret(cluster: Cluster, folder: Path) -> None:

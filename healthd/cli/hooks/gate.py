@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -442,15 +442,20 @@ def build_request(asked: GateSettings) -> GateRequest:
         pool=asked.pool,
         count=asked.count,
         min_nodes=asked.min_nodes,
-        workload=asked.workload or own_workload(os.environ, len(nodes)),
+        workload=asked.workload or own_workload(os.environ, nodes),
     )
 
 
-def own_workload(environ: Mapping[str, str], nodes: int) -> str | None:
-    """What the host's scheduler calls the job that this hook runs in: its allocation is no obstacle to its own gate."""
+def own_workload(environ: Mapping[str, str], nodes: Sequence[str] | None) -> str | None:
+    """
+    What the host's scheduler calls the job that this hook runs in: its allocation is no obstacle to its own gate, and
+    the lease ends with it. `nodes` are those that are asked for, None for the hook's own: a pod may ask for others,
+    whose jobs have nothing to do with its end.
+    """
     if job := environ.get("SLURM_JOB_ID"):
         return f"slurm:{job}"
-    return own_pod(environ) if nodes == 1 else None
+    here = nodes is None or (len(nodes) == 1 and environ.get("NODE_NAME") in (None, nodes[0]))
+    return own_pod(environ) if here else None
 
 
 def write_hosts(decision: Decision, asked: GateSettings) -> None:

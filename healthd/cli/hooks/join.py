@@ -111,7 +111,7 @@ def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapp
         asked.request(asked.job or join.group),
         attempt=asked.attempt or (place.attempt if place is not None else 0),
         min_nodes=asked.min_nodes,
-        workload=with_start(asked.workload) if asked.workload else own_workload(environ, 1),
+        workload=with_start(asked.workload) if asked.workload else own_workload(environ, None),
         join=join,
     )
 
