@@ -11,12 +11,13 @@ it is a machine with a network, a host name, /var/lib/kubelet, /var/lib/healthd 
     ready                  exists once everything answers
     import NODE|all FILE   imports images (docker-archive); nothing is ever pulled
     NAME.log, NAME.pid     of each program; audit.log of the API server
+    down/NAME              while such a file is there, that program is kept down (SIGKILL); then it is started again
 
 With `--nodes 0` there is no node and root is not needed. `--oldest` takes the oldest supported Kubernetes for the
 control plane, without nodes. With `--guarded` the cluster ends when the process that started it has ended.
 
-Pods have addresses of 10.88.N.0/24 and nodes are 10.89.0.(10+N), so only one cluster with nodes runs at a time on a
-machine: another one waits. The programs are in the folder that KUBEBUILDER_ASSETS names (docs/kubernetes_tests.md).
+Pods have addresses of 10.88.N.0/24 and nodes are 10.89.0.(10+N); a cluster beside that has 10.90 and 10.91, and so on
+to the fourth: a fifth waits. The programs are in the folder that KUBEBUILDER_ASSETS names (docs/kubernetes_tests.md).
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ DEBIAN = {
 PLUGINS = ("bridge", "portmap", "host-local", "loopback")
 PLUGIN_FOLDERS = ("/usr/lib/cni", "/opt/cni/bin")
 
-SERVICE_NET, POD_NET = "10.96.0.0/16", "10.88.0.0/16"
+SERVICE_NET = "10.96.0.0/16"
 DNS = "10.96.0.10"
-GATEWAY = "10.89.0.1"  # the control plane's address on the bridge of the nodes
+FIRST_NET, MOST_CLUSTERS = 88, 4  # 10.FIRST_NET and the next are the pods and nodes of the first cluster
 LOCK = Path("/run/lock/tests-kubernetes")
 LOCK_SECONDS = 900.0
 CGROUPS = Path("/sys/fs/cgroup")
@@ -98,10 +99,11 @@ def missing(*, nodes: int, oldest: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Running:
-    """A program of the cluster."""
+    """A program of the cluster, and how it was started."""
 
     name: str
     process: subprocess.Popen[bytes]
+    words: tuple[str | Path, ...]
 
 
 class Authority:
@@ -171,9 +173,13 @@ def _general_name(host: str) -> x509.GeneralName:
 class Kubernetes:
     """The programs of one cluster: `up` starts them, `down` ends them and removes what they made on this machine."""
 
-    def __init__(self, folder: Path, nodes: int, *, oldest: bool = False) -> None:
+    def __init__(self, folder: Path, nodes: int, *, oldest: bool = False, number: int = 0) -> None:
+        """`number`: which cluster with nodes of this machine it is, from 0."""
+        self._pods, self._hosts = (f"10.{FIRST_NET + 2 * number + more}" for more in (0, 1))
+        self._gateway = f"{self._hosts}.0.1"  # the control plane's address on the bridge of the nodes
         self.folder, self.nodes = folder, nodes
         self.running: list[Running] = []
+        self._down: set[str] = set()
         self._programs = Path(os.environ[VARIABLE])
         self._oldest = oldest
         self._prefix = f"hk{os.getpid() % 10000}"
@@ -232,7 +238,24 @@ class Kubernetes:
                 start_new_session=True,
             )
         (self.folder / f"{name}.pid").write_text(f"{process.pid}\n")
-        self.running.append(Running(name, process))
+        self.running.append(Running(name, process, words))
+
+    def ended(self) -> list[str]:
+        """Programs that ended by themselves. Those of `down` are killed, and started again once they are not there."""
+        down, ended = self.folder / "down", []
+        for one in tuple(self.running):
+            kept_down, over = (down / one.name).exists(), one.process.poll() is not None
+            if kept_down and not over:
+                one.process.kill()
+                one.process.wait()
+                self._down.add(one.name)
+            elif over and not kept_down and one.name in self._down:
+                self._down.discard(one.name)
+                self.running.remove(one)
+                self._start(one.name, *one.words)
+            elif over and not kept_down:
+                ended.append(one.name)
+        return ended
 
     def _wait(self, what: str, seconds: float, ask: Callable[[], object]) -> None:
         end = time.monotonic() + seconds
@@ -252,7 +275,7 @@ class Kubernetes:
     def _keys(self) -> None:
         made = Authority(self.folder / "pki")
         names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
-        made.issue("apiserver", "kube-apiserver", hosts=(*names, "127.0.0.1", "10.96.0.1", GATEWAY))
+        made.issue("apiserver", "kube-apiserver", hosts=(*names, "127.0.0.1", "10.96.0.1", self._gateway))
         made.issue("admin", "admin", "system:masters")
         made.issue("controller-manager", "system:kube-controller-manager")
         made.issue("scheduler", "system:kube-scheduler")
@@ -260,7 +283,7 @@ class Kubernetes:
         made.issue("kubelet-client", "kube-apiserver-kubelet-client", "system:masters")
         made.issue("front-proxy", "front-proxy-client")
         for number in range(1, self.nodes + 1):
-            name, address = f"node-{number}", f"10.89.0.{number + 10}"
+            name, address = f"node-{number}", f"{self._hosts}.0.{number + 10}"
             made.issue(name, f"system:node:{name}", "system:nodes", (name, address))
 
     def _kubeconfig(self, name: str, server: str) -> Path:
@@ -282,9 +305,9 @@ class Kubernetes:
         folder, pki = self.folder, self.folder / "pki"
         address = "127.0.0.1"
         if self.nodes:
-            address = GATEWAY
+            address = self._gateway
             _ip("link", "add", f"{self._prefix}br", "type", "bridge")
-            _ip("addr", "add", f"{GATEWAY}/24", "dev", f"{self._prefix}br")
+            _ip("addr", "add", f"{self._gateway}/24", "dev", f"{self._prefix}br")
             _ip("link", "set", f"{self._prefix}br", "up")
         clients, peers = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._etcd_peer}"
         self._start(
@@ -369,7 +392,7 @@ class Kubernetes:
         self.folder.joinpath("Corefile").write_text(
             textwrap.dedent(f"""\
             .:53 {{
-                bind {GATEWAY}
+                bind {self._gateway}
                 kubernetes cluster.local in-addr.arpa {{
                     kubeconfig {self.folder}/admin.kubeconfig main
                 }}
@@ -396,7 +419,7 @@ class Kubernetes:
                     "labels": {"kubernetes.io/service-name": "kube-dns"},
                 },
                 "ports": ports,
-                "endpoints": [{"addresses": [GATEWAY], "conditions": {"ready": True}}],
+                "endpoints": [{"addresses": [self._gateway], "conditions": {"ready": True}}],
             },
         )
 
@@ -460,7 +483,7 @@ class Kubernetes:
             for key in ("cpuset.cpus", "cpuset.mems"):
                 if (root.parent / key).exists():
                     (root / key).write_text((root.parent / key).read_text())
-        config = self._kubeconfig(name, f"https://{GATEWAY}:{self._api}")
+        config = self._kubeconfig(name, f"https://{self._gateway}:{self._api}")
         self._start(
             f"kubelet-{number}",
             *inside,
@@ -469,7 +492,7 @@ class Kubernetes:
                 f"--config={self._kubelet_config(number, folder)}",
                 f"--kubeconfig={config}",
                 f"--hostname-override={name}",
-                f"--node-ip=10.89.0.{number + 10}",
+                f"--node-ip={self._hosts}.0.{number + 10}",
                 "--v=2",
             ),
             f"--node-labels=healthd.internal/pool=cpu,topology.kubernetes.io/zone=z{number}",
@@ -478,8 +501,8 @@ class Kubernetes:
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": "iptables",
-            "clientConnection": {"kubeconfig": str(self._kubeconfig("proxy", f"https://{GATEWAY}:{self._api}"))},
-            "clusterCIDR": POD_NET,
+            "clientConnection": {"kubeconfig": str(self._kubeconfig("proxy", f"https://{self._gateway}:{self._api}"))},
+            "clusterCIDR": f"{self._pods}.0.0/16",
             "hostnameOverride": name,
             "conntrack": {"maxPerCore": 0},
             "healthzBindAddress": "127.0.0.1:10256",
@@ -490,7 +513,7 @@ class Kubernetes:
 
     def _network(self, number: int) -> None:
         """A network namespace on the bridge, with routes to the pods of the other nodes."""
-        netns, address = f"{self._prefix}n{number}", f"10.89.0.{number + 10}"
+        netns, address = f"{self._prefix}n{number}", f"{self._hosts}.0.{number + 10}"
         _ip("netns", "add", netns)
         self._namespaces.append(netns)
         _ip("link", "add", f"{self._prefix}v{number}", "type", "veth", "peer", "name", "eth0", "netns", netns)
@@ -498,11 +521,11 @@ class Kubernetes:
         _ip("-n", netns, "addr", "add", f"{address}/24", "dev", "eth0")
         _ip("-n", netns, "link", "set", "eth0", "up")
         _ip("-n", netns, "link", "set", "lo", "up")
-        _ip("-n", netns, "route", "add", "default", "via", GATEWAY)
-        _ip("route", "add", f"10.88.{number}.0/24", "via", address)
+        _ip("-n", netns, "route", "add", "default", "via", self._gateway)
+        _ip("route", "add", f"{self._pods}.{number}.0/24", "via", address)
         for other in range(1, number):
-            _ip("-n", netns, "route", "add", f"10.88.{other}.0/24", "via", f"10.89.0.{other + 10}")
-            _ip("-n", f"{self._prefix}n{other}", "route", "add", f"10.88.{number}.0/24", "via", address)
+            _ip("-n", netns, "route", "add", f"{self._pods}.{other}.0/24", "via", f"{self._hosts}.0.{other + 10}")
+            _ip("-n", f"{self._prefix}n{other}", "route", "add", f"{self._pods}.{number}.0/24", "via", address)
 
     def _machine(self, number: int, folder: Path) -> None:
         """A process that holds the mounts and the host name of a node."""
@@ -525,7 +548,7 @@ class Kubernetes:
     def _containerd_config(self, number: int, folder: Path) -> Path:
         cni = folder / "cni"
         cni.mkdir(exist_ok=True)
-        ranges = [[{"subnet": f"10.88.{number}.0/24"}]]
+        ranges = [[{"subnet": f"{self._pods}.{number}.0/24"}]]
         ipam = {
             "type": "host-local",
             "dataDir": str(folder / "ipam"),
@@ -711,24 +734,24 @@ def pause_image(folder: Path) -> Path:
 
 
 @contextmanager
-def _alone(nodes: int) -> Iterator[None]:
-    """No other cluster with nodes on this machine meanwhile; ClusterError when one does not end."""
+def _own_networks(nodes: int) -> Iterator[int]:
+    """Which cluster with nodes of this machine this is, from 0; ClusterError when there are too many for long."""
     if not nodes:
-        yield
+        yield 0
         return
-    with LOCK.open("a") as lock:
-        end = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise ClusterError(
-                        f"another cluster with nodes has run on this machine for {LOCK_SECONDS:.0f} s"
-                    ) from None
-                time.sleep(0.5)
-        yield
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        for number in range(MOST_CLUSTERS):
+            with Path(f"{LOCK}{number or ''}").open("a") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield number
+                return
+        if time.monotonic() > end:
+            raise ClusterError(f"{MOST_CLUSTERS} clusters with nodes have run on this machine for {LOCK_SECONDS:.0f} s")
+        time.sleep(0.5)
 
 
 def main() -> int:
@@ -749,10 +772,9 @@ def main() -> int:
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        with _alone(given.nodes):
-            return _run(
-                Kubernetes(given.folder.resolve(), given.nodes, oldest=given.oldest), parent if given.guarded else None
-            )
+        with _own_networks(given.nodes) as number:
+            cluster = Kubernetes(given.folder.resolve(), given.nodes, oldest=given.oldest, number=number)
+            return _run(cluster, parent if given.guarded else None)
     except ClusterError as error:
         print(error, file=sys.stderr)
         return 1
@@ -764,11 +786,10 @@ def _run(cluster: Kubernetes, parent: int | None) -> int:
     """Until a signal, the end of `parent`, or that of a program."""
     try:
         cluster.up()
-        while all(one.process.poll() is None for one in cluster.running):
+        while not (ended := cluster.ended()):
             if parent is not None and os.getppid() != parent:
                 return 0
-            time.sleep(0.5)
-        ended = [one.name for one in cluster.running if one.process.poll() is not None]
+            time.sleep(0.2)
         raise ClusterError(f"ended: {', '.join(ended)}; the logs are in {cluster.folder}")
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.images import PROGRAMS, workshop_with_service
+from tests.deploy.images import PROGRAMS, Workshop, workshop_with_service
 from tests.kubernetes.cluster import VARIABLE, missing
-from tests.kubernetes.kit import HELM, IMAGE, Cluster, started
+from tests.kubernetes.kit import HELM, IMAGE, TORCH_IMAGE, Cluster, started
 from tests.system import missing as missing_program
 
 NODES = 3
@@ -59,19 +59,40 @@ def nodes_of_ours(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def image(cluster: Cluster) -> str:
-    """The service's image of this working tree, on every node; of somebody's cluster the one that TESTS_IMAGE names."""
-    given = os.environ.get(SOMEBODYS_IMAGE)
+def workshop(cluster: Cluster) -> Iterator[Workshop]:
+    """Where the images of this working tree are built; it has the service's, and torch for the others."""
     if not cluster.ours:
-        if not given:
-            pytest.skip(
-                f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull"
-            )
-        return given
+        pytest.skip("builds images for nodes that are processes of this machine: KUBEBUILDER_ASSETS, not KUBECONFIG")
     if reason := missing_program(*PROGRAMS, root=True):
         pytest.skip(reason)
-    with workshop_with_service("kubernetes") as shop:
-        archive = shop.folder / "healthd.tar"
-        shop.buildah("push", "--quiet", "healthd", f"docker-archive:{archive}:{IMAGE}")
-        cluster.load(archive)
+    with workshop_with_service("kubernetes", torch=True) as shop:
+        yield shop
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """The service's image of this working tree, on every node; of somebody's cluster the one that TESTS_IMAGE names."""
+    given = os.environ.get(SOMEBODYS_IMAGE)
+    if cluster.ours:
+        load(cluster, request.getfixturevalue("workshop"), "healthd", IMAGE)
+    elif not given:
+        pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
+    else:
+        return given
     return IMAGE
+
+
+@pytest.fixture(scope="session")
+def torch_image(cluster: Cluster, image: str, workshop: Workshop) -> str:
+    """The image with an interpreter that has torch, on every node."""
+    workshop.build("Containerfile-torch", "healthd-torch", BASE="localhost/healthd")
+    load(cluster, workshop, "healthd-torch", TORCH_IMAGE)
+    return TORCH_IMAGE
+
+
+def load(cluster: Cluster, shop: Workshop, built: str, name: str) -> None:
+    """Bring an image that was built to every node, by a name that manifests can ask for."""
+    archive = shop.folder / f"{built}.tar"
+    shop.buildah("push", "--quiet", built, f"docker-archive:{archive}:{name}")
+    cluster.load(archive)
+    archive.unlink()

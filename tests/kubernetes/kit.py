@@ -26,6 +26,8 @@ HELM = Path(sys.executable).parent / "helm"
 CHART = ROOT / "deploy/helm/healthd"
 REPOSITORY = "localhost/healthd"
 IMAGE = f"{REPOSITORY}:{healthd.__version__}"
+TORCH_REPOSITORY = f"{REPOSITORY}-torch"
+TORCH_IMAGE = f"{TORCH_REPOSITORY}:{healthd.__version__}"
 SYSTEM = "healthd-system"
 CONDITION = "healthd.internal/Fit"
 # A call, and what has to come about in a cluster: pods are scheduled, started, probed.
