@@ -121,6 +121,21 @@ class Cluster:
         subprocess.run([str(self.folder / "import"), "all", str(archive)], check=True, stdout=subprocess.DEVNULL)
 
     @contextmanager
+    def down(self, program: str) -> Iterator[None]:
+        """A program of the cluster is killed, and started again at the end of the block."""
+        assert self.folder is not None
+        pid = self.folder / f"{program}.pid"
+        before, mark = int(pid.read_text()), self.folder / "down" / program
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+        try:
+            until(f"{program} is down", lambda: not Path(f"/proc/{before}").exists())
+            yield
+        finally:
+            mark.unlink()
+            until(f"{program} is started again", lambda: int(pid.read_text() or before) != before)
+
+    @contextmanager
     def namespace(self, name: str, **labels: str) -> Iterator[str]:
         """A namespace that is gone, with all in it, at the end."""
         marked = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
