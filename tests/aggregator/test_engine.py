@@ -267,6 +267,39 @@ def test_release_ends_the_leases_and_the_node_is_free_once_it_has_let_go() -> No
     asyncio.run(main())
 
 
+def test_a_lease_of_a_node_without_a_daemon_ends_when_its_time_is_over() -> None:
+    async def main() -> None:
+        world = World("n1", "n2")
+        async with running(world) as run:
+            await run.admit(nodes=("n1", "n2"), lease_seconds=3600.0)
+            world.without_daemon.add("n1")
+            world.now += 3590
+            await run.engine.run_once()
+            assert of_states(run).keys() == {"n1", "n2"}
+            world.now += 40
+            await run.engine.run_once()
+            assert of_states(run).keys() == {"n2"}, "a daemon that is silent may see the job of its node"
+
+    asyncio.run(main())
+
+
+def test_a_job_is_leased_for_what_it_says_else_for_its_runtime_or_a_day() -> None:
+    async def main() -> None:
+        async with running(World("n1")) as run:
+            for attempt, (asked, seconds) in enumerate(
+                [({"lease_seconds": 60.0}, 60.0), ({"runtime_seconds": 1e6}, 1e6), ({}, 86400.0)]
+            ):
+                gate, decision = await run.admit(nodes=("n1",), attempt=attempt, **asked)
+                assert decision.policy["lease_seconds"] == seconds
+                assert [row.lease.max_seconds for row in run.engine.leases() if row.lease.gate == gate.id] == [seconds]
+            with pytest.raises(BadInputError, match="lease_seconds must be more than 0 and at most 2592000"):
+                await run.engine.ask(GateRequest(job="long", nodes=("n1",), lease_seconds=3e6))
+            with pytest.raises(BadInputError, match="workload must be pod:NAMESPACE/NAME"):
+                await run.engine.ask(GateRequest(job="odd", nodes=("n1",), workload="pod:ml/"))
+
+    asyncio.run(main())
+
+
 def test_a_held_gate_and_its_lease_survive_a_restart(database: str) -> None:
     async def main() -> None:
         world = World("n1", "n2")

@@ -235,6 +235,7 @@ class World:
         self.issuer: str | None = None
         self.pools: dict[str, str] = {}
         self.daemons: dict[str, Daemon] = {}
+        self.without_daemon: set[str] = set()  # a hook alone spoke for them
         self.callbacks: list[Callable[[str], None]] = []
         for name in names:
             self.add(name, pool=pool)
@@ -297,7 +298,7 @@ class World:
         self.executors = dict(members)
 
     def has_daemon(self, node: str) -> bool:
-        return node in self.daemons
+        return node in self.daemons and node not in self.without_daemon
 
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         for order_id in order_ids:

@@ -285,10 +285,11 @@ def test_each_setting_that_a_request_has_too_is_asked_for() -> None:
         mode=Mode.OBSERVE,
         collective=False,
         workload="slurm:7",
+        lease_seconds=3600.0,
     )
     asked, own = vars(build_request(settings)), vars(settings)
     both = asked.keys() & own.keys() - {"join"}
-    assert len(both) == 12
+    assert len(both) == 13
     assert {name: asked[name] for name in both} == {name: own[name] for name in both}
 
 

@@ -26,7 +26,7 @@ from checks.discover import builtin_checks
 from deploy.kubernetes import generate
 from healthd.aggregator.auth import check_exposure
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
-from healthd.cli.hooks.gate import gate
+from healthd.cli.hooks.gate import gate, own_workload
 from healthd.cli.hooks.preflight import preflight
 from healthd.cli.settings.tree import Settings
 from healthd.core.config import load
@@ -34,6 +34,7 @@ from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
+from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from tests.aggregator.world import result, state
 from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
 
@@ -66,6 +67,19 @@ def examples() -> Iterator[dict[str, Any]]:
         yield from yaml.safe_load_all(file.read_text(encoding="utf-8"))
 
 
+def containers(part: object) -> Iterator[dict[str, Any]]:
+    """All containers in an object, also of a kind that an operator brings."""
+    if isinstance(part, dict):
+        for key, value in part.items():
+            if key in ("containers", "initContainers"):
+                yield from value
+            else:
+                yield from containers(value)
+    elif isinstance(part, list):
+        for one in part:
+            yield from containers(one)
+
+
 def node_pod(overlay: str) -> dict[str, Any]:
     spec: dict[str, Any] = the(built(overlay), "DaemonSet", "healthd-node")["spec"]["template"]["spec"]
     return spec
@@ -83,7 +97,7 @@ def test_overlay_is_valid_in_every_version(overlay: str) -> None:
 def test_all_components_together_are_valid(whole: tuple[dict[str, Any], ...]) -> None:
     for item in whole:
         strictly(item)
-    assert {item["kind"] for item in (*whole, *examples())} >= OTHERS
+    assert {item["kind"] for item in (*whole, *examples())} >= OTHERS - {"Certificate"}  # of the chart alone
 
 
 def test_every_known_instance_type_with_neuron_devices_gets_the_daemon() -> None:
@@ -305,13 +319,25 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
         rules = the(whole, "ClusterRole", name)["rules"]
         return {f"{verb} on {resource}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
-    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS}
+    of_pods = {f"{verb} on pods" for verb in PODS_NEED.removesuffix(" on pods").split(" and ")}
+    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods}
     assert rights("healthd-actuator") == {READ, WRITE, LIST}
     for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", "healthd-aggregator")):
         binding = the(whole, "ClusterRoleBinding", name)
         assert binding["roleRef"]["name"] == name
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "healthd-system"}]
         the(whole, "ServiceAccount", account)
+
+
+def test_every_hook_says_which_pod_it_is() -> None:
+    """So that the lease of its node ends with that pod."""
+    told = {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
+    hooks = [one for one in containers(list(examples())) if "--join" in str((one.get("command"), one.get("args")))]
+    assert [one["name"] for one in hooks] == ["gate", "pytorch", "gate"]
+    for hook in hooks:
+        env = {one["name"]: one["valueFrom"] for one in hook["env"] if "valueFrom" in one}
+        assert {name: env[name]["fieldRef"]["fieldPath"] for name in told} == told
+    assert own_workload(dict.fromkeys(told, "a"), 1) == "pod:a/a/a"
 
 
 def test_token_of_the_api_server_is_mounted_only_where_it_is_used(whole: tuple[dict[str, Any], ...]) -> None:

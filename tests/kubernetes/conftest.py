@@ -11,13 +11,13 @@ import pytest
 
 from tests.deploy.images import PROGRAMS, Workshop, workshop_with_service
 from tests.kubernetes.cluster import VARIABLE, missing
-from tests.kubernetes.kit import HELM, IMAGE, TORCH_IMAGE, Cluster, started
+from tests.kubernetes.kit import HELM, IMAGE, TORCH_IMAGE, SYSTEM, Cluster, secrets, started
 from tests.system import missing as missing_program
 
 NODES = 3
 # Not in memory: containerd keeps images and containers there.
 PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
-SOMEBODYS_IMAGE = "TESTS_IMAGE"
+SOMEBODYS_IMAGE, SOMEBODYS_TORCH_IMAGE = "TESTS_IMAGE", "TESTS_TORCH_IMAGE"
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,9 @@ def cluster() -> Iterator[Cluster]:
     if config and VARIABLE not in os.environ:
         if (program := shutil.which("kubectl")) is None:
             pytest.skip(missing_program("kubectl"))
-        yield Cluster(Path(config).resolve(), None, program)
+        file = Path(config).resolve()
+        by_hand = (file.parent / "import").exists()  # tests.kubernetes.cluster runs it
+        yield Cluster(file, file.parent if by_hand else None, program)
         return
     if reason := missing(nodes=NODES):
         pytest.skip(reason)
@@ -71,28 +73,39 @@ def workshop(cluster: Cluster) -> Iterator[Workshop]:
 
 @pytest.fixture(scope="session")
 def image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
-    """The service's image of this working tree, on every node; of somebody's cluster the one that TESTS_IMAGE names."""
-    given = os.environ.get(SOMEBODYS_IMAGE)
-    if cluster.ours:
-        load(cluster, request.getfixturevalue("workshop"), "healthd", IMAGE)
-    elif not given:
-        pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
-    else:
+    """The image of this working tree, on every node; or what TESTS_IMAGE names, which nodes have or can pull."""
+    if given := os.environ.get(SOMEBODYS_IMAGE):
         return given
+    if not cluster.ours:
+        pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
+    load(cluster, request.getfixturevalue("workshop"), "healthd", IMAGE)
     return IMAGE
 
 
 @pytest.fixture(scope="session")
-def torch_image(cluster: Cluster, image: str, workshop: Workshop) -> str:
-    """The image with an interpreter that has torch, on every node."""
-    workshop.build("Containerfile-torch", "healthd-torch", BASE="localhost/healthd")
-    load(cluster, workshop, "healthd-torch", TORCH_IMAGE)
+def torch_image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """The image with an interpreter that has torch, on every node; or what TESTS_TORCH_IMAGE names."""
+    if given := os.environ.get(SOMEBODYS_TORCH_IMAGE):
+        return given
+    shop: Workshop = request.getfixturevalue("workshop")
+    shop.build("Containerfile-torch", "healthd-torch", BASE="localhost/healthd")
+    load(cluster, shop, "healthd-torch", TORCH_IMAGE)
     return TORCH_IMAGE
 
 
 def load(cluster: Cluster, shop: Workshop, built: str, name: str) -> None:
-    """Bring an image that was built to every node, by a name that manifests can ask for."""
+    """Bring an image that was built to every node, by the name that manifests ask for."""
     archive = shop.folder / f"{built}.tar"
     shop.buildah("push", "--quiet", built, f"docker-archive:{archive}:{name}")
     cluster.load(archive)
     archive.unlink()
+
+
+@pytest.fixture
+def system(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """The namespace of the guide with its Secrets, whose folder this is; at the end what the test installed is gone."""
+    with cluster.namespace(SYSTEM):
+        yield secrets(cluster, tmp_path / "secrets")
+        if "healthd" in cluster.helm("list", "-n", SYSTEM, "-q").split():
+            cluster.helm("uninstall", "healthd", "-n", SYSTEM)
+    cluster.empty_nodes()

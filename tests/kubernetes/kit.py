@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ TORCH_REPOSITORY = f"{REPOSITORY}-torch"
 TORCH_IMAGE = f"{TORCH_REPOSITORY}:{healthd.__version__}"
 SYSTEM = "healthd-system"
 CONDITION = "healthd.internal/Fit"
+KEY = "healthd.internal/removed"
 # A call, and what has to come about in a cluster: pods are scheduled, started, probed.
 CALL_SECONDS = 120.0
 SECONDS = 60.0
@@ -115,6 +117,36 @@ class Cluster:
     def version(self) -> str:
         return str(json.loads(self.kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"])
 
+    @contextmanager
+    def forward(self, service: str, port: int, namespace: str = SYSTEM) -> Iterator[int]:
+        """A port of this machine that leads to a service's."""
+        line = [self.program, "port-forward", "-n", namespace, f"service/{service}", f":{port}"]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=self.environ) as process:
+            try:
+                assert process.stdout is not None
+                told = process.stdout.readline()
+                found = re.search(r"127\.0\.0\.1:(\d+)", told)
+                assert found is not None, f"port-forward said {told!r}"
+                yield int(found[1])
+            finally:
+                process.terminate()
+
+    def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM) -> str:
+        """What `healthd fleet` prints to a person who may do everything; `folder` is that of `secrets`."""
+        with self.forward("healthd-aggregator", 8090, namespace) as port:
+            options = ("--token-file", str(folder / "admin.token"), "--ca-file", str(folder / "ca.pem"))
+            line = [
+                sys.executable,
+                "-m",
+                "healthd",
+                "fleet",
+                *words,
+                "--aggregator",
+                f"https://localhost:{port}",
+                *options,
+            ]
+            return self._run([*line], None, False)
+
     def load(self, archive: Path) -> None:
         """Bring an image to every node."""
         assert self.folder is not None
@@ -136,14 +168,29 @@ class Cluster:
             until(f"{program} is started again", lambda: int(pid.read_text() or before) != before)
 
     @contextmanager
-    def namespace(self, name: str, **labels: str) -> Iterator[str]:
+    def namespace(self, name: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
         """A namespace that is gone, with all in it, at the end."""
-        marked = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
-        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": marked}})
+        metadata = {"name": name, "labels": dict(labels or {})}
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         try:
             yield name
         finally:
             self.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=120s")
+            self.free_volumes()
+
+    def empty_nodes(self) -> None:
+        """Nodes of the tests' cluster know nothing of healthd any more: no key, no quarantine, no result."""
+        for path in self.folder.glob("node-*/*-healthd/*") if self.folder is not None else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def free_volumes(self) -> None:
+        """Volumes of the tests' cluster whose claim is gone are emptied and free again; others have a provisioner."""
+        for volume in self.items("persistentvolumes") if self.ours else ():
+            if volume["status"]["phase"] == "Released":
+                for path in Path(volume["spec"]["hostPath"]["path"]).iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                name = volume["metadata"]["name"]
+                self.kubectl("patch", "persistentvolume", name, "-p", '{"spec":{"claimRef":null}}')
 
 
 def until(what: str, ask: Callable[[], T], seconds: float = SECONDS, *, told: Callable[[], str] | None = None) -> T:
@@ -155,6 +202,18 @@ def until(what: str, ask: Callable[[], T], seconds: float = SECONDS, *, told: Ca
         if time.monotonic() > end:
             pytest.fail(f"{what}: not within {seconds * PATIENCE:.0f} s\n{told() if told else ''}")
         time.sleep(0.25)
+
+
+def traces(cluster: Cluster) -> list[str]:
+    """What healthd has left on nodes."""
+    found = []
+    for item in cluster.items("nodes"):
+        name, metadata = item["metadata"]["name"], item["metadata"]
+        found += [f"{name}: condition" for one in item["status"]["conditions"] if one["type"].startswith("healthd")]
+        found += [f"{name}: taint {one['key']}" for one in item["spec"].get("taints", ()) if "healthd" in one["key"]]
+        marks = {**metadata["labels"], **metadata.get("annotations", {})}
+        found += [f"{name}: {key}" for key in marks if key.startswith(KEY)]
+    return found
 
 
 def secrets(cluster: Cluster, folder: Path, namespace: str = SYSTEM) -> Path:

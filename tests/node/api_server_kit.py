@@ -1,6 +1,6 @@
 """
-A server that behaves like Kubernetes' API server for the calls that healthd makes on nodes: TLS, tokens that expire,
-rights, versions that conflict, the two kinds of patch, pages of a list, and answers put in its mouth.
+A server that behaves like Kubernetes' API server for the calls that healthd makes on nodes and pods: TLS, tokens that
+expire, rights, versions that conflict, the two kinds of patch, pages of a list, watches, and answers put in its mouth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,9 +45,15 @@ class Cluster:
     rights: set[str] = field(
         default_factory=lambda: {
             *("get on nodes", "list on nodes", "patch on nodes", "patch on nodes/status"),
-            *("create on events", "list on pods"),
+            *("create on events", "list on pods", "watch on pods"),
         }
     )
+    changes: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    watches: int = 0  # that are open
+    deaf: bool = False  # watches tell nothing, as over a connection that broke without a word
+    down: bool = False  # every call is answered with 503, every watch ends
+    oldest: int = 0  # versions before it are compacted
     said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -88,6 +95,39 @@ class Cluster:
     def writes(self) -> list[Call]:
         return [call for call in self.calls if call.method == "PATCH"]
 
+    def job_pod(self, name: str, *, namespace: str = "ml", uid: str, phase: str = "Running") -> None:
+        """A pod of a job as it is now; another uid is another pod of that name."""
+        before = [one for one in self.pods if _named(one, namespace, name)]
+        if before and before[0]["metadata"]["uid"] != uid:
+            self.delete_pod(name, namespace=namespace)
+            before = []
+        metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": self._next(), "labels": {}}
+        made = {"kind": "Pod", "metadata": metadata, "status": {"phase": phase}}
+        self.pods = [*(one for one in self.pods if one not in before), made]
+        self._tell("MODIFIED" if before else "ADDED", made)
+
+    def delete_pod(self, name: str, *, namespace: str = "ml") -> None:
+        gone = next(one for one in self.pods if _named(one, namespace, name))
+        self.pods.remove(gone)
+        gone["metadata"] = {**gone["metadata"], "resourceVersion": self._next()}
+        self._tell("DELETED", gone)
+
+    def compact(self) -> None:
+        """Watches from before end, and cannot go on."""
+        with self.changed:
+            self.oldest = int(self._next())
+            self.changed.notify_all()
+
+    def stop(self, *, down: bool) -> None:
+        with self.changed:
+            self.down = down
+            self.changed.notify_all()
+
+    def _tell(self, kind: str, pod: dict[str, Any]) -> None:
+        with self.changed:
+            self.changes.append((int(pod["metadata"]["resourceVersion"]), kind, copy.deepcopy(pod)))
+            self.changed.notify_all()
+
     # --- what the server does -----------------------------------------------------------------------------------------
 
     def answer(self, call: Call) -> tuple[int, dict[str, str], Any]:
@@ -97,6 +137,8 @@ class Cluster:
             return status, headers, body
         if call.token not in self.tokens:
             return 401, {}, failure(401, "Unauthorized")
+        if self.down:
+            return 503, {}, failure(503, "apiserver is shutting down")
         if not call.path.startswith("/api/v1/nodes"):
             return self._of_others(call)
         match = re.fullmatch(r"/api/v1/nodes(?:/([^/]+))?(/status)?", call.path)
@@ -128,8 +170,11 @@ class Cluster:
             self.events.append(call.body)
             return 201, {}, call.body
         if pods := re.fullmatch(r"/api/v1(?:/namespaces/([^/]+))?/pods", call.path):
-            if "list on pods" not in self.rights:
-                return 403, {}, failure(403, "pods is forbidden: cannot list resource")
+            verb = "watch" if "watch" in call.query else "list"
+            if f"{verb} on pods" not in self.rights:
+                return 403, {}, failure(403, f"pods is forbidden: cannot {verb} resource")
+            if "fieldSelector" in call.query:
+                return self._one_pod(call, pods[1], call.query["fieldSelector"].removeprefix("metadata.name="))
             there = [pod for pod in self.pods if pods[1] in (None, pod["metadata"]["namespace"])]
             return self._page(call, there)
         return 404, {}, failure(404, "the server could not find the requested resource")
@@ -138,6 +183,36 @@ class Cluster:
         made = {"app.kubernetes.io/name": "healthd-node", **labels}
         metadata = {"name": name, "namespace": namespace, "labels": made}
         self.pods.append({"metadata": metadata, "spec": {"nodeName": node}})
+
+    def _one_pod(self, call: Call, namespace: str, name: str) -> tuple[int, dict[str, str], Any]:
+        if "watch" in call.query:
+            return 200, {}, self._watch(call, namespace, name)
+        found = [one for one in self.pods if _named(one, namespace, name)]
+        return 200, {}, {"kind": "PodList", "metadata": {"resourceVersion": str(self.version)}, "items": found}
+
+    def _watch(self, call: Call, namespace: str, name: str) -> Generator[bytes, None, None]:
+        """Lines of changes as they happen, until the time that was asked for is over."""
+        since, end = int(call.query["resourceVersion"]), time.monotonic() + float(call.query["timeoutSeconds"])
+        with self.changed:
+            self.watches += 1
+        try:
+            while (left := end - time.monotonic()) > 0 and not self.down:
+                with self.changed:
+                    new = [] if self.deaf else [one for one in self.changes if one[0] > since]
+                    if not new and since >= self.oldest:
+                        self.changed.wait(min(left, 0.05))
+                        continue
+                if since < self.oldest:
+                    told = {**failure(410, f"too old resource version: {since}"), "reason": "Expired"}
+                    yield json.dumps({"type": "ERROR", "object": told}).encode() + b"\n"
+                    return
+                for version, kind, pod in new:
+                    since = version
+                    if _named(pod, namespace, name):
+                        yield json.dumps({"type": kind, "object": pod}).encode() + b"\n"
+        finally:
+            with self.changed:
+                self.watches -= 1
 
     def _page(self, call: Call, items: list[dict[str, Any]]) -> tuple[int, dict[str, str], Any]:
         wanted = dict(one.split("=", 1) for one in call.query.get("labelSelector", "").split(",") if one)
@@ -175,6 +250,10 @@ class Cluster:
     def _next(self) -> str:
         self.version += 1
         return str(self.version)
+
+
+def _named(pod: dict[str, Any], namespace: str, name: str) -> bool:
+    return (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name)
 
 
 def failure(code: int, message: str) -> dict[str, Any]:
@@ -220,6 +299,9 @@ def cluster(folder: Path) -> Iterator[Cluster]:
                 body=json.loads(text) if text else None,
             )
             status, headers, body = made.answer(call)
+            if isinstance(body, Generator):
+                self._stream(body)
+                return
             answer = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             for key, value in {"Content-Type": "application/json", **headers}.items():
@@ -227,6 +309,16 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
+
+        def _stream(self, lines: Generator[bytes, None, None]) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.flush()
+            with contextlib.closing(lines), contextlib.suppress(OSError):
+                for line in lines:
+                    self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                self.wfile.write(b"0\r\n\r\n")
 
         do_GET = do_PATCH = do_POST = _serve  # noqa: N815
 

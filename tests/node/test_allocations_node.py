@@ -179,7 +179,8 @@ LONG = 86401.0
         (held(age=900, last=60), (seen(),), ("x",), "slurm:7 has ended", False),
         # A silent scheduler ends nothing that it had; what it never had goes by who holds the devices.
         (held(age=900, last=600), (silent("7"),), (), "", False),
-        (held(age=LONG, last=600), (silent("7"),), (), "its bound of 86400 s is over", False),
+        (held(age=LONG, last=600), (silent("7"),), (), "", False),  # its time counts from when it was last seen
+        (held(age=LONG, last=LONG), (silent("7"),), (), "its time of 24 h is over, and nobody sees its job", False),
         (held(age=900, last=600), (silent(),), (), "the devices have been free for 600 s", False),
         (held(age=900), (silent(),), ("x",), "", True),
         # One that does not see all may see this one.

@@ -14,9 +14,10 @@ import pytest
 
 from checks.contract import Tier
 from healthd.core.model import Order, OrderReport
+from healthd.core.workload import Process, process_of
 from healthd.node.occupancy.model import read_process
 from healthd.node.orders import leases
-from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, judge_lease, process_of, process_start
+from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, judge_lease, process_start
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from tests.node import node_kit
 from tests.node.node_kit import BOOT, MovedClock, World, eventually, lease, lease_order, quiet, run, run_order
@@ -475,7 +476,7 @@ def held(*, age: float, seen: float | None = None, start: int | None = None, **c
         (held(age=500, seen=60), (), None, 0.0, "the devices have been free for 60 s"),
         (held(age=500, seen=600), (), None, 595.0, ""),
         (held(age=8.6e4), None, None, 0.0, ""),
-        (held(age=8.7e4), None, None, 0.0, "its bound of 86400 s is over"),
+        (held(age=8.7e4), None, None, 0.0, "its time of 24 h is over, and nobody sees its job"),
         (held(age=5, workload="pid:9"), (), None, 0.0, ""),
         (held(age=901, workload="pid:9"), ("x",), None, 0.0, "process 9 was not seen within 900 s"),
         (held(age=9e5, workload="pid:9", start=7), (), 7, 0.0, ""),
@@ -495,7 +496,7 @@ def test_fate_of_a_lease(
     ("one", "ended"),
     [
         (held(age=901), ""),
-        (held(age=8.7e4), "its bound of 86400 s is over"),
+        (held(age=8.7e4), "its time of 24 h is over, and nobody sees its job"),
         (held(age=500, seen=60), "the devices have been free for 60 s"),
     ],
 )
@@ -512,8 +513,9 @@ def test_process_is_known_by_its_start_and_a_zombie_has_ended() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert process_start(Path("/proc"), child.pid) is None
     child.wait()
-    assert process_of("pid:12") == 12
-    assert [process_of(text) for text in (None, "pid:", "pid:-1", "pod:12", "pid:99999999999")] == [None] * 5
+    assert process_of("pid:12") == Process(pid=12)
+    assert process_of("pid:12@345") == Process(pid=12, started=345)
+    assert [process_of(text) for text in (None, "pid:", "pid:-1", "pod:12", "pid:99999999999", "pid:12@")] == [None] * 6
 
 
 def test_a_lease_outlasts_a_moment_in_which_no_file_can_be_opened(tmp_path: Path) -> None:

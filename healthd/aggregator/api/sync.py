@@ -91,13 +91,15 @@ class SyncEndpoint:
             raise HttpError(405, f"{scope['method']} is not for this path; a sync is a POST", {"allow": "POST"})
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization")
-        self._guard.require(None if authorization is None else authorization.decode("latin-1"), Scope.SYNC)
+        wait_seconds, executor = _query(scope["query_string"])
+        # A hook that executes has the token that it asked its gate with, and is heard for that gate alone.
+        needed = Scope.SYNC if executor is None else Scope.GATE
+        self._guard.require(None if authorization is None else authorization.decode("latin-1"), needed)
         key = headers.get(KEY_HEADER, b"").decode("latin-1")
         if len(key) < MIN_KEY_LENGTH:
             raise HttpError(
                 401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
             )
-        wait_seconds, executor = _query(scope["query_string"])
         wait_seconds = min(wait_seconds, self._settings.hold_seconds)
         body = await read_body(
             receive,

@@ -9,16 +9,19 @@ from collections.abc import Mapping
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.gate import decisions, rendezvous
 from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, Terms
-from healthd.aggregator.model.policy import MOST_RUNTIME_SECONDS, Policy
+from healthd.aggregator.model.policy import LONGEST_LEASE_SECONDS, MOST_RUNTIME_SECONDS, Policy
 from healthd.core.errors import BadInputError, ConflictError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mode, ValidationKind
 from healthd.core.node_name import check_name
+from healthd.core.workload import problem_of
 
 
 def terms_of(request: GateRequest, policy: Policy) -> Terms:
     """The request with the policy filled in."""
     wanted = len(request.nodes) or request.count or (request.join.size if request.join is not None else 0)
     tier = request.tier or policy.tier
+    runtime = policy.runtime_seconds if request.runtime_seconds is None else request.runtime_seconds
+    lease = min(max(policy.lease_seconds, runtime), LONGEST_LEASE_SECONDS)
     return Terms(
         tier=tier,
         max_age_seconds=policy.max_age_seconds if request.max_age_seconds is None else request.max_age_seconds,
@@ -28,7 +31,8 @@ def terms_of(request: GateRequest, policy: Policy) -> Terms:
         needed=wanted if request.min_nodes is None else request.min_nodes,
         collective=wanted > 1 and (policy.collective if request.collective is None else request.collective),
         checks=policy.checks_over_nodes(request.kind, tier),
-        runtime_seconds=policy.runtime_seconds if request.runtime_seconds is None else request.runtime_seconds,
+        runtime_seconds=runtime,
+        lease_seconds=lease if request.lease_seconds is None else request.lease_seconds,
     )
 
 
@@ -263,13 +267,23 @@ def check_request(request: GateRequest) -> None:
         raise BadInputError("name either nodes or a pool with a count, or join a group")
     else:
         _check_size(request)
+    _check_workload(request)
+    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
+        if not name or len(name) > LONGEST_NAME or not name.isprintable():
+            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
+    _check_times(request)
+
+
+def _check_workload(request: GateRequest) -> None:
+    if request.workload is not None and (why := problem_of(request.workload)):
+        raise BadInputError(f"workload {why}, not {request.workload[:80]!r}")
     several = len(request.nodes) > 1 or (request.count or 0) > 1
     if several and (request.workload or "").startswith("pid:"):
         text = f"workload {request.workload} is a process of one host, and several nodes are asked for"
         raise BadInputError(f"{text}; leave it out, or ask node by node")
-    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
-        if not name or len(name) > LONGEST_NAME or not name.isprintable():
-            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
+
+
+def _check_times(request: GateRequest) -> None:
     if request.max_age_seconds is not None and not (
         request.max_age_seconds > 0 and math.isfinite(request.max_age_seconds)
     ):
@@ -278,6 +292,9 @@ def check_request(request: GateRequest) -> None:
         raise BadInputError(f"wait_seconds must be 0 to {LONGEST_WAIT_SECONDS:.0f}, not {request.wait_seconds}")
     if request.runtime_seconds is not None and not 0 <= request.runtime_seconds <= MOST_RUNTIME_SECONDS:
         raise BadInputError(f"runtime_seconds must be 0 to {MOST_RUNTIME_SECONDS:.0f}, not {request.runtime_seconds}")
+    if request.lease_seconds is not None and not 0 < request.lease_seconds <= LONGEST_LEASE_SECONDS:
+        longest = f"{LONGEST_LEASE_SECONDS:.0f} (30 d)"
+        raise BadInputError(f"lease_seconds must be more than 0 and at most {longest}, not {request.lease_seconds}")
 
 
 def less_than_policy(request: GateRequest, policy: Policy) -> Mapping[GateTerm, str]:

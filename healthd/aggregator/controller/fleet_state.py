@@ -221,7 +221,7 @@ class FleetState:
             issuer=self.store_id,
             workload=gate.workload_on(effect.node),
             grace_seconds=self.policy.lease_grace_seconds,
-            max_seconds=self.policy.lease_max_seconds,
+            max_seconds=gate.terms.lease_seconds,
             age_seconds=0.0,
             proof=self._proof(effect.lease_id, gate.id, gate.request.job, gate.request.attempt),
         )

@@ -23,6 +23,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import ForgetNode, PutMeta, PutNode
 from healthd.core.model import FINAL_STATUSES, Lease, NodeState, OrderStatus, Quarantine
+from healthd.core.text import span
 
 RECOVERY_RATIO = 0.1
 """The share of the fleet that must know another database before this one counts as lost. A tenth: more than a job's
@@ -122,6 +123,9 @@ a machine in repair for an afternoon is still there, one that was terminated blo
 STAMP_SECONDS = GONE_SECONDS / 8
 """How much later than on disk a node was heard before that is written: some hours are enough to tell days by."""
 
+UNWATCHED_SECONDS = 30.0
+"""How often the leases of nodes without a daemon are looked through: their times are hours."""
+
 COPY_SLACK_SECONDS = 60.0
 """A quarantine that began so soon after the last write may be in the database: the clock may have been set since."""
 
@@ -141,6 +145,7 @@ class LeaseReconciler:
         self._not_in_copy = (float(loaded.meta.get("left_at", "inf")) + COPY_SLACK_SECONDS, started_at)
         self._settled_at = started_at + policy.tuning.settle_seconds
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
+        self._unwatched_at = -math.inf
         self._reconciled: set[str] = set()
         self._taken_over: dict[str, Quarantine] = {}
         self._taken_over_on_disk: dict[str, Quarantine] = {}
@@ -223,10 +228,22 @@ class LeaseReconciler:
     def reconcile(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
         """Apply the reports of the nodes that were heard; `nodes` are as this pass sees them."""
         self._recovery.prove(batch)
+        self._end_unwatched(batch)
         for name in sorted(heard):
             with contained(Where.NODE, name):
                 self._reconcile_node(batch, name, nodes.get(name))
         self._recovery.judge(batch, lambda: sum(self.present(name, batch.now) for name in self._heard_at))
+
+    def _end_unwatched(self, batch: Batch) -> None:
+        """End the leases whose time is over of nodes that never had a daemon: nobody sees the end of their jobs."""
+        if batch.now < self._unwatched_at:
+            return
+        self._unwatched_at = batch.now + UNWATCHED_SECONDS
+        for row in list(self._fleet_state.leases.values()):
+            most = row.lease.max_seconds
+            if batch.now >= row.granted_at + most and not self._registry.has_daemon(row.node):
+                why = f"its time of {span(most)} is over, and the node has no daemon that sees its job"
+                self._fleet_state.close_lease(batch, row, why)
 
     def catch_up(self, batch: Batch, name: str) -> None:
         """Apply the newest report of one node at once: a person speaks of it, and no pass has come to it yet."""

@@ -20,6 +20,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import Judged, aged, judge_tier, reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason
 from healthd.core.text import span
+from healthd.core.workload import names_of
 
 # Resolves the names by which a gate asks for its nodes. Pure. A scheduler may call a node by another name than its
 # daemon.
@@ -281,7 +282,7 @@ def _in_use(gate: Gate, state: NodeState) -> Reason | None:
 
 def _is_own_allocation(gate: Gate, allocation: Allocation, node: str) -> bool:
     """Whether the devices are allocated to the very job that asks: a prolog runs inside its allocation."""
-    return bool(allocation.holder) and allocation.holder in (gate.request.job, gate.workload_on(node))
+    return bool(allocation.holder) and allocation.holder in (gate.request.job, *names_of(gate.workload_on(node)))
 
 
 def judge(node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[str, ...]) -> Judged:

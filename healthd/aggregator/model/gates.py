@@ -46,6 +46,7 @@ class Terms:
     collective: bool
     checks: tuple[str, ...] = ()
     runtime_seconds: float = 0.0
+    lease_seconds: float = 86400.0
 
 
 class RunStatus(str, enum.Enum):

@@ -17,6 +17,9 @@ RUN_SECONDS: Mapping[Tier, float] = {
     Tier.SOAK: 14400.0,
 }
 
+LONGEST_LEASE_SECONDS = 30 * 86400.0
+"""The longest time of a lease that may be asked for: longer than jobs, shorter than for ever."""
+
 MOST_RUNTIME_SECONDS = 366 * 86400.0
 """The longest expected runtime of a job: a year. AWS announces events some weeks ahead."""
 HISTORY_DAYS = 28.0
@@ -98,8 +101,10 @@ class Policy:
     lease_grace_seconds: float = 900.0
     """How long a node waits for the workload of a lease to be seen. 15 min: images are pulled."""
 
-    lease_max_seconds: float = 2592000.0
-    """How long a lease may last when nobody can see its workload. 30 days: longer than jobs, shorter than for ever."""
+    lease_seconds: float = 86400.0
+    """How long a lease lasts where no node can see when the job ends, and the request does not say: counted from when
+    the job was last seen. At least the expected runtime. A day: most jobs are over by then, and the hook says at
+    admission how long it is; a job that runs longer unseen asks for more (`--lease`)."""
 
     recovery_seconds: float = 300.0
     """After the loss of the database nothing is admitted for so long: nodes that back off come by then. 0: never."""
@@ -171,8 +176,7 @@ class Policy:
             raise ValueError(f"collective_ports: must be two ports from 1024 to 65535, not {first} and {last}")
         if self.collective and not self.collective_checks:
             raise ValueError("collective_checks: name at least one, or set collective to false")
-        if not 0 <= self.runtime_seconds <= MOST_RUNTIME_SECONDS:
-            raise ValueError(f"runtime: must be from 0 to a year, not {self.runtime_seconds:g} s")
+        self._check_times()
         if not self.keep_days > 0:
             raise ValueError(f"keep_days: must be more than 0, not {self.keep_days:g}")
         if self.keep_gates < 0:
@@ -184,6 +188,12 @@ class Policy:
         for name in self.rules_observe:
             if name not in ("soft", "hard", "accused") and not re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", name):
                 raise ValueError(f"rules_observe: {name!r} is neither soft, hard, accused nor a reason code")
+
+    def _check_times(self) -> None:
+        if not 0 <= self.runtime_seconds <= MOST_RUNTIME_SECONDS:
+            raise ValueError(f"runtime: must be from 0 to a year, not {self.runtime_seconds:g} s")
+        if not 0 < self.lease_seconds <= LONGEST_LEASE_SECONDS:
+            raise ValueError(f"lease: must be more than 0 s and at most 30 d, not {self.lease_seconds:g} s")
 
     def checks_over_nodes(self, kind: ValidationKind, tier: Tier) -> tuple[str, ...]:
         """What nodes run together. Never empty: without deep checks a validation of training runs collectives."""

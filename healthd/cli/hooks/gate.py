@@ -32,7 +32,8 @@ from healthd.core.errors import (
     words_of,
 )
 from healthd.core.model import Decision, GateRequest, Verdict
-from healthd.core.text import counted
+from healthd.core.text import counted, span
+from healthd.core.workload import own_pod
 from healthd.hooks.stopping import Stopped, stoppable
 
 # `healthd gate outcome`: how the job ended, so that the gate can be held against it.
@@ -279,7 +280,7 @@ WITHDRAW_SECONDS = 2.0
 
 
 SECTIONS = {
-    "The job": ("job", "attempt", "workload"),
+    "The job": ("job", "attempt", "workload", "lease"),
     "Its nodes": ("node", "hostfile", "pool", "count", "min_nodes"),
     "What is asked": ("tier", "max_age", "collective", "wait", "mode"),
     "The answer": ("hostfile_out", "as_json", "watch", "exit_style", "on_unreachable"),
@@ -350,7 +351,16 @@ SECTIONS = {
 @click.option(
     "--mode", shell_complete=one_of("enforce", "observe"), help="enforce or observe (default: the aggregator's)."
 )
-@click.option("--workload", metavar="W", help="Workload with which the lease ends, as pid:1234 on every node.")
+@click.option(
+    "--workload",
+    metavar="W",
+    help="Workload with which the lease ends, as pid:1234 or pod:NAMESPACE/NAME/UID (default: the hook's pod or job).",
+)
+@click.option(
+    "--lease",
+    metavar="T",
+    help="How long the lease lasts where no node sees the job's end, as 12h (default: the aggregator's).",
+)
 @click.option(
     "--on-unreachable",
     help="While no aggregator answers: hold (default), local (ask the daemon of the one node) or admit.",
@@ -440,8 +450,7 @@ def own_workload(environ: Mapping[str, str], nodes: int) -> str | None:
     """What the host's scheduler calls the job that this hook runs in: its allocation is no obstacle to its own gate."""
     if job := environ.get("SLURM_JOB_ID"):
         return f"slurm:{job}"
-    name, namespace = environ.get("POD_NAME"), environ.get("POD_NAMESPACE")
-    return f"pod:{namespace}/{name}" if name and namespace and nodes == 1 else None
+    return own_pod(environ) if nodes == 1 else None
 
 
 def write_hosts(decision: Decision, asked: GateSettings) -> None:
@@ -471,6 +480,25 @@ def show(decision: Decision, asked: GateSettings, *, as_json: bool) -> None:
             from healthd.cli.terminal import render
 
             render.show(render.out(), render.decision_report(decision))
+            if text := lease_line(decision):
+                click.echo(f"  {text}")
+
+
+def lease_line(decision: Decision) -> str:
+    """How long the nodes are the job's, for who starts it; empty where it has no lease."""
+    seconds = decision.policy.get("lease_seconds")
+    if (
+        decision.decision is not Verdict.ADMIT
+        or not decision.nodes
+        or not isinstance(seconds, int | float)
+        or not seconds
+    ):
+        return ""
+    asked = decision.request is not None and decision.request.lease_seconds is not None
+    return (
+        f"leased until the job ends; where no node can see that, for {span(seconds)} "
+        f"({'as asked' if asked else 'another time: --lease'})"
+    )
 
 
 def exit_code(decision: Decision, asked: GateSettings) -> int:

@@ -27,6 +27,7 @@ from healthd.core.http.client import GateClient, NotAdmittedError, RefusedError
 from healthd.core.model import Decision, GateRequest, Join, Verdict
 from healthd.core.tasks import Backoff
 from healthd.core.threads import in_thread
+from healthd.core.workload import with_start
 from healthd.hooks.launchers import Place, describe, find_place, find_places
 from healthd.hooks.stopping import Signals, Stopped, stoppable
 
@@ -110,7 +111,7 @@ def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapp
         asked.request(asked.job or join.group),
         attempt=asked.attempt or (place.attempt if place is not None else 0),
         min_nodes=asked.min_nodes,
-        workload=asked.workload or own_workload(environ, 1),
+        workload=with_start(asked.workload) if asked.workload else own_workload(environ, 1),
         join=join,
     )
 

@@ -374,6 +374,8 @@ def terms_of(decision: Decision) -> tuple[Term, ...]:
             words.append((key, name, span(applied[key])))
     if applied.get("runtime_seconds"):
         words.append(("runtime_seconds", "expected runtime", span(applied["runtime_seconds"])))
+    if applied.get("lease_seconds"):
+        words.append(("lease_seconds", "lease where nobody sees the job", span(applied["lease_seconds"])))
     if "collective" in applied:
         words.append(("collective", "collectives over the nodes", _yes(applied["collective"])))
     if "needed" in applied and "wanted" in applied:
@@ -389,6 +391,7 @@ def _as_asked(request: GateRequest) -> Mapping[str, str]:
         "max_age_seconds": None if request.max_age_seconds is None else span(request.max_age_seconds),
         "wait_seconds": None if request.wait_seconds is None else span(request.wait_seconds),
         "runtime_seconds": None if request.runtime_seconds is None else span(request.runtime_seconds),
+        "lease_seconds": None if request.lease_seconds is None else span(request.lease_seconds),
         "collective": None if request.collective is None else _yes(request.collective),
         "needed": None if request.min_nodes is None else f"{request.min_nodes} at least",
     }

@@ -65,9 +65,11 @@ class GateRequest:
     May this job start on these nodes, now?
 
     Either `nodes`, or `pool` and `count`, or `join`: then all who ask for one job, attempt and group are one gate.
-    `min_nodes` None means all of them. None as `tier`, `max_age_seconds`, `wait_seconds`, `runtime_seconds`, `mode` or
-    `collective` means the aggregator's policy. `workload` names the job's process or pod. `runtime_seconds` is how long
-    the job is expected to run: nodes with a scheduled event before its end are left out; 0: events only warn.
+    `min_nodes` None means all of them. None as `tier`, `max_age_seconds`, `wait_seconds`, `runtime_seconds`,
+    `lease_seconds`, `mode` or `collective` means the aggregator's policy. `workload` names what the lease ends with
+    (see `healthd.core.workload`); `lease_seconds` is how long it lasts where no node can see that end.
+    `runtime_seconds` is how long the job is expected to run: nodes with a scheduled event before its end are left out;
+    0: events only warn.
     `collective`: several nodes run collectives together before they are admitted, or what `kind` says. `lease` False
     asks for nothing but the answer: the nodes are free again as soon as it is given.
     """
@@ -82,6 +84,7 @@ class GateRequest:
     max_age_seconds: float | None = None
     wait_seconds: float | None = None
     runtime_seconds: float | None = None
+    lease_seconds: float | None = None
     mode: Mode | None = None
     workload: str | None = None
     collective: bool | None = None

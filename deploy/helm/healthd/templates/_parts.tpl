@@ -7,6 +7,32 @@
 {{- $known -}}
 {{- end -}}
 
+{{/* What the names of all objects begin with. */}}
+{{- define "healthd.fullname" -}}
+{{- default "healthd" .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "healthd.nodeName" -}}
+{{ include "healthd.fullname" . }}-node{{ .Values.nameSuffix }}
+{{- end -}}
+
+{{- define "healthd.aggregatorName" -}}
+{{ include "healthd.fullname" . }}-aggregator
+{{- end -}}
+
+{{/* One more label to select by, where releases of other names may be in the same namespace. */}}
+{{- define "healthd.instance" -}}
+{{- if .Values.fullnameOverride -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+{{- end -}}
+
+{{/* The name of a service account: (list name-by-default values) */}}
+{{- define "healthd.serviceAccount" -}}
+{{- $account := index . 1 -}}
+{{- default (ternary (index . 0) "default" $account.create) $account.name -}}
+{{- end -}}
+
 {{- define "healthd.labels" -}}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -32,7 +58,7 @@ imagePullSecrets:
 {{- end -}}
 
 {{- define "healthd.aggregatorHost" -}}
-healthd-aggregator.{{ .Release.Namespace }}.svc
+{{ include "healthd.aggregatorName" . }}.{{ .Release.Namespace }}.svc
 {{- end -}}
 
 {{/* The variables of the node daemon. */}}
