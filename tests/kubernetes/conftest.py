@@ -11,7 +11,7 @@ import pytest
 
 from tests.deploy.images import PROGRAMS, Workshop, workshop_with_service
 from tests.kubernetes.cluster import VARIABLE, missing
-from tests.kubernetes.kit import HELM, IMAGE, TORCH_IMAGE, SYSTEM, Cluster, secrets, started
+from tests.kubernetes.kit import HELM, IMAGE, SYSTEM, TORCH_IMAGE, Cluster, secrets, started
 from tests.system import missing as missing_program
 
 NODES = 3

@@ -34,7 +34,6 @@ from tests.kubernetes.cluster import missing
 from tests.kubernetes.kit import (
     CHART,
     IMAGE,
-    REPOSITORY,
     SYSTEM,
     TORCH_IMAGE,
     TORCH_REPOSITORY,
