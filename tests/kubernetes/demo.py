@@ -34,10 +34,13 @@ from tests.kubernetes.cluster import missing
 from tests.kubernetes.kit import (
     CHART,
     IMAGE,
+    KEY,
     SYSTEM,
     TORCH_IMAGE,
     TORCH_REPOSITORY,
     Cluster,
+    gate_exit_code,
+    gated_job,
     secrets,
     started,
     until,
@@ -48,14 +51,16 @@ from tests.system import missing as missing_program
 NODES = 3
 ARCHIVES = {"healthd.tar": IMAGE, "healthd-torch.tar": TORCH_IMAGE}
 PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
+TRAIN = ("/opt/probe/bin/python", "-u", "/train/train.py")
 TRAINING = ROOT / "tests/kubernetes/train.py"
 NAMESPACE = "jobs"
 FAULT = "matmul@cpu:0=corrupt"
-TAINT = "healthd.internal/removed"
 # What Jobs, daemons and images take on two cores that are busy with each other.
 JOB_SECONDS = 120.0
 LEASE_SECONDS = 20.0
 """Within which a node is free after its pod has ended: the daemon sees it in 10 s, and tells of it."""
+SHARED = {"HEALTHD_CPU_DEVICES": "1", "HEALTHD_PROBE_START": "3m"}
+"""Of daemons and gates, whose nodes share the cores of one machine."""
 VALUES = (
     "platform=cpu",
     "profile=active",
@@ -65,96 +70,25 @@ VALUES = (
     "aggregator.settings.HEALTHD_POLICY_MODE=enforce",
     "aggregator.settings.HEALTHD_ACTUATOR_MODE=act",
     "aggregator.storage.size=1Gi",
-    # Nodes share two cores here.
+    *(f"node.settings.{name}={value}" for name, value in SHARED.items()),
     "aggregator.settings.HEALTHD_POLICY_COLLECTIVE_START=3m",
     "aggregator.settings.HEALTHD_POLICY_COLLECTIVE_JOIN=90s",
 )
 
 
 def job(name: str, pods: int, *gate: str, prefer: str = "") -> list[dict[str, Any]]:
-    """
-    An Indexed Job of as many pods with a gate before it, and the Service by which its pods find each other.
-
-    As in deploy/kubernetes/examples/gated-job.yaml. `gate`: options of the gate. `prefer`: where one pod should be.
-    """
-    field_of = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
-    field_of |= {"NODE_NAME": "spec.nodeName"}
-    field_of |= {"RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
-    env = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in field_of.items()]
-    asks = [
-        *("healthd", "gate", f"--aggregator=https://healthd-aggregator.{SYSTEM}.svc:8090"),
-        *("--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"),
-        *(f"--job={name}", f"--join={name}", f"--size={pods}", "--rank=$(RANK)", "--node=$(NODE_NAME)", "--wait=4m"),
-        *gate,
-    ]
-    trains = {
-        "name": "train",
-        "image": TORCH_IMAGE,
-        "command": ["/opt/probe/bin/python", "-u", "/train/train.py"],
-        "env": [
-            *env,
-            {"name": "WORLD_SIZE", "value": str(pods)},
-            {"name": "MASTER_ADDR", "value": f"{name}-0.{name}"},
-            {"name": "MASTER_PORT", "value": "29500"},
-        ],
-        "volumeMounts": [{"name": "train", "mountPath": "/train", "readOnly": True}],
-    }
-    gates = {
-        "name": "gate",
-        "image": TORCH_IMAGE,
-        "command": asks,
-        "env": env,
-        "volumeMounts": [{"name": "gate", "mountPath": "/etc/healthd/gate", "readOnly": True}],
-    }
-    affinity: dict[str, Any] = {
-        "podAntiAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"job-name": name}}}
-            ]
-        }
-    }
-    if prefer:
-        term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [prefer]}]}
-        affinity["nodeAffinity"] = {
-            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": term}]
-        }
-    template = {
-        "subdomain": name,
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 5,
-        "enableServiceLinks": False,
-        "automountServiceAccountToken": False,
-        "affinity": affinity,
-        "initContainers": [gates],
-        "containers": [trains],
-        "volumes": [
-            {"name": "gate", "secret": {"secretName": "healthd-gate"}},
-            {"name": "train", "configMap": {"name": "train"}},
-        ],
-    }
-    not_admitted = {"containerName": "gate", "operator": "In", "values": [75]}
-    hopeless = {"containerName": "gate", "operator": "In", "values": [1, 2]}
-    rules = [
-        {"action": "Ignore", "onExitCodes": not_admitted},
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": hopeless},
-    ]
-    spec = {
-        "completionMode": "Indexed",
-        "completions": pods,
-        "parallelism": pods,
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": 900,
-        "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": rules},
-        "template": {"spec": template},
-    }
-    meta = {"name": name, "namespace": NAMESPACE}
+    """A gated Job that trains, and the Service by which its pods find each other."""
+    made = gated_job(NAMESPACE, name, pods, TORCH_IMAGE, "--wait=4m", *gate, command=TRAIN, prefer=prefer)
+    pod = made["spec"]["template"]["spec"]
+    pod["subdomain"] = name
+    pod["volumes"].append({"name": "train", "configMap": {"name": "train"}})
+    pod["initContainers"][0]["env"] += [{"name": key, "value": value} for key, value in SHARED.items()]
+    (train,) = pod["containers"]
+    train["volumeMounts"] = [{"name": "train", "mountPath": "/train", "readOnly": True}]
+    given = {"WORLD_SIZE": str(pods), "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": "29500"}
+    train["env"] += [{"name": key, "value": value} for key, value in given.items()]
     peers = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}
-    return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": peers},
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec},
-    ]
+    return [{"apiVersion": "v1", "kind": "Service", "metadata": made["metadata"], "spec": peers}, made]
 
 
 @dataclass
@@ -263,18 +197,10 @@ class Stage:
         """The actuator's taints of the nodes that have any."""
         found = {}
         for item in self.cluster.items("nodes"):
-            ours = [one["effect"] for one in item["spec"].get("taints", ()) if one["key"] == TAINT]
+            ours = [one["effect"] for one in item["spec"].get("taints", ()) if one["key"] == KEY]
             if ours:
                 found[item["metadata"]["name"]] = ours
         return found
-
-
-def exit_code(pod: dict[str, Any]) -> int | None:
-    """That of the gate of a pod; None while it runs."""
-    for status in pod["status"].get("initContainerStatuses", ()):
-        ended = status["state"].get("terminated")
-        return None if ended is None else int(ended["exitCode"])
-    return None
 
 
 def _listens(port: int) -> bool:
@@ -310,7 +236,7 @@ def install(stage: Stage) -> None:
     secrets(stage.cluster, stage.folder)
     line = ["install", "healthd", str(CHART.relative_to(ROOT)), "-n", SYSTEM]
     for value in VALUES:
-        line += ["--set", value]
+        line += ["--set-string" if ".settings." in value else "--set", value]
     stage.cluster.helm(*line)
     stage.show(shlex.join(["helm", *line]), "")
     for key in ("healthd-gate",):
@@ -360,7 +286,7 @@ def rejected(stage: Stage) -> None:
     stage.cluster.apply(*job("train-2", 2, "--max-age=1s", prefer=bad))
 
     def turned_away() -> list[dict[str, Any]]:
-        return [pod for pod in stage.pods_of("train-2") if exit_code(pod) == 75]
+        return [pod for pod in stage.pods_of("train-2") if gate_exit_code(pod) == 75]
 
     (first, *_) = stage.wait("the gate rejects", turned_away)
     tainted = stage.taints()
