@@ -78,14 +78,15 @@ VALUES = (
 
 def job(name: str, pods: int, *gate: str, prefer: str = "") -> list[dict[str, Any]]:
     """A gated Job that trains, and the Service by which its pods find each other."""
-    made = gated_job(NAMESPACE, name, pods, TORCH_IMAGE, "--wait=4m", *gate, command=TRAIN, prefer=prefer)
+    made = gated_job(NAMESPACE, name, pods, TORCH_IMAGE, "--wait=8m", *gate, command=TRAIN, prefer=prefer)
     pod = made["spec"]["template"]["spec"]
     pod["subdomain"] = name
     pod["volumes"].append({"name": "train", "configMap": {"name": "train"}})
     pod["initContainers"][0]["env"] += [{"name": key, "value": value} for key, value in SHARED.items()]
     (train,) = pod["containers"]
     train["volumeMounts"] = [{"name": "train", "mountPath": "/train", "readOnly": True}]
-    given = {"WORLD_SIZE": str(pods), "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": "29500"}
+    quiet = {"PYTHONWARNINGS": "ignore:Failed to initialize NumPy"}  # which nothing here needs
+    given = quiet | {"WORLD_SIZE": str(pods), "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": "29500"}
     train["env"] += [{"name": key, "value": value} for key, value in given.items()]
     peers = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}
     return [{"apiVersion": "v1", "kind": "Service", "metadata": made["metadata"], "spec": peers}, made]
