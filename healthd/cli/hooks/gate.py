@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,6 +34,9 @@ from healthd.core.errors import (
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted
 from healthd.hooks.stopping import Stopped, stoppable
+
+if TYPE_CHECKING:
+    from healthd.cli.terminal.console import Progress
 
 # `healthd gate outcome`: how the job ended, so that the gate can be held against it.
 
@@ -381,12 +384,14 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
         from healthd.cli.hooks import join as joining
 
         return joining.run(settings, as_json=as_json)
+    from healthd.cli.terminal.console import Progress
     from healthd.core.http.client import NotAdmittedError
 
     request = build_request(settings.gate)
     try:
-        with stoppable():
-            decision = _ask(settings, request, as_json=as_json, watch=watch)
+        with Progress(quiet=as_json, whole=watch) as progress, stoppable() as signals:
+            decision = signals.wait_for(lambda: _ask(settings, request, progress, as_json=as_json))
+            progress.end()
             write_hosts(decision, settings.gate)
             return finish(decision, settings.gate, as_json=as_json)
     except UnreachableError as error:
@@ -496,14 +501,10 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
     return "its gate is withdrawn"
 
 
-def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool) -> Decision:
-    from healthd.cli.terminal.console import Progress
-
-    progress = Progress(quiet=as_json, whole=watch)
-
+def _ask(settings: Settings, request: GateRequest, progress: Progress, *, as_json: bool) -> Decision:
     def away(error: UnreachableError) -> None:
         if not as_json:
             click.echo(f"healthd: {error}; trying again until the wait is over", err=True)
 
-    with gate_client(settings) as aggregator, progress:
+    with gate_client(settings) as aggregator:
         return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)

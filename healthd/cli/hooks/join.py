@@ -325,14 +325,10 @@ def sweep(place: Path = PLACE) -> None:
 async def _both(
     settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], folder: Path, signals: Signals
 ) -> Decision:
-    loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
-    signals.on_stop(lambda: loop.call_soon_threadsafe(stopped.set))
-    stop = asyncio.create_task(stopped.wait(), name="signals")
+    stop = asyncio.create_task(signals.heard(), name="signals")
     try:
         return await _until_answered(settings, join, job, in_thread("the gate's hook", ask), folder, stop)
     finally:
-        signals.on_stop(None)  # from here on it is noted alone
         stop.cancel()
 
 
@@ -342,7 +338,7 @@ async def _until_answered(
     job: str,
     answer: asyncio.Future[Decision],
     folder: Path,
-    stop: asyncio.Task[bool],
+    stop: asyncio.Task[None],
 ) -> Decision:
     member = 0
     while True:
