@@ -36,11 +36,20 @@ from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
 from healthd.aggregator.controller.admission import less_than_policy
 from healthd.aggregator.controller.engine import Engine, Explanation, GivenBack
-from healthd.aggregator.controller.preflights import HandshakeAnswer, HandshakeBody, RollCallAnswer, RollCallBody
+from healthd.aggregator.controller.preflights import RollCallAnswer, RollCallBody
 from healthd.aggregator.model.gates import Gate, Override
 from healthd.aggregator.store.rows import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
-from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Mode, ValidationKind, Verdict
+from healthd.core.model import (
+    LARGEST_ATTEMPT,
+    Decision,
+    GateRequest,
+    HandshakeAnswer,
+    HandshakeBody,
+    Mode,
+    ValidationKind,
+    Verdict,
+)
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1

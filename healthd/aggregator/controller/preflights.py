@@ -9,33 +9,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Literal
 
 from healthd.aggregator.gate.rendezvous import Handshake
 from healthd.core.errors import BadInputError, ConflictError
-from healthd.core.model import Decision, Verdict
+from healthd.core.model import Decision, HandshakeAnswer, HandshakeBody, Verdict
 from healthd.core.node_name import can_name
 
 # Gates whose end is being settled at once; a preflight's aggregator has one.
 MOST_HANDSHAKES = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class HandshakeBody:
-    """A step of a preflight's end: `event` is acknowledge, withdraw, wait, told or ended."""
-
-    node: str
-    event: Literal["acknowledge", "withdraw", "wait", "told", "ended"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HandshakeAnswer:
-    """`go` is None until it is settled; see `healthd.aggregator.gate.rendezvous`."""
-
-    go: bool | None
-    missing: tuple[str, ...]
-    all_told: bool
-    over: bool
 
 
 class Handshakes:

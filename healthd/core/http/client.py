@@ -35,7 +35,7 @@ from healthd.core.errors import (
     words_of,
 )
 from healthd.core.file_trust import check_file
-from healthd.core.model import Decision, GateRequest, Verdict
+from healthd.core.model import Decision, GateRequest, HandshakeAnswer, HandshakeBody, Verdict
 from healthd.core.tasks import Backoff
 from healthd.core.text import span
 
@@ -454,17 +454,14 @@ class GateClient(Aggregator):
         """Tell a gate that a member of its group ends without starting the job. Safe to repeat."""
         self.call("DELETE", f"/v1/gates/{gate}/members/{quote(member, safe='')}", hold_seconds=0.0)
 
-    def acknowledge(self, gate: str, node: str, *, wait_seconds: float = 10.0) -> tuple[bool | None, tuple[str, ...]]:
-        """Confirm the start on a node: whether all go (None: not settled yet), and who has not confirmed."""
-        body = {"node": node, "event": "acknowledge"}
+    def handshake(self, gate: str, step: HandshakeBody, *, wait_seconds: float) -> HandshakeAnswer:
+        """One step of the end of a gate that several hooks ask for, held for `wait_seconds`. Safe to repeat."""
         path, query = f"/v1/gates/{gate}/handshake", {"wait": f"{wait_seconds:g}"}
-        found = self.call("POST", path, body=body, query=query, hold_seconds=wait_seconds)
+        found = self.call("POST", path, body=step, query=query, hold_seconds=wait_seconds)
         try:
-            answer = wire.decode(found, dict[str, Any], what="its answer")
-            go = answer["go"]
-            return (None if go is None else bool(go)), tuple(map(str, answer["missing"]))
-        except (BadInputError, KeyError, TypeError) as error:
-            raise UnreachableError(f"aggregator {self.url}: its answer cannot be read: {error}") from None
+            return wire.decode(found, HandshakeAnswer, what="its answer")
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {self.url}: {error}") from None
 
     def outcome(self, job: str, attempt: int, status: str, message: str) -> str | None:
         """Tell how a job ended; the id of its gate, None when there is none. Safe to repeat."""
