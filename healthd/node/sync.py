@@ -107,9 +107,9 @@ class AggregatorConnection:
         file = self._token_file
         if file is not None:
             try:
-                headers["Authorization"] = f"Bearer {file.read_text(encoding='ascii').split()[0]}"
-            except (OSError, UnicodeDecodeError, IndexError) as error:
-                raise UnreachableError(f"{file}: holds no token that can be read: {error}") from None
+                headers["Authorization"] = f"Bearer {client.read_token(file)}"
+            except ConfigError as error:
+                raise UnreachableError(str(error)) from None
         return headers
 
 

@@ -47,7 +47,8 @@ class Settings(CheckSettings):
         """How to speak to an aggregator."""
         from healthd.core.http.client import Endpoint, read_token
 
-        return Endpoint(url=url, token=read_token(self.gate.token_file), ca_file=self.gate.ca_file)
+        file = self.gate.token_file
+        return Endpoint(url=url, token=None if file is None else read_token(file), ca_file=self.gate.ca_file)
 
     def executor(
         self, name: str, url: str, folder: Path, *, address: str, ask_seconds: float, token_file: Path | None

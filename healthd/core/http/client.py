@@ -157,19 +157,18 @@ class Endpoint:
     ca_file: Path | None
 
 
-def read_token(file: Path | None) -> str | None:
-    """The first line of a token file; None without a file. ConfigError names the file."""
-    if file is None:
-        return None
+TOKEN_REMEDY = "name another with --token-file, or make one with 'healthd token'"
+
+
+def read_token(file: Path, *, remedy: str = TOKEN_REMEDY) -> str:
+    """The first line of a token file. ConfigError names the file, and the remedy where it holds none."""
     check_file(file, "token file")
     try:
         text = read_file(file, TOKEN_FILE_BYTES).decode().strip()
     except (OSError, BadInputError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file}: the token cannot be read: {words_of(error)}; name another with --token-file"
-        ) from None
+        raise ConfigError(f"{file}: the token cannot be read: {words_of(error)}; {remedy}") from None
     if not text:
-        raise ConfigError(f"{file}: holds no token; make one with 'healthd token'")
+        raise ConfigError(f"{file}: holds no token; {remedy}")
     token = text.splitlines()[0].strip()
     if not (token.isascii() and token.isprintable() and " " not in token):  # no header could carry it
         raise ConfigError(f"{file}: a token is one word of letters, digits and signs of ASCII; copy it again")
