@@ -22,9 +22,6 @@ T = TypeVar("T")
 
 RETRIES = Backoff(0.1, 2.0)
 
-TAKE_BACK_SECONDS = 2.0
-"""How long a hook that ends may take to take its word back: its launcher kills it some seconds later."""
-
 
 class GateLine:
     """

@@ -15,6 +15,9 @@ T = TypeVar("T")
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
+TAKE_BACK_SECONDS = 2.0
+"""How long a hook that ends may take to take its word back: its launcher kills it some seconds later."""
+
 HEAR_SECONDS = 0.05
 """How often who waits looks for a signal: Python hears one that comes just before a wait only when that ends."""
 

@@ -1,4 +1,4 @@
-"""The paths of gates: ask, follow, explain, release, tell how the job ended; and the two-step end of a preflight."""
+"""The paths of gates: ask, follow, explain, release, tell how the job ended; and the end of a gate of several hooks."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def outcome(request: Request, gate: str, body: Body[OutcomeBody]) -> Answe
 
 @router.post("/{gate}/handshake", dependencies=[GATE])
 async def handshake(request: Request, gate: str, wait: Wait, body: Body[HandshakeBody]) -> Answer[HandshakeAnswer]:
-    """One step of a preflight's end; held back until there is an outcome, or the job is over."""
+    """One step of the end of a gate of several hooks; held back until there is an outcome, or the job is over."""
     parts = parts_of(request)
     found = await parts.engine.get(gate)
     if found.decision is None:

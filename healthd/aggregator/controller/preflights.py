@@ -1,4 +1,4 @@
-"""Preflights: who has come to the roll call, and how the two-step end of each is settled."""
+"""Gates of several hooks: how the two-step end of each is settled, and who has come to the roll call of a preflight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, HandshakeAnswer, HandshakeBody, Verdict
 from healthd.core.node_name import can_name
 
-# Gates whose end is being settled at once; a preflight's aggregator has one.
+# Gates whose end is being settled at once; the aggregator of a preflight has one.
 MOST_HANDSHAKES = 1000
 
 

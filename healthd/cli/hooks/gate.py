@@ -33,7 +33,7 @@ from healthd.core.errors import (
 )
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted
-from healthd.hooks.stopping import Stopped, stoppable
+from healthd.hooks.stopping import TAKE_BACK_SECONDS, Stopped, stoppable
 
 if TYPE_CHECKING:
     from healthd.cli.terminal.console import Progress
@@ -277,9 +277,6 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 
-# A launcher that ends a hook kills it some seconds later.
-WITHDRAW_SECONDS = 2.0
-
 
 SECTIONS = {
     "The job": ("job", "attempt", "workload"),
@@ -492,7 +489,7 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
 
     try:
         endpoint = settings.endpoint(settings.gate.aggregator)
-        with GateClient(endpoint, slack_seconds=WITHDRAW_SECONDS) as aggregator:
+        with GateClient(endpoint, slack_seconds=TAKE_BACK_SECONDS) as aggregator:
             aggregator.withdraw(request.job, request.attempt)
     except NotFoundError:
         return "no gate was open yet"

@@ -28,8 +28,8 @@ from healthd.core.model import Decision, GateRequest, Join, Verdict
 from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import in_thread
 from healthd.hooks.launchers import Place, describe, find_place, find_places
-from healthd.hooks.member import TAKE_BACK_SECONDS, GateLine, check_node
-from healthd.hooks.stopping import Signals, Stopped, stoppable
+from healthd.hooks.member import GateLine, check_node
+from healthd.hooks.stopping import TAKE_BACK_SECONDS, Signals, Stopped, stoppable
 
 LONGEST_WAIT_SECONDS = 7 * 86400.0
 """The aggregator ends a gate at its deadlines; this is for one that never would."""

@@ -35,7 +35,7 @@ from healthd.core.model import Decision, GateTerm, HandshakeAnswer, HandshakeEve
 from healthd.core.node_name import NO_NAMES, can_name
 from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import in_thread
-from healthd.hooks.member import TAKE_BACK_SECONDS, GateLine, check_node
+from healthd.hooks.member import GateLine, check_node
 from healthd.hooks.preflight.hook import (
     IMPOSSIBLE,
     NOT_ADMITTED,
@@ -47,7 +47,7 @@ from healthd.hooks.preflight.hook import (
     ranks_in,
     with_hosts,
 )
-from healthd.hooks.stopping import NUMBERS
+from healthd.hooks.stopping import NUMBERS, TAKE_BACK_SECONDS
 
 # The aggregator of one preflight: a child of the main node's sidecar, in memory, gone with the gate.
 
