@@ -386,12 +386,17 @@ def judge(case: Case) -> Verdict:
     findings = find(case.lines)
     summary = torchrun_failures(case.lines)
     findings += _of_processes(case, findings, summary)
-    findings = [_on_its_node(finding, case.nodes) for finding in findings]
+    findings = [_on_its_node(finding, case.nodes) for finding in findings if not _of_others(case, finding)]
     cause = _cause(case, findings, summary)
     bad = _measured_bad(case.measured)
     if cause is None:
         return _unknown(case, findings, bad)
     return _settle(case, cause, findings, bad)
+
+
+def _of_others(case: Case, finding: Finding) -> bool:
+    """Whether it is of another job on the node: the kernel tells of OOM kills there, and none was counted in ours."""
+    return finding.signature is BY_NAME["kernel OOM kill"] and case.oom_kills.get(finding.node) == 0
 
 
 def _on_its_node(finding: Finding, nodes: Mapping[int, str]) -> Finding:
@@ -473,7 +478,14 @@ def _early(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 def _cause(case: Case, findings: Sequence[Finding], summary: Sequence[Ended]) -> Finding | None:
     """The finding that explains the others: the first in time that is no consequence of another."""
     per_rank = _rank_causes(findings)
-    initiating = [finding for finding in per_rank if finding.signature.place is Place.INITIATING]
+    waited = min((each.at for each in findings if _waits(each) and each.at is not None), default=float("inf"))
+    initiating = [
+        finding
+        for finding in per_rank
+        if finding.signature.place is Place.INITIATING
+        # Who stops a job whose ranks already lost each other did not end it.
+        and not (finding.signature.kind is Kind.STOPPED and finding.at is not None and finding.at > waited)
+    ]
     late = {each.rank: each for each in case.late}
     if initiating:
         behind = [finding for finding in initiating if finding.rank in late]
@@ -492,6 +504,10 @@ def _cause(case: Case, findings: Sequence[Finding], summary: Sequence[Ended]) ->
     if summary and not per_rank:
         return None
     return _absent(case, findings)
+
+
+def _waits(finding: Finding) -> bool:
+    return finding.signature.place is Place.CASCADE
 
 
 def _rank_causes(findings: Sequence[Finding]) -> list[Finding]:

@@ -264,6 +264,12 @@ def test_a_failure_before_the_stop_is_the_cause_of_both() -> None:
     assert judge(case("OSError: [Errno 28] x", stops=(stop,))).kind is Kind.STORAGE
 
 
+def test_a_stop_after_the_ranks_have_lost_each_other_is_not_the_cause() -> None:
+    stop = Stop(node="n1", at=500.0, signal=15, by="slurmstepd", pid=7, uid=0)
+    assert judge(case(EXAMPLES["NCCL timeout"], stops=(stop,))).kind is Kind.UNKNOWN
+    assert judge(case(EXAMPLES["NCCL timeout"], stops=(dataclasses.replace(stop, at=50.0),))).kind is Kind.STOPPED
+
+
 def test_a_rank_that_its_launcher_ended_is_no_cause() -> None:
     stop = Stop(node="n1", at=99.0, signal=15, by="torchrun", pid=7, uid=0)
     ended = (Ended(node="n1", rank=1, at=101.0, code=143, signal=15),)
@@ -285,6 +291,13 @@ def test_oom_kill_is_known_by_the_count_of_the_control_group() -> None:
 def test_crash_without_a_word(number: int, kind: Kind) -> None:
     verdict = judge(case(ended=(Ended(node="n1", rank=2, at=1.0, code=128 + number, signal=number),)))
     assert (verdict.kind, verdict.suspected, verdict.rank) == (kind, True, 2)
+
+
+def test_oom_kill_of_another_job_on_the_node_is_not_ours() -> None:
+    text = EXAMPLES["kernel OOM kill"]
+    assert judge(case(text, kernel=True, oom_kills={"n1": 0})).kind is Kind.UNKNOWN
+    assert judge(case(text, kernel=True, oom_kills={"n1": 1})).kind is Kind.HOST
+    assert judge(case(text, kernel=True)).kind is Kind.HOST
 
 
 SUMMARY = """\
