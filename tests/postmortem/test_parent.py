@@ -50,7 +50,15 @@ def started(*command: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            process.kill()
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a parent and its command, which would outlive it."""
+    both = children(process.pid) if process.poll() is None else []
+    for pid in (process.pid, *both):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def read_until(descriptor: int, text: bytes) -> bytes:
@@ -200,7 +208,7 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
+        end(self.process)
         self.process.wait()
         os.close(self.slave)
         os.close(self.master)
