@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,8 +19,17 @@ from healthd.core.errors import BadInputError, ConfigError, OutputError, words_o
 from healthd.core.redaction import redact
 from healthd.core.text import moment
 from healthd.postmortem import EXIT_CODES
-from healthd.postmortem.catalogue import Kind
-from healthd.postmortem.collect import MAX_NOTES_BYTES, Notes, case_of, complete, measure, read_notes, redacted
+from healthd.postmortem.catalogue import Kind, Outlook
+from healthd.postmortem.collect import (
+    MAX_NOTES_BYTES,
+    Notes,
+    case_of,
+    complete,
+    is_first,
+    measure,
+    read_notes,
+    redacted,
+)
 from healthd.postmortem.judge import Verdict, judge
 
 QUICK_KINDS = (Kind.HARDWARE, Kind.NETWORK, Kind.UNKNOWN)
@@ -43,6 +53,8 @@ RESERVE_SECONDS = 2.0  # to judge and to print
 @click.option("--seconds", type=float, default=60.0, hidden=True)
 @click.option("--json-out", type=click.Path(path_type=Path), hidden=True)
 @click.option("--notes-dir", type=click.Path(path_type=Path), hidden=True)
+@click.option("--job", hidden=True)
+@click.option("--attempt", type=int, default=0, hidden=True)
 def postmortem(
     files: tuple[Path, ...],
     as_json: bool,
@@ -52,6 +64,8 @@ def postmortem(
     seconds: float,
     json_out: Path | None,
     notes_dir: Path | None,
+    job: str | None,
+    attempt: int,
 ) -> int:
     """
     Say why a job died: which rank failed first, of what, and what to do.
@@ -59,7 +73,7 @@ def postmortem(
     NOTES are the files of 'healthd run --notes-dir', one of each node. Exit code: 0 a verdict, 3 unknown, 2 usage.
     """
     if from_run:
-        return _after_run(logs, measured, seconds, json_out, notes_dir)
+        return _after_run(logs, measured, seconds, json_out, notes_dir, job, attempt)
     if not files:
         raise click.UsageError("which notes? the files that 'healthd run --notes-dir DIR' has left")
     verdict = judge(case_of([_read(file) for file in files]))
@@ -80,12 +94,18 @@ def _read(file: Path) -> Notes:
 
 
 def _after_run(
-    logs: tuple[str, ...], measured: bool, seconds: float, json_out: Path | None, notes_dir: Path | None
+    logs: tuple[str, ...],
+    measured: bool,
+    seconds: float,
+    json_out: Path | None,
+    notes_dir: Path | None,
+    job: str | None,
+    attempt: int,
 ) -> int:
     """For the parent of a command: complete its notes, measure, print; the exit code is that of the outlook."""
     deadline = time.monotonic() + seconds - RESERVE_SECONDS
     notes = complete(read_notes(sys.stdin.buffer.read(MAX_NOTES_BYTES), "notes"), logs)
-    code = 0
+    code, verdict = 0, None
     if notes.code != 0:
         verdict = judge(case_of([notes]))
         if measured and verdict.kind is not Kind.STOPPED:
@@ -98,7 +118,34 @@ def _after_run(
     if notes_dir is not None:
         rank = "" if notes.rank is None else f"-rank{notes.rank}"
         _write(notes_dir / f"{notes.host}{rank}.json", wire.encode(redacted(notes)), "--notes-dir")
+    word = outcome_word(verdict) if verdict is not None else "ok" if is_first(notes) else None
+    if job is not None and word is not None:
+        line = "the command exited with 0" if verdict is None else verdict.sentence
+        _tell(job, attempt, word, redact(line), deadline + RESERVE_SECONDS - time.monotonic())
     return code
+
+
+def outcome_word(verdict: Verdict) -> str | None:
+    """
+    What the aggregator is told of a bad end: infra or failed; None where that would be a guess.
+
+    Nothing is told of what is only suspected, nor of a job that somebody or a scheduler has stopped.
+    """
+    if verdict.suspected or verdict.kind in (Kind.UNKNOWN, Kind.STOPPED):
+        return None
+    elsewhere = verdict.kind in (Kind.HOST, Kind.STORAGE) and verdict.outlook is Outlook.ELSEWHERE
+    return "infra" if elsewhere or verdict.kind in (Kind.HARDWARE, Kind.NETWORK) else "failed"
+
+
+def _tell(job: str, attempt: int, word: str, line: str, seconds: float) -> None:
+    """By the command that people tell it by; what it says of a failure is said."""
+    command = [sys.executable, "-P", "-m", "healthd", "gate", "outcome", "--job", job, "--attempt", str(attempt)]
+    try:
+        subprocess.run(
+            [*command, "--message", line, word], check=False, timeout=max(1.0, seconds), stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        click.echo(f"healthd: the outcome of job {job} could not be told in time; run: healthd gate outcome", err=True)
 
 
 def _write(file: Path, content: bytes, option: str) -> None:

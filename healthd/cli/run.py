@@ -31,6 +31,8 @@ MAX_SECONDS = 3600.0
     metavar="DIR",
     help="Leave this node's notes here, also after a good end, for 'healthd postmortem'.",
 )
+@click.option("--job", metavar="J", help="Tell the aggregator how it ended, as the end of this job's gate.")
+@click.option("--attempt", type=click.IntRange(min=0), default=0, metavar="A", help="The gate's attempt (default 0).")
 @click.option(
     "--exit-style",
     type=click.Choice(["command", "verdict"]),
@@ -45,6 +47,8 @@ def run(
     seconds: float,
     json_out: Path | None,
     notes_dir: Path | None,
+    job: str | None,
+    attempt: int,
     exit_style: str,
 ) -> None:
     """
@@ -68,7 +72,8 @@ def run(
     explain += ["--measure" if measure else "--no-measure", "--seconds", f"{seconds:g}"]
     explain += ["--json-out", str(json_out.absolute())] if json_out else []
     explain += ["--notes-dir", str(notes_dir.absolute())] if notes_dir else []
-    options = {"explain": explain, "seconds": seconds, "always": notes_dir is not None}
+    explain += ["--job", job, "--attempt", str(attempt)] if job else []
+    options = {"explain": explain, "seconds": seconds, "always": bool(notes_dir or job)}
     if exit_style == "verdict":
         options["verdict_codes"] = sorted(EXIT_CODES.values())
     # What lasts as long as the job is a program of its own, half as large as this one.

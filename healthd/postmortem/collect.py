@@ -118,6 +118,21 @@ def read_notes(body: bytes, where: str) -> Notes:
     return notes
 
 
+def is_first(notes: Notes) -> bool:
+    """Whether this is the job's first rank or node, or the only one: of a good end one says it for all."""
+    names = (
+        *RANK_VARIABLES,
+        "NODE_RANK",
+        "GROUP_RANK",
+        "SLURM_NODEID",
+        "JOB_COMPLETION_INDEX",
+        "AWS_BATCH_JOB_NODE_INDEX",
+    )
+    told = [notes.environment[name] for name in names if name in notes.environment]
+    node = _option(notes.command, "node-rank")
+    return all(number == "0" for number in (*told, *([node] if node else [])))
+
+
 def _is_launcher(command: Sequence[str]) -> bool:
     """Whether it starts ranks of its own."""
     words = [os.path.basename(word) for word in command[:4]]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import http.server
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from healthd.cli.postmortem import outcome_word
+from healthd.postmortem.catalogue import Kind, Outlook
+from healthd.postmortem.judge import Case, judge
 from tests import prepared
 from tests.cli.cli_kit import environment
 from tests.patience import PATIENCE
@@ -240,6 +246,54 @@ def test_error_file_of_torch_counts(tmp_path: Path) -> None:
     script = f"import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({json.dumps(error)!r}); os._exit(1)"
     done = healthd_run(tmp_path, sys.executable, "-c", script, env={"TORCHELASTIC_ERROR_FILE": str(file), "RANK": "5"})
     assert (done.verdict["kind"], done.verdict["rank"]) == ("software", 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"), [("full_disk", "failed"), ("well", "ok"), ("exception", None), ("killed", None)]
+)
+def test_the_aggregator_is_told_what_is_known(fault: str, word: str | None, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Aggregator(http.server.BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            heard.append((self.path, json.loads(body) if body else None))
+            self.send_response(404)
+            self.end_headers()
+
+        do_GET = do_POST = answer  # noqa: N815  the names of the library
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Aggregator) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        command = (sys.executable, "-c", "") if fault == "well" else job(fault)
+        done = healthd_run(
+            tmp_path,
+            *command,
+            options=("--no-measure", "--job", "train", "--attempt", "3"),
+            env={"HEALTHD_AGGREGATOR": url},
+        )
+        server.shutdown()
+    assert bool(heard) == (word is not None)
+    assert word is None or "train" in heard[0][0]
+    assert (done.code == 0) == (fault == "well")
+
+
+def test_what_is_told_of_each_kind() -> None:
+    def told(kind: Kind, outlook: Outlook, *, suspected: bool = False) -> str | None:
+        verdict = judge(Case())
+        return outcome_word(dataclasses.replace(verdict, kind=kind, outlook=outlook, suspected=suspected))
+
+    assert told(Kind.HARDWARE, Outlook.ELSEWHERE) == "infra"
+    assert told(Kind.HOST, Outlook.ELSEWHERE) == "infra"
+    assert told(Kind.HOST, Outlook.HERE) == "failed"
+    assert told(Kind.SOFTWARE, Outlook.NONE) == "failed"
+    assert told(Kind.HARDWARE, Outlook.ELSEWHERE, suspected=True) is None
+    assert told(Kind.STOPPED, Outlook.ELSEWHERE) is None
+    assert told(Kind.UNKNOWN, Outlook.HERE) is None
 
 
 def test_usage_is_told_before_the_command_is_started(tmp_path: Path) -> None:
