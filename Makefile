@@ -50,7 +50,7 @@ test-images: $(STAMP) ## every image recipe built and started (root, buildah, de
 
 .PHONY: test-kubernetes
 test-kubernetes: $(STAMP) ## install, upgrade and gate on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
-	@$(PYTEST) -n 2 --dist loadgroup -m "kubernetes" tests/kubernetes
+	@$(PYTEST) -m "kubernetes" tests/kubernetes
 
 .PHONY: kubernetes-programs
 kubernetes-programs: ## build the programs of test-kubernetes into build/kubernetes (Go 1.26; a quarter of an hour)
