@@ -225,6 +225,15 @@ def values(image: str, **more: str) -> list[str]:
     return [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
 
 
+def volume_of_gate() -> dict[str, Any]:
+    """The volume `gate` of a job's pod, as the guide has it: the pod's own token, and the CA of the aggregator."""
+    sources = [
+        {"serviceAccountToken": {"audience": "healthd", "expirationSeconds": 3600, "path": "token"}},
+        {"configMap": {"name": "healthd-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+    ]
+    return {"name": "gate", "projected": {"sources": sources}}
+
+
 def traces(cluster: Cluster) -> list[str]:
     """What healthd has left on nodes."""
     found = []

@@ -22,9 +22,9 @@ from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.platforms.kubernetes import ApiServer
 from tests.aggregator.test_identity import sync
-from tests.kubernetes.kit import CHART, Cluster, until
+from tests.kubernetes.kit import CHART, Cluster, until, values, volume_of_gate
 from tests.kubernetes.kit import SYSTEM as HEALTHD
-from tests.kubernetes.test_chart import rolled_out, values
+from tests.kubernetes.test_chart import rolled_out
 from tests.kubernetes.test_cluster import phase
 
 pytestmark = pytest.mark.kubernetes
@@ -282,10 +282,6 @@ def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
     host = f"https://healthd-aggregator.{HEALTHD}.svc:8090"
     files = ["--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"]
     asked = ["--job=train", "--join=train", "--size=2", f"--rank={rank}", "--node=$(NODE_NAME)", "--tier=passive"]
-    sources = [
-        {"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": 3600, "path": "token"}},
-        {"configMap": {"name": "healthd-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
-    ]
 
     def of_pod(name: str, path: str) -> dict[str, Any]:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -315,7 +311,7 @@ def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
             "automountServiceAccountToken": False,
             "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}},
             "containers": [container],
-            "volumes": [{"name": "gate", "projected": {"sources": sources}}],
+            "volumes": [volume_of_gate()],
         },
     }
 
