@@ -281,7 +281,15 @@ def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
     """A pod of a job whose gate is as in the guide: the projected token, the CA, no account of its own."""
     host = f"https://healthd-aggregator.{HEALTHD}.svc:8090"
     files = ["--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"]
-    asked = ["--job=train", "--join=train", "--size=2", f"--rank={rank}", "--node=$(NODE_NAME)", "--tier=passive"]
+    asked = [
+        "--job=train",
+        "--join=train",
+        "--size=2",
+        f"--rank={rank}",
+        "--node=$(NODE_NAME)",
+        "--tier=passive",
+        "--no-collective",
+    ]
 
     def of_pod(name: str, path: str) -> dict[str, Any]:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -320,7 +328,8 @@ def test_jobs_of_one_name_in_two_namespaces_are_gated_with_the_tokens_of_their_p
     cluster: Cluster, image: str, system: Path
 ) -> None:
     """The chart as it stands, and hooks that nobody gave a secret."""
-    cluster.helm("install", "healthd", CHART, "-n", HEALTHD, *values(image))
+    may = {"aggregator.settings.HEALTHD_GATE_CALLERS_MAY": "tier\\,collective"}
+    cluster.helm("install", "healthd", CHART, "-n", HEALTHD, *values(image, **may))
     rolled_out(cluster)
     names = ("tests-team-a", "tests-team-b")
     with contextlib.ExitStack() as stack:
