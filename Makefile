@@ -52,6 +52,17 @@ test-images: $(STAMP) ## every image recipe built and started (root, buildah, de
 test-kubernetes: $(STAMP) ## install, upgrade and gate on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
 	@$(PYTEST) -n 2 --dist loadgroup -m "kubernetes" tests/kubernetes
 
+# The demonstration's images, anew when what is in them has changed.
+KUBERNETES_IMAGES := build/kubernetes-images
+$(KUBERNETES_IMAGES)/built: $(STAMP) $(shell find checks healthd deploy/container setup.py -type f -not -name '*.pyc')
+	@echo "Building the images healthd and healthd-torch into $(KUBERNETES_IMAGES) (minutes; PyTorch is the large part) ..."
+	@TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m tests.kubernetes.demo --build $(KUBERNETES_IMAGES)
+	@touch $@
+
+.PHONY: demo-kubernetes
+demo-kubernetes: $(STAMP) $(KUBERNETES_IMAGES)/built ## gated jobs that train a model, on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
+	@$(BIN)/python -m tests.kubernetes.demo --images $(KUBERNETES_IMAGES)
+
 .PHONY: kubernetes-programs
 kubernetes-programs: ## build the programs of test-kubernetes into build/kubernetes (Go 1.26; a quarter of an hour)
 	@tests/kubernetes/programs/build build/kubernetes

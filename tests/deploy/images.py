@@ -2,8 +2,8 @@
 Images of deploy/container, built with buildah in a chroot: no engine, no registry.
 
 The base image is a Debian that debootstrap makes, under the name that the recipes ask for; packages come from wheels
-that are downloaded once. `torch` in the images is an empty package: what torch does is tested elsewhere, and it is
-200 MB.
+that are downloaded once. `torch` in the images is an empty package, unless it is asked for: it is 200 MB. It then comes
+from where pip finds it, or from the index that the variable TORCH_INDEX names.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ class Workshop:
 
 
 @contextmanager
-def workshop_with_service(name: str) -> Iterator[Workshop]:
-    """A workshop with the image `healthd` built; gone at the end."""
+def workshop_with_service(name: str, *, torch: bool = False) -> Iterator[Workshop]:
+    """A workshop with the image `healthd` built; gone at the end. With `torch` it has the real one for the others."""
     # Not in memory: whole images are copied.
     folder = Path(os.environ.get("TMPDIR", "/var/tmp")) / f"healthd-{name}-{os.getpid()}"
     folder.mkdir()
     try:
         made = Workshop(folder)
         base_image(made)
-        wheels(made)
+        wheels(made, torch=torch)
         made.build("Containerfile", "healthd")
         yield made
     finally:
@@ -108,24 +108,23 @@ def base_image(shop: Workshop) -> None:
     shutil.rmtree(tree)
 
 
-def wheels(shop: Workshop) -> None:
-    """What the recipes install, once, for Debian's Python; and an empty torch."""
+def wheels(shop: Workshop, *, torch: bool = False) -> None:
+    """What the recipes install, once, for Debian's Python; and torch, or an empty package of its name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     wanted += [line for name in ("kubernetes", "postgresql", "aws", "nvidia") for line in extras[name]]
     folder = shop.folder / "wheels"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--python-version", "3.11", "--only-binary", ":all:", "--dest", str(folder)),
-            *("--constraint", str(ROOT / "requirements.txt"), *wanted),
-        ],
-        check=True,
-        timeout=SECONDS * PATIENCE,
-    )
+    (shop.folder / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+    _download(folder, *wanted)
     pins = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     version = next(line.partition("==")[2] for line in pins if line.startswith("torch=="))
+    if torch:
+        index = os.environ.get("TORCH_INDEX")
+        if index:
+            _download(folder, f"torch=={version}", "--no-deps", "--index-url", index)
+        _download(folder, f"torch=={version}", "--find-links", str(folder))
+        return
     with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
         own = f"torch-{version}.dist-info"
         wheel.writestr("torch/__init__.py", f'__version__ = "{version}"\n')
@@ -134,4 +133,16 @@ def wheels(shop: Workshop) -> None:
             f"{own}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         wheel.writestr(f"{own}/RECORD", "")
-    (shop.folder / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+
+
+def _download(folder: Path, *words: str) -> None:
+    """What pip finds for Debian's Python, with what it needs."""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+            *("--python-version", "3.11", "--only-binary", ":all:", "--dest", str(folder)),
+            *("--constraint", str(ROOT / "requirements.txt"), *words),
+        ],
+        check=True,
+        timeout=SECONDS * PATIENCE,
+    )

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.images import PROGRAMS, workshop_with_service
+from tests.deploy.images import PROGRAMS, Workshop, workshop_with_service
 from tests.kubernetes.cluster import VARIABLE, missing
-from tests.kubernetes.kit import HELM, IMAGE, SYSTEM, Cluster, secrets, started
+from tests.kubernetes.kit import HELM, IMAGE, SYSTEM, TORCH_IMAGE, Cluster, secrets, started
 from tests.system import missing as missing_program
 
 NODES = 3
 # Not in memory: containerd keeps images and containers there.
 PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
-SOMEBODYS_IMAGE = "TESTS_IMAGE"
+SOMEBODYS_IMAGE, SOMEBODYS_TORCH_IMAGE = "TESTS_IMAGE", "TESTS_TORCH_IMAGE"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
@@ -70,19 +70,44 @@ def nodes_of_ours(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def image(cluster: Cluster) -> str:
+def workshop(cluster: Cluster) -> Iterator[Workshop]:
+    """Where the images of this working tree are built; it has the service's, and torch for the others."""
+    if not cluster.ours:
+        pytest.skip("builds images for nodes that are processes of this machine: KUBEBUILDER_ASSETS, not KUBECONFIG")
+    if reason := missing_program(*PROGRAMS, root=True):
+        pytest.skip(reason)
+    with workshop_with_service("kubernetes-image", torch=True) as shop:
+        yield shop
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     """The image of this working tree, on every node; or what TESTS_IMAGE names, which nodes have or can pull."""
     if given := os.environ.get(SOMEBODYS_IMAGE):
         return given
     if not cluster.ours:
         pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
-    if reason := missing_program(*PROGRAMS, root=True):
-        pytest.skip(reason)
-    with workshop_with_service("kubernetes-image") as shop:
-        archive = shop.folder / "healthd.tar"
-        shop.buildah("push", "--quiet", "healthd", f"docker-archive:{archive}:{IMAGE}")
-        cluster.load(archive)
+    load(cluster, request.getfixturevalue("workshop"), "healthd", IMAGE)
     return IMAGE
+
+
+@pytest.fixture(scope="session")
+def torch_image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """The image with an interpreter that has torch, on every node; or what TESTS_TORCH_IMAGE names."""
+    if given := os.environ.get(SOMEBODYS_TORCH_IMAGE):
+        return given
+    shop: Workshop = request.getfixturevalue("workshop")
+    shop.build("Containerfile-torch", "healthd-torch", BASE="localhost/healthd")
+    load(cluster, shop, "healthd-torch", TORCH_IMAGE)
+    return TORCH_IMAGE
+
+
+def load(cluster: Cluster, shop: Workshop, built: str, name: str) -> None:
+    """Bring an image that was built to every node, by the name that manifests ask for."""
+    archive = shop.folder / f"{built}.tar"
+    shop.buildah("push", "--quiet", built, f"docker-archive:{archive}:{name}")
+    cluster.load(archive)
+    archive.unlink()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ HELM = Path(sys.executable).parent / "helm"
 CHART = ROOT / "deploy/helm/healthd"
 REPOSITORY = "localhost/healthd"
 IMAGE = f"{REPOSITORY}:{healthd.__version__}"
+TORCH_REPOSITORY = f"{REPOSITORY}-torch"
+TORCH_IMAGE = f"{TORCH_REPOSITORY}:{healthd.__version__}"
 SYSTEM = "healthd-system"
 CONDITION = "healthd.internal/Fit"
 KEY = "healthd.internal/removed"
@@ -244,6 +246,80 @@ def traces(cluster: Cluster) -> list[str]:
         marks = {**metadata["labels"], **metadata.get("annotations", {})}
         found += [f"{name}: {key}" for key in marks if key.startswith(KEY)]
     return found
+
+
+def gated_job(
+    namespace: str,
+    name: str,
+    pods: int,
+    image: str,
+    *gate: str,
+    command: Sequence[str],
+    prefer: str = "",
+    running: int | None = None,
+) -> dict[str, Any]:
+    """
+    An Indexed Job as deploy/kubernetes/examples/gated-job.yaml has it, whose pods run `command` once they are admitted.
+
+    `gate`: options of the gate beyond those of the example. `prefer`: a node that one of the pods should be on.
+    `running`: as many pods at a time, None: all.
+    """
+    fields = {
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_NAME": "metadata.name",
+        "POD_UID": "metadata.uid",
+        "NODE_NAME": "spec.nodeName",
+        "RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']",
+    }
+    env = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()]
+    ask = [
+        *("healthd", "gate", f"--aggregator=https://healthd-aggregator.{SYSTEM}.svc:8090"),
+        *("--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"),
+        *(f"--job={name}", f"--join={name}", f"--size={pods}", "--rank=$(RANK)", "--node=$(NODE_NAME)", *gate),
+    ]
+    every = {"image": image, "imagePullPolicy": "IfNotPresent"}
+    mounts = [{"name": "gate", "mountPath": "/etc/healthd/gate", "readOnly": True}]
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"job-name": name}}}
+    affinity: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    if prefer:
+        there = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [prefer]}]}
+        wish = [{"weight": 100, "preference": there}]
+        affinity["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": wish}
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "affinity": affinity,
+        "initContainers": [{"name": "gate", **every, "command": ask, "env": env, "volumeMounts": mounts}],
+        "containers": [{"name": "train", **every, "command": list(command), "env": list(env)}],
+        "volumes": [{"name": "gate", "secret": {"secretName": "healthd-gate"}}],
+    }
+    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    rules = [
+        {"action": "Ignore", "onExitCodes": {"containerName": "gate", "operator": "In", "values": [75]}},
+        {"action": "Ignore", "onPodConditions": disrupted},
+        {"action": "FailJob", "onExitCodes": {"containerName": "gate", "operator": "In", "values": [1, 2]}},
+    ]
+    spec = {
+        "completionMode": "Indexed",
+        "completions": pods,
+        "parallelism": pods if running is None else running,
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": 900,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": rules},
+        "template": {"spec": pod},
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
+def gate_exit_code(pod: Mapping[str, Any]) -> int | None:
+    """That of the gate of a pod of `gated_job`; None while it runs."""
+    for status in pod["status"].get("initContainerStatuses", ()):
+        ended = status["state"].get("terminated")
+        return None if ended is None else int(ended["exitCode"])
+    return None
 
 
 def secrets(cluster: Cluster, folder: Path, namespace: str = SYSTEM) -> Path:

@@ -92,14 +92,15 @@ class SyncEndpoint:
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization")
         said = None if authorization is None else authorization.decode("latin-1")
-        caller = await self._guard.admit(said, Scope.SYNC)
+        wait_seconds, executor = _query(scope["query_string"])
+        # A hook that executes has the token that it asked its gate with, and is heard for that gate alone.
+        caller = await self._guard.admit(said, Scope.SYNC if executor is None else Scope.GATE)
         caller.check_speaks_for((node,))
         key = headers.get(KEY_HEADER, b"").decode("latin-1")
         if len(key) < MIN_KEY_LENGTH:
             raise HttpError(
                 401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
             )
-        wait_seconds, executor = _query(scope["query_string"])
         if executor is None and caller.hook is not None:
             raise AuthError(403, f"{caller} is a job's hook, and does not speak for the daemon of node {node}")
         wait_seconds = min(wait_seconds, self._settings.hold_seconds)
