@@ -335,8 +335,7 @@ def test_jobs_of_one_name_in_two_namespaces_are_gated_with_the_tokens_of_their_p
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(cluster.namespace(name))
-            words = ("create", "configmap", "healthd-ca", f"--from-file=ca.crt={system / 'ca.pem'}")
-            cluster.kubectl(*words, "-n", name)
+            cluster.authority(system, name)
             cluster.apply(*(hook(name, image, rank) for rank in range(2)))
             for rank in range(2):
                 until(

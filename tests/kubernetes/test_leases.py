@@ -35,7 +35,7 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
     }
     with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
         folder = secrets(cluster, tmp_path_factory.mktemp("leases"))
-        cluster.kubectl("create", "configmap", "healthd-ca", "-n", JOBS, f"--from-file=ca.crt={folder / 'ca.pem'}")
+        cluster.authority(folder, JOBS)
         given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
         try:
