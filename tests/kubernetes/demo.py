@@ -232,7 +232,7 @@ def play(cluster: Cluster, folder: Path) -> None:
 
 
 def install(stage: Stage) -> None:
-    """The guide's way: Secrets, the chart, and the Secret of the namespace of the jobs."""
+    """The guide's way: the certificate, the chart, and its CA in the namespace of the jobs."""
     stage.title("1. Three nodes; the chart, with the profile that tests devices, in enforce mode, with the actuator")
     secrets(stage.cluster, stage.folder)
     line = ["install", "healthd", str(CHART.relative_to(ROOT)), "-n", SYSTEM]
@@ -240,10 +240,8 @@ def install(stage: Stage) -> None:
         line += ["--set-string" if ".settings." in value else "--set", value]
     stage.cluster.helm(*line)
     stage.show(shlex.join(["helm", *line]), "")
-    for key in ("healthd-gate",):
-        found = stage.cluster.get("secret", key, "-n", SYSTEM)
-        found["metadata"] = {"name": key, "namespace": NAMESPACE}
-        stage.cluster.apply(found)
+    stage.cluster.admin(stage.folder)
+    stage.cluster.authority(stage.folder, NAMESPACE)
     source = TRAINING.read_text(encoding="utf-8")
     meta = {"name": "train", "namespace": NAMESPACE}
     stage.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"train.py": source}})
@@ -266,7 +264,7 @@ def trained(stage: Stage) -> None:
     stage.kubectl("logs", first, "-n", NAMESPACE, "-c", "gate")
     stage.kubectl("logs", "-n", NAMESPACE, "-l", "job-name=train-1", "-c", "train", "--prefix=false")
     stage.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide")
-    stage.healthd("fleet", "explain", "train-1")
+    stage.healthd("fleet", "explain", f"{NAMESPACE}/train-1")
     stage.say("The pods have ended, and with them the lease of each on its node:")
     ended = time.monotonic()
     stage.wait("the leases end", lambda: not stage.leases(), LEASE_SECONDS)
@@ -316,7 +314,7 @@ def told(stage: Stage) -> None:
     jobs = ("get", "events", "-n", NAMESPACE, "--field-selector", "involvedObject.kind=Job", "-o", columns)
     stage.kubectl(*jobs, "--sort-by=.lastTimestamp")
     stage.healthd("fleet", "status")
-    stage.healthd("fleet", "explain", "train-2")
+    stage.healthd("fleet", "explain", f"{NAMESPACE}/train-2")
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.platforms.kubernetes import ApiServer
 from tests.aggregator.test_identity import sync
-from tests.kubernetes.kit import CHART, Cluster, until
+from tests.kubernetes.kit import CHART, Cluster, until, values, volume_of_gate
 from tests.kubernetes.kit import SYSTEM as HEALTHD
-from tests.kubernetes.test_chart import rolled_out, values
+from tests.kubernetes.test_chart import rolled_out
 from tests.kubernetes.test_cluster import phase
 
 pytestmark = pytest.mark.kubernetes
@@ -281,10 +281,14 @@ def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
     """A pod of a job whose gate is as in the guide: the projected token, the CA, no account of its own."""
     host = f"https://healthd-aggregator.{HEALTHD}.svc:8090"
     files = ["--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"]
-    asked = ["--job=train", "--join=train", "--size=2", f"--rank={rank}", "--node=$(NODE_NAME)", "--tier=passive"]
-    sources = [
-        {"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": 3600, "path": "token"}},
-        {"configMap": {"name": "healthd-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+    asked = [
+        "--job=train",
+        "--join=train",
+        "--size=2",
+        f"--rank={rank}",
+        "--node=$(NODE_NAME)",
+        "--tier=passive",
+        "--no-collective",
     ]
 
     def of_pod(name: str, path: str) -> dict[str, Any]:
@@ -315,7 +319,7 @@ def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
             "automountServiceAccountToken": False,
             "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}},
             "containers": [container],
-            "volumes": [{"name": "gate", "projected": {"sources": sources}}],
+            "volumes": [volume_of_gate()],
         },
     }
 
@@ -324,14 +328,14 @@ def test_jobs_of_one_name_in_two_namespaces_are_gated_with_the_tokens_of_their_p
     cluster: Cluster, image: str, system: Path
 ) -> None:
     """The chart as it stands, and hooks that nobody gave a secret."""
-    cluster.helm("install", "healthd", CHART, "-n", HEALTHD, *values(image))
+    may = {"aggregator.settings.HEALTHD_GATE_CALLERS_MAY": "tier\\,collective"}
+    cluster.helm("install", "healthd", CHART, "-n", HEALTHD, *values(image, **may))
     rolled_out(cluster)
     names = ("tests-team-a", "tests-team-b")
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(cluster.namespace(name))
-            words = ("create", "configmap", "healthd-ca", f"--from-file=ca.crt={system / 'ca.pem'}")
-            cluster.kubectl(*words, "-n", name)
+            cluster.authority(system, name)
             cluster.apply(*(hook(name, image, rank) for rank in range(2)))
             for rank in range(2):
                 until(

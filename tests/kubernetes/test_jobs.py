@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from healthd.aggregator.auth import Scope, new_token
 from tests.deploy.manifests import ROOT
 from tests.kubernetes.kit import CHART, SYSTEM, Cluster, gate_exit_code, gated_job, secrets, until
 
@@ -68,7 +69,7 @@ class Fleet:
         """The gate of a job once it holds with as many members heard."""
 
         def held() -> dict[str, Any] | None:
-            for gate in self.gates(job=name):
+            for gate in self.gates(job=f"{JOBS}/{name}"):
                 members = self.ask(f"/v1/gates/{gate['id']}/evidence")["gate"]["members"]
                 if gate["phase"] != "done" and len(members) == pods:
                     return gate
@@ -132,23 +133,35 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
         "images.service.repository": repository,
         "images.service.tag": tag,
         "images.pullPolicy": "IfNotPresent",
+        "secrets.tokens": "healthd-tokens",
         "aggregator.settings.HEALTHD_POLICY_MODE": "enforce",
         "aggregator.settings.HEALTHD_GATE_CALLERS_MAY": "tier\\,collective",
     }
     with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
         keys = secrets(cluster, tmp_path_factory.mktemp("jobs"))
-        files = (f"--from-file=token={keys / 'gate.token'}", f"--from-file=ca.crt={keys / 'ca.pem'}")
-        cluster.kubectl("create", "secret", "generic", "healthd-gate", "-n", JOBS, *files)
+        cluster.authority(keys, JOBS)
+        shared_token(cluster, keys)
         given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
         try:
             rolled_out(cluster)
+            cluster.admin(keys)
             made = Fleet(cluster, image, keys)
             until("every node has reported", lambda: len(made.ask("/v1/nodes")["nodes"]) == len(cluster.nodes()))
             yield made
         finally:
             cluster.helm("uninstall", "healthd", "-n", SYSTEM)
     cluster.empty_nodes()
+
+
+def shared_token(cluster: Cluster, keys: Path) -> None:
+    """A token of a file, for hooks that ask for a pool: a pod's own token speaks for its node alone."""
+    token, entry = new_token("hooks", [Scope.GATE])
+    for name, namespace, file in (
+        ("healthd-tokens", SYSTEM, f"tokens.toml={entry}"),
+        ("shared-token", JOBS, f"token={token}"),
+    ):
+        cluster.kubectl("create", "secret", "generic", name, "-n", namespace, f"--from-literal={file}")
 
 
 def rolled_out(cluster: Cluster) -> None:
@@ -236,7 +249,7 @@ def test_pod_that_is_deleted_while_it_waits_is_replaced_in_the_same_gate(fleet: 
     until("another pod has come", lambda: len(fleet.pods("replaced")) == 2 and fleet.waits("replaced", 2), JOB_SECONDS)
     fleet.patch("replaced", parallelism=3)
     fleet.completes("replaced")
-    assert gate["id"] in {one["id"] for one in fleet.gates(job="replaced")}
+    assert gate["id"] in {one["id"] for one in fleet.gates(job=f"{JOBS}/replaced")}
     fleet.delete("replaced")
 
 
@@ -303,6 +316,8 @@ def test_fifty_hooks_keep_their_places_while_the_aggregator_moves_to_another_nod
     job = gated_job(JOBS, "many", HOOKS // 10, fleet.image, command=BRIEFLY)
     pod = job["spec"]["template"]["spec"]
     del pod["affinity"]
+    sources = [{"secret": {"name": "shared-token"}}, {"configMap": {"name": "healthd-ca"}}]
+    pod["volumes"] = [{"name": "gate", "projected": {"sources": sources}}]
     pod["initContainers"][0]["command"] = ["sh", "-c", line, "sh", "$(RANK)"]
     fleet.cluster.apply(job)
 

@@ -6,12 +6,11 @@ import json
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kubernetes.kit import CHART, SYSTEM, Cluster, secrets, until
+from tests.kubernetes.kit import CHART, SYSTEM, Cluster, secrets, until, volume_of_gate
 
 pytestmark = pytest.mark.kubernetes
 
@@ -36,7 +35,7 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
     }
     with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
         folder = secrets(cluster, tmp_path_factory.mktemp("leases"))
-        secret(cluster, folder)
+        cluster.authority(folder, JOBS)
         given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
         try:
@@ -45,11 +44,6 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
         finally:
             cluster.helm("uninstall", "healthd", "-n", SYSTEM)
     cluster.empty_nodes()
-
-
-def secret(cluster: Cluster, folder: Path) -> None:
-    files = (f"--from-file=token={folder / 'gate.token'}", f"--from-file=ca.crt={folder / 'ca.pem'}")
-    cluster.kubectl("create", "secret", "generic", "healthd-gate", "-n", JOBS, *files)
 
 
 def rolled_out(cluster: Cluster) -> None:
@@ -78,7 +72,7 @@ def gated(name: str, image: str, *command: str, size: int = 2) -> dict[str, Any]
         "imagePullPolicy": "IfNotPresent",
         "command": hook,
         "env": [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in told.items()],
-        "volumeMounts": [{"name": "gate", "mountPath": "/etc/healthd/gate"}],
+        "volumeMounts": [{"name": "gate", "mountPath": "/etc/healthd/gate", "readOnly": True}],
     }
     main = {"name": "train", "image": image, "imagePullPolicy": "IfNotPresent", "command": list(command)}
     apart = {
@@ -93,7 +87,7 @@ def gated(name: str, image: str, *command: str, size: int = 2) -> dict[str, Any]
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
         "initContainers": [gate],
         "containers": [main],
-        "volumes": [{"name": "gate", "secret": {"secretName": "healthd-gate"}}],
+        "volumes": [volume_of_gate()],
     }
     spec = {"completionMode": "Indexed", "completions": size, "parallelism": size, "template": {"spec": pod}}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": JOBS}, "spec": spec}

@@ -101,8 +101,6 @@ class SyncEndpoint:
             raise HttpError(
                 401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
             )
-        if executor is None and caller.hook is not None:
-            raise AuthError(403, f"{caller} is a job's hook, and does not speak for the daemon of node {node}")
         wait_seconds = min(wait_seconds, self._settings.hold_seconds)
         body = await read_body(
             receive,
