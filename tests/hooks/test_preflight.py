@@ -175,7 +175,7 @@ def test_a_hook_that_is_killed_takes_its_sidecar_with_it_and_a_dead_main_node_en
 def test_a_sidecar_that_is_killed_is_no_admission_and_leaves_no_aggregator(tmp_path: Path) -> None:
     with Job(tmp_path, size=2) as job:
         job.start(0, *PASSIVE)
-        job.reported(0)
+        job.wait_for("aggregator --config")
         os.kill(job.wait_for("--sidecar", "--node-rank 0"), signal.SIGKILL)
         ended = job.end(0)
         assert (ended.code, ended.out) == (75, "")

@@ -11,7 +11,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.cli.hooks.preflight import POLICY, build_task, find_my_place
 from healthd.cli.settings.options import load_settings
 from healthd.cli.settings.tree import Settings
-from healthd.hooks.preflight.sidecar import SILENT_SECONDS, policy_of
+from healthd.hooks.preflight.sidecar import SILENT_SECONDS, settings_of
 from tests.hooks.preflight_kit import CONFIG, Job
 
 CHOSEN = """
@@ -41,9 +41,12 @@ def loaded(folder: Path, text: str) -> Settings:
 
 
 def policy_for(folder: Path, text: str) -> Policy:
-    """What the aggregator of a preflight goes by."""
+    """What the aggregator of a preflight goes by: it reads this file and nothing else."""
     settings = loaded(folder, text)
-    return policy_of(build_task(settings, find_my_place(settings), parent=1, began=0.0))
+    task = build_task(settings, find_my_place(settings), parent=1, began=0.0)
+    made = folder / "aggregator.toml"
+    made.write_text(settings_of(task, folder))
+    return load_settings({"config": made}, section="aggregator").policy
 
 
 def test_what_concerns_checks_and_validation_reaches_the_gates_aggregator(tmp_path: Path) -> None:

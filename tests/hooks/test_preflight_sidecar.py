@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from healthd.core.errors import HealthdError
 from healthd.core.model import GateRequest
-from healthd.hooks.preflight.hook import Outcome
-from healthd.hooks.preflight.sidecar import Task, keep
+from healthd.hooks.preflight.hook import Outcome, Task
+from healthd.hooks.preflight.sidecar import keep
 from tests.aggregator.service import until
 from tests.hooks.test_hook_answers import Answers, serving
 from tests.hooks.test_preflight_stopped import main_node

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.cli.settings.options import Command, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import log_to_stderr, told
+from healthd.core.config import key_of
 from healthd.core.errors import ConfigError
 from healthd.core.model import GateRequest
 from healthd.hooks.launchers import Place, address_towards, describe, find_place, traces
@@ -25,8 +27,7 @@ from healthd.hooks.preflight.hook import NOT_ADMITTED
 from healthd.hooks.stopping import Stopped, stoppable
 
 if TYPE_CHECKING:
-    from healthd.hooks.preflight.hook import Outcome
-    from healthd.hooks.preflight.sidecar import Task
+    from healthd.hooks.preflight.hook import Outcome, Plain, Task
 
 JOB = "preflight"
 SECRET_CHARACTERS = 16
@@ -219,8 +220,6 @@ def _run_sidecar(settings: Settings, place: Place, sidecar: str) -> None:
         # All "nodes" are this machine: they must not take each other's probes for jobs.
         runner = dataclasses.replace(runner, run_dir=folder)
     log_to_stderr(logging.WARNING)
-    for quiet in ("healthd.aggregator", "alembic", "sqlalchemy"):  # what ends the gate is said by the outcome
-        logging.getLogger(quiet).setLevel(logging.CRITICAL)
 
     line = socket.socket(fileno=int(descriptor))
 
@@ -252,8 +251,7 @@ def _run_sidecar(settings: Settings, place: Place, sidecar: str) -> None:
 
 def build_task(settings: Settings, place: Place, *, parent: int, began: float) -> Task:
     """What the sidecar is to do, for a hook that was started at `began` (CLOCK_MONOTONIC)."""
-    from healthd.hooks.preflight.hook import node_name
-    from healthd.hooks.preflight.sidecar import Task
+    from healthd.hooks.preflight.hook import Task, node_name
 
     asked = settings.preflight
     host, port = _main_address(place.main, asked.port)
@@ -290,14 +288,20 @@ def build_task(settings: Settings, place: Place, *, parent: int, began: float) -
     )
 
 
-def policy_of(policy: Policy) -> Policy:
+def policy_of(policy: Policy) -> dict[str, Plain]:
     """
-    What of `[policy]` concerns one gate's checks and validation; the rest is as always.
+    What of `[policy]` concerns one gate's checks and validation, by its keys, as a file has it.
 
     How long it waits and what it asks are `[preflight]`'s. What is about a standing fleet (rules, quarantines, what is
     kept, limits on other gates) has no meaning for an aggregator that lives for one job's start.
     """
-    return Policy(**{name: getattr(policy, name) for name in POLICY})
+    found: dict[str, Plain] = {}
+    for name in POLICY:
+        value = getattr(policy, name)
+        if isinstance(value, Mapping):
+            value = {key.value: seconds for key, seconds in value.items()}
+        found[key_of(name)] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
 def _read_secret(file: Path | None) -> str | None:

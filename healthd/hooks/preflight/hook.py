@@ -25,15 +25,71 @@ from typing import IO, NoReturn
 from checks.printable import printable_line
 from healthd.core import wire
 from healthd.core.errors import ConfigError, HealthdError
-from healthd.core.model import Decision
+from healthd.core.model import Decision, GateRequest
 from healthd.hooks.launchers import Place
 from healthd.hooks.stopping import Signals
 
 # A gate for one job with no standing service: what runs beside each node's command.
 
+
+Plain = str | bool | int | float | list[str] | list[int] | dict[str, float]
+"""What a setting of the gate's aggregator can be."""
+
 NOT_ADMITTED, IMPOSSIBLE, USAGE = 75, 1, 2
 
 _NODE_NAME = re.compile(r"\brank-(\d{1,9})\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """
+    What the sidecar is to do.
+
+    `began` is when the hook was started, by CLOCK_MONOTONIC: `wait_seconds` counts from there. `port` is the
+    aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to confirm the
+    start, `gone_seconds` after how long without an answer the main node counts as gone, `linger_seconds` how long the
+    main node waits for the others to hear the end. `main_counts`: the launcher takes the exit code of rank 0 for the
+    job's, so that nothing may start without it. `policy` is what the gate's aggregator goes by, by keys of
+    `[policy]`; what is not named is as always.
+    """
+
+    rank: int
+    size: int
+    main: str
+    port: int
+    local_rank: int
+    local_size: int
+    request: GateRequest
+    wait_seconds: float
+    began: float
+    acknowledge_seconds: float
+    gone_seconds: float
+    linger_seconds: float
+    token: str | None
+    parent: int
+    main_counts: bool = False
+    policy: Mapping[str, Plain] = field(default_factory=dict)
+
+    @property
+    def node(self) -> str:
+        """The name of this node in the gate."""
+        return node_name(self.rank)
+
+    @property
+    def url(self) -> str:
+        """The aggregator's URL."""
+        host = f"[{self.main}]" if ":" in self.main else self.main
+        return f"http://{host}:{self.port}"
+
+    @property
+    def probes(self) -> bool:
+        """Whether this process checks the node: one on each node does."""
+        return self.local_rank == 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process runs the aggregator."""
+        return self.rank == 0 and self.local_rank == 0
 
 
 @dataclass(frozen=True, kw_only=True)

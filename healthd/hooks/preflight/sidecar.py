@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
+import json
 import os
+import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from healthd.aggregator.controller.preflights import MOST_ASKED, RollCallAnswer
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.settings import AggregatorSettings
 from healthd.core import wire
 from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.client import (
@@ -30,7 +31,7 @@ from healthd.core.http.client import (
     RefusedError,
 )
 from healthd.core.http.client import USAGE as REFUSED_FOR_GOOD
-from healthd.core.model import Decision, GateRequest, GateTerm, HandshakeAnswer, HandshakeEvent, Verdict
+from healthd.core.model import Decision, GateTerm, HandshakeAnswer, HandshakeEvent, Verdict
 from healthd.core.node_name import NO_NAMES, can_name
 from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import in_thread
@@ -40,117 +41,129 @@ from healthd.hooks.preflight.hook import (
     NOT_ADMITTED,
     USAGE,
     Outcome,
+    Plain,
+    Task,
     node_name,
     ranks_in,
     with_hosts,
 )
 from healthd.hooks.stopping import NUMBERS, TAKE_BACK_SECONDS
 
-# The aggregator of one preflight: a part of the main node's sidecar, in memory, gone with the gate.
+# The aggregator of one preflight: a child of the main node's sidecar, in memory, gone with the gate.
 
 
 # Nodes of a preflight ask this often and count as silent after this long: a node that died must not be waited for.
 ASK_SECONDS = 5.0
 SILENT_SECONDS = 20.0
+STOP_SECONDS = 6.0
+_PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """
-    What the sidecar is to do.
+class MainNode:
+    """A running aggregator."""
 
-    `began` is when the hook was started, by CLOCK_MONOTONIC: `wait_seconds` counts from there. `port` is the
-    aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to confirm the
-    start, `gone_seconds` after how long without an answer the main node counts as gone, `linger_seconds` how long the
-    main node waits for the others to hear the end. `main_counts`: the launcher takes the exit code of rank 0 for the
-    job's, so that nothing may start without it. `policy` is what the gate's aggregator goes by.
-    """
+    def __init__(self, process: asyncio.subprocess.Process, tasks: Tasks) -> None:
+        self._process = process
+        self._last: deque[str] = deque(maxlen=5)
+        self._ended = tasks.start("last words of the aggregator of this gate", self._watch())
 
-    rank: int
-    size: int
-    main: str
-    port: int
-    local_rank: int
-    local_size: int
-    request: GateRequest
-    wait_seconds: float
-    began: float
-    acknowledge_seconds: float
-    gone_seconds: float
-    linger_seconds: float
-    token: str | None
-    parent: int
-    main_counts: bool = False
-    policy: Policy = field(default_factory=Policy)
+    async def until_ended(self) -> None:
+        """Wait until it is gone; raises a HealthdError with its last words."""
+        await asyncio.shield(self._ended)
 
-    @property
-    def node(self) -> str:
-        """The name of this node in the gate."""
-        return node_name(self.rank)
+    async def _watch(self) -> None:
+        """Drain what it says, so that it never waits for us, and raise its last words when it ends."""
+        stream = self._process.stderr
+        while stream is not None and (chunk := await stream.read(65536)):
+            self._last.extend(line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip())
+        code = await self._process.wait()
+        words = self._last[-1].removeprefix("healthd: ") if self._last else f"exit code {code}"
+        raise HealthdError(f"the aggregator of this gate has ended: {words}")
 
-    @property
-    def url(self) -> str:
-        """The aggregator's URL."""
-        host = f"[{self.main}]" if ":" in self.main else self.main
-        return f"http://{host}:{self.port}"
-
-    @property
-    def probes(self) -> bool:
-        """Whether this process checks the node: one on each node does."""
-        return self.local_rank == 0
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process runs the aggregator."""
-        return self.rank == 0 and self.local_rank == 0
+    async def stop(self) -> None:
+        """End it, whatever it does."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await asyncio.wait({self._ended})
+        with contextlib.suppress(HealthdError, asyncio.CancelledError):
+            self._ended.result()
 
 
 @contextlib.asynccontextmanager
-async def main_node(task: Task, folder: Path) -> AsyncIterator[Tasks | None]:
-    """
-    The aggregator, from entry to exit, where this process leads: its tasks, whose `failure` tells when it cannot go on.
-    None elsewhere. HealthdError when it cannot start.
-    """
+async def main_node(task: Task, folder: Path, tasks: Tasks) -> AsyncIterator[MainNode | None]:
+    """The aggregator, from entry to exit, where this process leads; None elsewhere."""
     if not task.leads:
         yield None
         return
-    from healthd.aggregator.app import aggregator
+    settings = folder / "aggregator.toml"
+    _write_private(settings, settings_of(task, folder))
+    # It reads this file and nothing else: variables and files of this host are about other aggregators.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
+    command = [sys.executable, "-P", "-m", "healthd", "aggregator", "--config", str(settings)]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=_die_with_parent,
+    )
+    running = MainNode(process, tasks)
+    try:
+        yield running
+    finally:
+        await running.stop()
 
-    # Whoever starts a preflight chooses its terms; the token only keeps others out.
-    running = aggregator(settings_of(task, folder), policy_of(task), callers_may=get_args(GateTerm))
-    async with running as (_, tasks):
-        yield tasks
 
-
-def settings_of(task: Task, folder: Path) -> AggregatorSettings:
-    """The aggregator's: in memory, open to the nodes of this job."""
-    tokens = None
+def settings_of(task: Task, folder: Path) -> str:
+    """TOML: in memory, with no fleet to recover, waiting for nodes as long as the gate does."""
+    aggregator: dict[str, Plain] = {
+        "listen": f"{_any_address(task.main)}:{task.port}",
+        "database": "sqlite://",
+        "state_dir": str(folder),
+        "preflight": True,
+        "insecure": True,
+        "max_nodes": task.size,
+        "handshake": f"{task.acknowledge_seconds}s",
+    }
     if task.token is not None:
         tokens = folder / "tokens.toml"
         digest = hashlib.sha256(task.token.encode()).hexdigest()
-        tokens.touch(0o600)
-        tokens.write_text(f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
-    return AggregatorSettings(
-        listen=f"{_any_address(task.main)}:{task.port}",
-        database="sqlite://",
-        state_dir=folder,
-        token_file=tokens,
-        preflight=True,
-        insecure=True,
-        max_nodes=task.size,
-        handshake_seconds=task.acknowledge_seconds,
+        _write_private(tokens, f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
+        aggregator["token_file"] = str(tokens)
+    # What lives for one job's start has nothing to remember, and nobody could release what it latched.
+    policy: dict[str, Plain] = {
+        **task.policy,
+        "rules": False,
+        "recovery": "0s",
+        "node_grace": f"{task.wait_seconds}s",
+        "silent": f"{SILENT_SECONDS}s",
+    }
+    # Whoever starts a preflight chooses its terms; the token only keeps others out.
+    gate: dict[str, Plain] = {"callers_may": list(get_args(GateTerm))}
+    tables: dict[str, Mapping[str, Plain]] = {"aggregator": aggregator, "policy": policy, "gate": gate}
+    return "".join(
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
     )
 
 
-def policy_of(task: Task) -> Policy:
-    """What lives for one job's start has nothing to remember, and nobody could release what it latched."""
-    return dataclasses.replace(
-        task.policy,
-        rules=False,
-        recovery_seconds=0.0,
-        node_grace_seconds=task.wait_seconds,  # it waits for nodes as long as the gate does
-        silent_seconds=SILENT_SECONDS,
-    )
+def _toml(value: Plain) -> str:
+    """A JSON string, number, truth or list is one of TOML too; a table is not."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _any_address(main: str) -> str:
@@ -158,6 +171,11 @@ def _any_address(main: str) -> str:
     if main in ("localhost", "127.0.0.1", "::1"):
         return "[::1]" if main == "::1" else "127.0.0.1"
     return "[::]" if ":" in main else "0.0.0.0"  # noqa: S104 - the peers come from other machines
+
+
+def _die_with_parent() -> None:
+    """In the child: a sidecar that is killed must not leave an aggregator behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # The ranks of a preflight find the main node, and see that all were started alike, before any asks the gate.
@@ -339,7 +357,7 @@ async def keep(
     parent = tasks.start("watch over the hook", _parent_ended(task.parent, stopped))
     told = False
     try:
-        async with main_node(task, folder) as main:
+        async with main_node(task, folder, tasks) as main:
             try:
                 outcome = await _gate(task, run_executor, main, parent, prepare)
             except DifferenceError as error:
@@ -358,11 +376,11 @@ async def keep(
 
 
 @contextlib.asynccontextmanager
-async def _watching(main: Tasks | None, parent: asyncio.Task[None] | None = None) -> AsyncIterator[Tasks]:
+async def _watching(main: MainNode | None, parent: asyncio.Task[None] | None = None) -> AsyncIterator[Tasks]:
     """What the block does with these tasks' `first` ends when the aggregator of this gate does, or the hook."""
     tasks = Tasks()
     if main is not None:
-        tasks.supervise("aggregator of this gate", main.failure, OnEnd.FATAL)
+        tasks.supervise("aggregator of this gate", main.until_ended, OnEnd.FATAL)
     if parent is not None:
         tasks.supervise("hook", lambda: _hook_gone(parent), OnEnd.FATAL)
     try:
@@ -385,7 +403,7 @@ def _code_of(error: HealthdError) -> int:
 async def _gate(
     task: Task,
     run_executor: Callable[[], Awaitable[None]],
-    main: Tasks | None,
+    main: MainNode | None,
     parent: asyncio.Task[None],
     prepare: Prepare,
 ) -> Outcome:
