@@ -30,7 +30,7 @@ from healthd.postmortem.collect import (
     read_notes,
     redacted,
 )
-from healthd.postmortem.judge import Verdict, judge
+from healthd.postmortem.judge import Verdict, judge, listed
 
 QUICK_KINDS = (Kind.HARDWARE, Kind.NETWORK, Kind.UNKNOWN)
 """What the devices may be the cause of, whatever the signature is."""
@@ -175,13 +175,15 @@ def screen(verdict: Verdict) -> Iterator[str]:
     when = f" at {moment(verdict.at)}" if verdict.at is not None else ""
     yield f"healthd: why it died: {word.upper()} (confidence: {verdict.confidence}){when}"
     yield f"  {redact(verdict.sentence)}"
+    told: set[str] = set()
     if verdict.waited:
-        ranks = ", ".join(str(rank) for rank in verdict.waited[:16])
-        yield f"  waited for it, or were ended because of it: ranks {ranks}"
+        ranks = f"rank{'s' if len(verdict.waited) > 1 else ''} {listed(verdict.waited)}"
+        yield f"  waited for it, or ended because of it: {ranks}"
     for each in verdict.evidence:
         where = each.source if each.rank is None else f"{each.source}, rank {each.rank}"
         yield f"  {each.place.value:<10} {each.node} {where}: {redact(each.text)}"
-        if each.reference:
+        if each.reference and each.reference not in told:
+            told.add(each.reference)
             yield f"             see {each.reference}"
     yield f"  measured:    {redact(verdict.measurement)}"
     if verdict.suspected and verdict.settles:

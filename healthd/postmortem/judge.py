@@ -566,11 +566,11 @@ def _absent(case: Case, findings: Sequence[Finding]) -> Finding | None:
     if len(silent) != 1:
         return None
     node = case.nodes.get(silent[0]) or (case.ended[0].node if case.ended else "")
-    why = f"ranks {_listed(waited)} waited; of rank {silent[0]} there is no word"
+    why = f"ranks {listed(waited)} waited; of rank {silent[0]} there is no word"
     return Finding(signature=_ABSENT, node=node, rank=silent[0], at=None, line=why, source="output")
 
 
-def _listed(ranks: Iterable[int]) -> str:
+def listed(ranks: Iterable[int]) -> str:
     """Ranks as text: `0-3, 7`."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
@@ -753,7 +753,7 @@ def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tup
         node, kind, action = None, Kind.UNKNOWN, "Read the last lines of each rank."
         sentence = "unknown: nothing in the output or on the nodes explains the end"
         if waited:
-            sentence += f"; ranks {_listed(waited)} only waited or were ended"
+            sentence += f"; ranks {listed(waited)} only waited or were ended"
     return Verdict(
         kind=kind,
         suspected=kind is not Kind.UNKNOWN,
