@@ -254,7 +254,7 @@ def _stamp(text: str) -> float | None:
 _LOG = [signature for signature in SIGNATURES if not signature.kernel]
 _KERNEL = [signature for signature in SIGNATURES if signature.kernel]
 # Ordinary lines are a million times as many: of the texts that can match, each has one of these words in small letters.
-KEYS = (
+KEYS = (  # noqa: SIM905  as a list it would be a page long
     "rror|errno|fail|xception|exit|kill|oom|memory|alloc|timeout|timed out|signal|abort|cancelled|assert|nan|"
     "inf|cuda|nccl|nrt|neuron|efa|ofi|fi_|connect|peer|broken pipe|no space|enospc|quota|read-only|"
     "input/output|file|denied|shared|dataloader|segmentation|sigsegv|bus error|sigbus|evicted|low on resource|"
@@ -264,7 +264,7 @@ KEYS = (
     "unexpected pos|eof|data|type|dma|hang|not available|spot|ec2|received|found|runneuronccimpl|torch.|"
     "triton.|xpu|kernel image|compatibility|due to|caught|rank|hip|tensor|collective|closed|net/ib|"
     "unresponsive|pair.cc|eaddrinuse|_status_|slowdown|serviceunavailable"
-).split("|")  # noqa: SIM905  as a list it would be a page long
+).split("|")
 _GROUP = re.compile(r"[(]\?P<[^>]+>")
 _ANY_LOG = re.compile("|".join(f"(?:{_GROUP.sub('(?:', each.regex.removeprefix('(?i)'))})" for each in _LOG))
 
