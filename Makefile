@@ -39,16 +39,35 @@ PYTEST = $(BIN)/python -m pytest $(if $(TESTS_RESULTS),--reruns 1 --reruns-delay
 WORKERS := $$(( $$(nproc) * 2 ))
 
 test: $(STAMP) ## all tests that need neither root nor foreign programs
-	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images)" tests
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images or kubernetes)" tests
 
 test-system: $(STAMP) ## tests with root and real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces, ...
-	@$(PYTEST) -n 2 --dist loadfile -m "system and not xla and not images" tests
+	@$(PYTEST) -n 2 --dist loadfile -m "system and not (xla or images or kubernetes)" tests
 
 .PHONY: test-images
 test-images: $(STAMP) ## every image recipe built and started (root, buildah, debootstrap; four minutes)
 	@$(PYTEST) -m "images" tests/deploy
 
-test-all: test test-system test-xla ## all tests but those of images
+.PHONY: test-kubernetes
+test-kubernetes: $(STAMP) ## install, upgrade and gate on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
+	@$(PYTEST) -n 2 --dist loadgroup -m "kubernetes" tests/kubernetes
+
+# The demonstration's images, anew when what is in them has changed.
+KUBERNETES_IMAGES := build/kubernetes-images
+$(KUBERNETES_IMAGES)/built: $(STAMP) $(shell find checks healthd deploy/container setup.py -type f -not -name '*.pyc')
+	@echo "Building the images healthd and healthd-torch into $(KUBERNETES_IMAGES) (minutes; PyTorch is the large part) ..."
+	@TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m tests.kubernetes.demo --build $(KUBERNETES_IMAGES)
+	@touch $@
+
+.PHONY: demo-kubernetes
+demo-kubernetes: $(STAMP) $(KUBERNETES_IMAGES)/built ## gated jobs that train a model, on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
+	@$(BIN)/python -m tests.kubernetes.demo --images $(KUBERNETES_IMAGES)
+
+.PHONY: kubernetes-programs
+kubernetes-programs: ## build the programs of test-kubernetes into build/kubernetes (Go 1.26; a quarter of an hour)
+	@tests/kubernetes/programs/build build/kubernetes
+
+test-all: test test-system test-xla test-kubernetes ## all tests but those of images
 
 $(XLA_STAMP): requirements-xla.txt
 	@echo "Installing PyTorch/XLA into $(XLA_VENV) (once; about 7 GB) ..."
@@ -112,7 +131,10 @@ release: $(STAMP) ## the files of a release in dist (docs/release.md)
 	@rm -rf dist build/lib
 	@REPOSITORY_URL="$(REPOSITORY_URL)" $(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' >/dev/null
 	@$(BIN)/python -m deploy.release.sbom "$(VERSION)" > dist/healthd-$(VERSION).cdx.json
-	@$(BIN)/helm package --destination dist deploy/helm/healthd deploy/helm/healthd-job >/dev/null 2>&1
+	@rm -rf build/charts && mkdir -p build/charts && cp -r deploy/helm/healthd deploy/helm/healthd-job build/charts
+	@test -z "$(REPOSITORY_URL)" || for chart in build/charts/*; do \
+	  printf 'home: %s\nsources: [%s]\n' "$(REPOSITORY_URL)" "$(REPOSITORY_URL)" >> $$chart/Chart.yaml; done
+	@$(BIN)/helm package --destination dist build/charts/* >/dev/null
 	@awk '/^## /{seen++} seen==1' CHANGELOG.md > dist/NOTES.md
 	@cd dist && sha256sum -- *.whl *.tar.gz *.tgz *.json NOTES.md > SHA256SUMS && ls -1
 

@@ -389,8 +389,8 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckInfo:
-    """What a check declares, without its code."""
+class CheckDeclaration:
+    """What a check declares and a node tells of it."""
 
     name: str
     """Unique among all checks."""
@@ -404,8 +404,6 @@ class CheckInfo:
     """Its time limit on one worker, from the moment the worker is ready."""
     doc: str
     """Its docstring."""
-    judged: bool = False
-    """It compares devices: its workers give evidence, which is judged afterwards."""
     accelerators: bool = False
     """Whether it looks at accelerators and at nothing else, so that a fault of hardware that it finds is theirs."""
     accelerator_faults: tuple[str, ...] = ()
@@ -414,6 +412,14 @@ class CheckInfo:
     """Whether it measures a collective, of which Prometheus gets bus bandwidth and time by size."""
     series: tuple[Series, ...] = ()
     """What Prometheus gets of its measurements of each device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckInfo(CheckDeclaration):
+    """All that a check declares, without its code."""
+
+    judged: bool = False
+    """It compares devices: its workers give evidence, which is judged afterwards."""
     origin: str = BUILT_IN
     """Where it comes from: `BUILT_IN`, or a file, an entry point or a program."""
 
@@ -540,6 +546,7 @@ __all__ = [
     "Action",
     "Blame",
     "Check",
+    "CheckDeclaration",
     "CheckInfo",
     "Context",
     "Device",

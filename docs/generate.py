@@ -136,7 +136,7 @@ def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     meanings = _meanings(schema)
     for field in dataclasses.fields(schema):
         inner = _record(schema, field)
-        if inner is not None:
+        if inner is not None and not field.metadata.get("internal"):
             named = typing.get_origin(typing.get_type_hints(schema)[field.name]) is dict
             here = (*path, field.name, "NAME") if named else (*path, field.name)
             yield here, inner, inspect.cleandoc(inner.__doc__ or "") if named else meanings[field.name]

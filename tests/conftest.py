@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 from collections.abc import Iterator
 
@@ -17,10 +18,12 @@ from tests.hosts.temporary import memory_folder
 from tests.system import pytest_runtest_setup
 
 __all__ = [
+    "anyio_backend",
     "forked_programs",
     "pytest_collection_finish",
     "pytest_configure",
     "pytest_make_collect_report",
+    "pytest_pycollect_makeitem",
     "pytest_runtest_makereport",
     "pytest_runtest_setup",
     "pytest_terminal_summary",
@@ -40,9 +43,22 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(obj: object) -> None:
+    """Coroutines are run by anyio's plug-in. Not by its setting, which pytest refuses where anyio is missing."""
+    if inspect.iscoroutinefunction(obj):
+        pytest.mark.anyio(obj)
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end: let the garbage collector not look through it each time."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio, as the product does."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ directory, session, command line, signals and exit code that it would have been 
 milliseconds where importing torch alone takes seconds. Any other command is executed. The processes that are made so
 start their own workers and helpers the same way.
 
-`ScriptPopen` does the same for `PYTHON -c ...`.
+`PYTHON -P tests/aggregator/tuned.py ...` is one more of these. `ScriptPopen` does the same for `PYTHON -c ...`.
 
 What an interpreter does at its start, and what a process imports, is not tested by these: the tests that are about it
 use `subprocess.Popen`, below which everything is executed.
@@ -34,7 +34,8 @@ WORKER = str(ROOT / "checks/worker/worker.py")  # and nothing of healthd is impo
 GUARD = str(ROOT / "checks/host/guard.py")
 SERVER = Path(__file__).parent / "prepared_server.py"
 SERVICES = (str(ROOT / "tests/node/node_process.py"),)
-PROGRAMS = ([WORKER], [GUARD], [str(ROOT / "tests/checks/launch_ranks.py")], *([path] for path in SERVICES))
+TUNED = str(ROOT / "tests/aggregator/tuned.py")
+PROGRAMS = ([WORKER], [GUARD], [TUNED], [str(ROOT / "tests/checks/launch_ranks.py")], *([path] for path in SERVICES))
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 """The number of the system call on this machine; None: not known, all is executed."""
 OPTIONS = ("-I", "-S", "-P")

@@ -46,6 +46,7 @@ AGGREGATOR = {
     "metrics": {"inventory", "calibration"},
     "auth": set[str](),
     "settings": {"auth"},
+    "service_accounts": {"auth", "settings"},
     "api": {
         "auth",
         "controller",
@@ -70,6 +71,7 @@ AGGREGATOR = {
         "drain",
         "store",
         "metrics",
+        "service_accounts",
         "settings",
     },
 }

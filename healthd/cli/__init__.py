@@ -32,6 +32,7 @@ COMMANDS = {
     "run": "run",
     "postmortem": "postmortem",
     "slurm": "hooks.slurm",
+    "kubernetes": "support.kubernetes",
     "fleet": "fleet.fleet",
     "override": "fleet.fleet",
     "fault": "local",

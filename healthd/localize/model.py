@@ -50,6 +50,7 @@ class Problem:
     passes at times is never judged by less.
     `seen_failed` of `seen_tests` healthy groups have failed in earlier searches of the same fleet. `pair_rounds` of
     shuffled pairs must be clean before bisection: a member that fails half of its tests is missed by six once in 64.
+    Six of `max_rounds` are enough for up to half of the members bad; paths and flaky members take more.
     """
 
     members: tuple[str, ...]
@@ -158,7 +159,7 @@ class TrunkFault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ValidationVerdict:
     """
     What is known at the end. No member outside `culprits` is accused.
 

@@ -29,10 +29,11 @@ from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.nccom import RoundSettings
 from healthd.node.occupancy.occupancy import Schedulers
+from healthd.node.occupancy.pods import PodWatch
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
-from healthd.node.settings import NodeSettings
+from healthd.node.settings import DAEMON, NodeSettings
 from healthd.node.state import files
 from healthd.node.state.saving import ProfileFolder, SavedEvidence, StateFile, StateSaver
 from healthd.node.state.store import NodeStore
@@ -123,7 +124,8 @@ async def _serve(
     collectives = Collectives(
         store, scheduler, runner.session, interface=settings.interface, clock=clock, tasks=tasks, rounds=rounds
     )
-    orders = Orders(store, scheduler, leases, settings, clock=clock, tasks=tasks, collectives=collectives)
+    pods = _pod_watch(settings, tasks)
+    orders = Orders(store, scheduler, leases, settings, clock=clock, tasks=tasks, collectives=collectives, pods=pods)
     saver = StateSaver(store, settings, SavedEvidence(settings.state_dir / "evidence.json", runner, store.boot_id))
     conditions = _condition_writers(settings, store, clock)
     profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
@@ -146,6 +148,8 @@ async def _serve(
             tasks.supervise("passive checks", scheduler.run_passive)
             tasks.supervise("active checks", scheduler.run_active)
             tasks.supervise("watch over orders and leases", orders.watch)
+            if pods is not None:
+                tasks.supervise("watch over pods of leases", pods.run)
             tasks.supervise("saving of the state", saver.run)
             if settings.step_reports:
                 tasks.supervise("step reports of jobs", steps.run)
@@ -189,6 +193,22 @@ def _sync_clients(
     store.listen(client.notify)
     orders.on_change = client.notify
     return [client]
+
+
+def _pod_watch(settings: NodeSettings, tasks: Tasks) -> PodWatch | None:
+    """The watch over the pods of leases; None in a hook, which sees nothing of the host and lets go of its lease."""
+    wanted = settings.kubernetes
+    if settings.executor != DAEMON:
+        return None
+    try:
+        server = api_server(os.environ, wanted.service_account, wanted.api_server) if wanted.watch_pods else None
+    except ConfigError as error:
+        if wanted.api_server is not None:
+            raise ConfigError(f"node.kubernetes: {error}") from None
+        server = None  # this is no pod
+    return PodWatch(
+        server, settings.host_root, settings.allocations, tasks=tasks, look_seconds=settings.lease.watch_seconds
+    )
 
 
 def _condition_writers(settings: NodeSettings, store: NodeStore, clock: Clock) -> list[ConditionWriter]:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+DAEMON = "daemon"
+"""The executor of a node's own daemon."""
+
 _CONDITION = re.compile(r"[a-z0-9][a-z0-9.-]{1,250}/[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
 
@@ -75,7 +78,8 @@ class LeaseSettings:
     minute: launchers that restart their ranks do it in less."""
 
     watch_seconds: float = 5.0
-    """How often a workload that is a process of this host is looked at. It costs one read of /proc."""
+    """How often a workload that is a process or a pod of this host is looked at. It costs one read of /proc, or one
+    call on the kubelet's socket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +136,11 @@ class KubernetesSettings:
     events: bool = False
     """Make a Kubernetes Event whenever the condition's status or reason changes, so that `kubectl describe node` says
     what befell it. Needs the right to create events; the manifests give it and turn this on."""
+
+    watch_pods: bool = True
+    """Watch the pod that a lease names at the API server, so that the lease ends with it. Needs the rights to list and
+    to watch pods, which the manifests give; nothing is asked while no lease names a pod. Without it the control groups
+    and the kubelet's list of pods say when it has ended."""
 
     node: str | None = None
     """Name of the node in Kubernetes; None: the node's name here."""
@@ -236,7 +245,7 @@ class NodeSettings:
     """Whether jobs of this host may report their steps, at `steps.sock` in `run_dir`, which every user may write to.
     What they report leads to a warning at most."""
 
-    executor: str = field(default="daemon", metadata={"internal": True})
+    executor: str = field(default=DAEMON, metadata={"internal": True})
     """Who runs the checks, as results say it. No setting."""
 
     history_results: int = 16

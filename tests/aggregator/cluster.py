@@ -25,6 +25,8 @@ from tests.aggregator.service import ROOT, START_SECONDS, Command, Said, Service
 from tests.patience import PATIENCE
 
 HEALTHD = (sys.executable, "-m", "healthd")
+TUNED = (sys.executable, "-P", prepared.TUNED)
+"""The same, with the keys of `tests.aggregator.tuned`."""
 # Every process that we start, and whatever it starts, carries this variable: so that none can hide.
 MARK = "CLUSTER_OF_A_TEST"
 
@@ -53,11 +55,11 @@ GATE_SECONDS = 300.0
 
 AGGREGATOR = """
 [policy]
-settle = "3s"
+tuning.settle = "3s"
 recovery = "30s"
 node_grace = "4s"
 silent = "6s"
-lease_ack = "10s"
+tuning.lease_ack = "10s"
 """
 
 
@@ -122,7 +124,7 @@ class Cluster:
         file.write_text(config)
         if "--listen" not in arguments:
             arguments = ("--listen", f"127.0.0.1:{free_port()}", *arguments)
-        command = [*HEALTHD, "aggregator", "--config", str(file), "--state-dir", str(state or self.folder / name)]
+        command = [*TUNED, "aggregator", "--config", str(file), "--state-dir", str(state or self.folder / name)]
         service = Service(
             name, [*command, *arguments], folder=self.folder, env=self.env, pattern=r"aggregator listens on (\S+)"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from checks.contract import Tier
 from healthd.aggregator.model.gates import Accuse, Claim, ClaimKind, Effect, Gate, WakeAt
 from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.validation.groups import orders_of
 from healthd.core.model import RANK_READY, CollectiveOrder, Decision, DeviceRecord, Inventory, OrderReport, RankReport
 from tests.aggregator.world import (
@@ -25,7 +25,7 @@ from tests.aggregator.world import (
     view,
 )
 
-POLICY = Policy(settle_seconds=0.0, collective_checks=("all_reduce",))
+POLICY = Policy(tuning=Tuning(settle_seconds=0.0), collective_checks=("all_reduce",))
 RANKS = 2
 TOOL_FAILURES = {
     "raised": (3, "CheckError", "KeyError: 'seconds'"),

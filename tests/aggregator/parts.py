@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from checks.contract import Finding, Measurement, Status, Tier
+from checks.contract import Finding, Measurement, Scope, Status, Tier
 from healthd.aggregator.auth import key_hash
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.core.evidence import judge_health
@@ -74,7 +74,7 @@ def spec(check: str, *, tier: Tier = Tier.QUICK, expires: float | None = 3600.0)
         interval_seconds=60.0,
         timeout_seconds=5.0,
         expires_seconds=expires,
-        scope="device",
+        scope=Scope.DEVICE,
         doc="",
     )
 

@@ -13,16 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.aggregator.controller.admission import check_request
+from healthd.aggregator.controller.admission import LONGEST_WAIT_SECONDS, MOST_NODES, check_request
 from healthd.aggregator.controller.fleet_state import Batch, FleetState, orders_for
-from healthd.aggregator.gate.rendezvous import group_of
+from healthd.aggregator.gate.rendezvous import MOST_RESTARTS, group_of
 from healthd.aggregator.model.gates import Gate, LeaseState, Override, Phase, WakeAt
+from healthd.aggregator.model.policy import Tuning
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
 from tests.aggregator.test_engine import Running, of_states, running
 from tests.aggregator.world import POLICY, World, result, step, with_wrong
 
-POLICY = dataclasses.replace(POLICY, join_seconds=600.0, member_seconds=60.0, silent_seconds=1e6)
+POLICY = dataclasses.replace(POLICY, join_seconds=600.0, silent_seconds=1e6)
 NODES = ("n0", "n1", "n2", "n3")
 
 
@@ -314,15 +315,18 @@ def test_a_group_that_is_replaced_for_ever_is_given_up() -> None:
         hooks.run.world.daemons["n1"].deaf = True
         hooks.run.world.renew("n1", results=())
         gate = await hooks.all_ask()
-        for turn in range(6):
+        for turn in range(2 * MOST_RESTARTS):
             hooks.alive.pop(f"m1-{turn - 1}" if turn else "m1")
             gate = await hooks.ask(1, f"m1-{turn}")
             await hooks.run.settle(rounds=2)
             if (await hooks.decision(gate)).decision is not Verdict.HOLD:
                 break
-        assert "replaced so often that the gate began anew 3" in (await hooks.decision(gate)).reasons[0].message
+        assert (
+            f"replaced so often that the gate began anew {MOST_RESTARTS}"
+            in (await hooks.decision(gate)).reasons[0].message
+        )
 
-    case(test, most_restarts=3)
+    case(test)
 
 
 # --- after the answer -------------------------------------------------------------------------------------------------
@@ -447,6 +451,7 @@ def test_members_must_ask_alike(more: dict[str, object], said: str) -> None:
         ({"rank": 3}, "rank 3 is not one of 0 to 2"),
         ({"rank": -1}, "rank -1 is not one of"),
         ({"size": 0}, "a group can have 1 to"),
+        ({"size": MOST_NODES + 1}, "a group can have 1 to 20000 members, not 20001"),
         ({"group": ""}, "group must be 1 to"),
         ({"member": "m" * 129}, "member must be 1 to 128"),
         ({"node": "a b"}, "cannot name a node"),
@@ -455,13 +460,25 @@ def test_members_must_ask_alike(more: dict[str, object], said: str) -> None:
 def test_a_member_that_cannot_be_meant_is_one_clear_line(change: dict[str, object], said: str) -> None:
     join = dataclasses.replace(Join(group="g", size=3, rank=0, member="m", node="n0"), **change)  # type: ignore[arg-type]
     with pytest.raises(BadInputError, match=said):
-        check_request(GateRequest(job="g", join=join), POLICY)
+        check_request(GateRequest(job="g", join=join))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"pool": "a", "count": MOST_NODES + 1}, "1 to 20000 nodes can be asked for, not 20001"),
+        ({"nodes": ("n0",), "wait_seconds": LONGEST_WAIT_SECONDS + 1}, "wait_seconds must be 0 to 86400, not 86401"),
+    ],
+)
+def test_a_request_beyond_its_bounds_is_one_clear_line(asked: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        check_request(GateRequest(job="g", **asked))  # type: ignore[arg-type]
 
 
 def test_who_joins_names_no_nodes() -> None:
     join = Join(group="g", size=3, rank=0, member="m", node="n0")
     with pytest.raises(BadInputError, match="names its own node alone"):
-        check_request(GateRequest(job="g", join=join, nodes=("n0",)), POLICY)
+        check_request(GateRequest(job="g", join=join, nodes=("n0",)))
 
 
 # --- modes, overrides, restarts ---------------------------------------------------------------------------------------
@@ -492,7 +509,7 @@ def test_a_person_admits_those_who_have_come() -> None:
 
 def test_a_restart_of_the_aggregator_waits_for_the_hooks_to_ask_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    policy = dataclasses.replace(POLICY, settle_seconds=60.0)
+    policy = dataclasses.replace(POLICY, tuning=Tuning())
 
     async def main() -> None:
         world = World(*NODES)
@@ -594,7 +611,7 @@ def _admitted_well(gate: Gate, last_heard: dict[str, float], now: float, least: 
     assert len(roster) == 3 or (least is not None and len(roster) >= least)
     assert {n.node for n in gate.decision.nodes} <= {m.node for m in roster.values()}
     assert len(gate.decision.nodes) >= (least or 3)
-    assert all(gate.decision.decided_at - m.heard_at <= POLICY.member_seconds for m in roster.values())
-    assert all(last_heard[name] + POLICY.member_seconds + 25 >= gate.decision.decided_at for name in roster)
+    assert all(gate.decision.decided_at - m.heard_at <= POLICY.tuning.member_seconds for m in roster.values())
+    assert all(last_heard[name] + POLICY.tuning.member_seconds + 25 >= gate.decision.decided_at for name in roster)
     newest = {m.rank: m.member for m in gate.members}
     assert all(newest[m.rank] == m.member for m in roster.values()), "admitted for one who was replaced"

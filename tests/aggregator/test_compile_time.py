@@ -9,7 +9,8 @@ from healthd.aggregator.inventory.node_record import joined
 from healthd.aggregator.model.gates import OrderedRun
 from healthd.aggregator.model.nodes import MOST_COMPILE_SECONDS, FleetNode
 from healthd.aggregator.model.validations import Validation
-from healthd.aggregator.quarantine.counting import facts_of
+from healthd.aggregator.quarantine.counting import SOFT_FAILS, facts_of
+from healthd.aggregator.quarantine.judge import COOLDOWN_SECONDS
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import advance, begin
 from healthd.core.model import CollectiveOrder, OrderReport, RankReport
@@ -151,11 +152,11 @@ def test_a_cold_node_has_not_taken_part_and_nobody_is_accused_or_searched_for() 
 
 def test_what_the_rules_order_has_the_time_too() -> None:
     case = Case()
-    for _ in range(POLICY.soft_fails):
+    for _ in range(SOFT_FAILS):
         case.result(fault("SlowDevice"))
     told = facts_of(case.now, compiling("n1"), POLICY, room=case.room, person=False, kept=True)
     assert case.last is not None
     case.last = dataclasses.replace(case.last, compile_seconds=told.compile_seconds)
-    case.wait(POLICY.cooldown_seconds + 1)
+    case.wait(COOLDOWN_SECONDS + 1)
     assert case.record.probe is not None
     assert case.record.probe.deadline_seconds == POLICY.run_seconds[case.record.probe.tier] + 1200

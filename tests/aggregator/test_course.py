@@ -125,7 +125,7 @@ def test_node_that_falls_silent_in_the_middle_is_not_waited_for_to_the_end() -> 
     course.at(1)
     course.unheard["n2"] = POLICY.silent_seconds + 1
     course.at(2)
-    course.at(2 + POLICY.collective_grace_seconds)
+    course.at(2 + POLICY.tuning.collective_grace_seconds)
     assert course.group.closed
 
 

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from healthd.aggregator.controller.engine import Engine, steady_clock
+from healthd.aggregator.gate.reservation import OBSERVE_SECONDS
 from healthd.aggregator.model.gates import Gate, LeaseState, Override, Phase
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.store import Store
@@ -266,6 +267,39 @@ def test_release_ends_the_leases_and_the_node_is_free_once_it_has_let_go() -> No
     asyncio.run(main())
 
 
+def test_a_lease_of_a_node_without_a_daemon_ends_when_its_time_is_over() -> None:
+    async def main() -> None:
+        world = World("n1", "n2")
+        async with running(world) as run:
+            await run.admit(nodes=("n1", "n2"), lease_seconds=3600.0)
+            world.without_daemon.add("n1")
+            world.now += 3590
+            await run.engine.run_once()
+            assert of_states(run).keys() == {"n1", "n2"}
+            world.now += 40
+            await run.engine.run_once()
+            assert of_states(run).keys() == {"n2"}, "a daemon that is silent may see the job of its node"
+
+    asyncio.run(main())
+
+
+def test_a_job_is_leased_for_what_it_says_else_for_its_runtime_or_a_day() -> None:
+    async def main() -> None:
+        async with running(World("n1")) as run:
+            for attempt, (asked, seconds) in enumerate(
+                [({"lease_seconds": 60.0}, 60.0), ({"runtime_seconds": 1e6}, 1e6), ({}, 86400.0)]
+            ):
+                gate, decision = await run.admit(nodes=("n1",), attempt=attempt, **asked)
+                assert decision.policy["lease_seconds"] == seconds
+                assert [row.lease.max_seconds for row in run.engine.leases() if row.lease.gate == gate.id] == [seconds]
+            with pytest.raises(BadInputError, match="lease_seconds must be more than 0 and at most 2592000"):
+                await run.engine.ask(GateRequest(job="long", nodes=("n1",), lease_seconds=3e6))
+            with pytest.raises(BadInputError, match="workload must be pod:NAMESPACE/NAME"):
+                await run.engine.ask(GateRequest(job="odd", nodes=("n1",), workload="pod:ml/"))
+
+    asyncio.run(main())
+
+
 def test_a_held_gate_and_its_lease_survive_a_restart(database: str) -> None:
     async def main() -> None:
         world = World("n1", "n2")
@@ -333,7 +367,8 @@ def test_leases_of_a_lost_database_are_adopted_and_nothing_is_admitted_until_rec
 
 def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in() -> None:
     async def main() -> None:
-        world = World("n1", "n2")
+        world = World("n1")
+        world.add("n2", leases=(lease("old-lease", job="big"),))
         for daemon in world.daemons.values():
             daemon.issuer = "store-lost"
         async with running(world) as run:
@@ -345,6 +380,25 @@ def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in(
             await run.settle()
             assert run.engine.recovering() is None
             assert "n3" in of_states(run)
+
+    asyncio.run(main())
+
+
+def test_a_new_installation_among_nodes_that_have_no_lease_holds_nobody() -> None:
+    """They know another database, but there is nothing of it that could be lost."""
+
+    async def main() -> None:
+        world = World("n1", "n2", "n3")
+        for daemon in world.daemons.values():
+            daemon.issuer = "store-before"
+        async with running(world) as run:
+            assert run.engine.recovering() is None
+            _, answer = await run.admit(nodes=("n1", "n2"))
+            assert answer.decision is Verdict.ADMIT
+            kept = Quarantine(reason="smells of smoke", owner="ana", owner_kind="person", since=NOW, until=None)
+            world.add("n4", quarantine=kept).issuer = "store-before"
+            await run.settle()
+            assert run.engine.recovering(), "now there is"
 
     asyncio.run(main())
 
@@ -437,8 +491,10 @@ def test_who_asks_again_in_observe_mode_is_admitted_though_its_node_refused_the_
         world = World("n1")
         world.daemons["n1"].refuses_leases = True
         request = GateRequest(job="train", mode=Mode.OBSERVE, **asked)  # type: ignore[arg-type]
-        async with running(world, policy=dataclasses.replace(POLICY, observe_seconds=0.0)) as run:
+        async with running(world) as run:
             gate = await run.engine.ask(request)
+            await run.settle()
+            world.now += OBSERVE_SECONDS
             await run.settle()
             assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
             assert of_states(run) == {}, "the node did not keep it"
@@ -536,7 +592,7 @@ def test_a_request_that_cannot_be_meant_is_refused_in_one_sentence(request_of: d
 
 def test_more_open_gates_than_allowed_are_refused() -> None:
     async def main() -> None:
-        policy = dataclasses.replace(POLICY, max_open_gates=1)
+        policy = dataclasses.replace(POLICY, tuning=dataclasses.replace(POLICY.tuning, max_open_gates=1))
         async with running(World("n1"), policy=policy) as run:
             await run.engine.ask(GateRequest(job="one", nodes=("n9",)))
             with pytest.raises(StoreError, match="open already"):

@@ -15,7 +15,7 @@ from checks.contract import Status, Tier
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.controller.admission import less_than_policy
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import GateRequest, GateTerm, Join, Mode
 from healthd.core.wire import convert
@@ -130,7 +130,7 @@ def test_each_term_is_refused_to_a_hook_allowed_to_an_admin_and_can_be_opened_al
         (tmp_path / name).mkdir()
 
     async def statuses(folder: Path, *callers_may: GateTerm) -> tuple[int, int, str]:
-        policy = Policy(settle_seconds=0.0, recovery_seconds=0.0)
+        policy = Policy(tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0)
         async with guarded(folder, *callers_may, policy=policy) as as_:
             hook = await as_[Scope.GATE].post("/v1/gates", json=question)
             admin = await as_[Scope.ADMIN].post("/v1/gates", json=question)

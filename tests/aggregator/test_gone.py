@@ -14,7 +14,7 @@ import pytest
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.drain.controller import observe
 from healthd.aggregator.drain.plan import Candidate, KubernetesActuatorSettings, make_plan
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Quarantine
 from tests.aggregator.test_actuators import ACT, Scene, Scheduler, fleet_of, suspect
@@ -182,12 +182,12 @@ def test_mark_on_a_node_that_was_forgotten_stays_until_the_node_speaks() -> None
 
 def test_fresh_database_gives_nothing_back_until_it_has_proved_itself(tmp_path: Path) -> None:
     async def main() -> None:
-        policy = dataclasses.replace(POLICY, settle_seconds=60.0)
+        policy = dataclasses.replace(POLICY, tuning=Tuning())
         world = World()
         async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
             assert observe(run.engine, world, {}).unsure, "nobody was heard: that nothing is quarantined proves nothing"
             world.add("n1")
-            world.now += policy.settle_seconds + 1
+            world.now += policy.tuning.settle_seconds + 1
             world.sync("n1")
             await run.engine.run_once()
             assert observe(run.engine, world, {}).unsure
@@ -197,7 +197,7 @@ def test_fresh_database_gives_nothing_back_until_it_has_proved_itself(tmp_path: 
             assert not observe(run.engine, world, {}).unsure
         async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
             assert observe(run.engine, world, {}).unsure, "it has just started"
-            world.now += policy.settle_seconds + 1
+            world.now += policy.tuning.settle_seconds + 1
             assert not observe(run.engine, world, {}).unsure
 
     asyncio.run(main())

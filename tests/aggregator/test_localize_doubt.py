@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import pytest
 
 from healthd.aggregator.model import validations as model
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.validation.plan import NOISE_RATIO
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.model import Verdict
 from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem
-from healthd.localize.model import Verdict as Found
+from healthd.localize.model import ValidationVerdict as Found
 from tests.aggregator.lab import Lab
 from tests.aggregator.test_chance_seen import validation
 from tests.aggregator.test_localize import accused, seen, verdict_on
@@ -100,7 +100,7 @@ def cleared(verdict: Found, history: Sequence[GroupOutcome], members: tuple[str,
     return set(consequence(found).cleared)
 
 
-@pytest.mark.parametrize("noise", [0.0, Policy().collective_noise_ratio])
+@pytest.mark.parametrize("noise", [0.0, NOISE_RATIO])
 def test_a_whole_that_passes_clears_who_failed_by_chance_before(noise: float) -> None:
     """The verdict called all of them healthy, and two of them in doubt, so that the gate cleared nobody."""
     started = 0
@@ -135,7 +135,7 @@ def test_each_end_of_a_doubtful_pair_gets_its_turn_with_the_one_clean_node() -> 
 def test_one_of_three_that_always_fails_is_tried_again_where_both_partners_are_not_enough() -> None:
     for seed in range(20):
         fleet = Fleet(seed=seed, bad=frozenset(["n0001"]))
-        verdict, _ = play(fleet, problem_of(3, seed=seed, noise=Policy().collective_noise_ratio))
+        verdict, _ = play(fleet, problem_of(3, seed=seed, noise=NOISE_RATIO))
         assert accused(verdict) == {"n0001"}, (seed, verdict.reasons)
 
 
@@ -144,7 +144,7 @@ def test_two_of_four_that_always_fail_are_tried_again_with_each_clean_partner_in
     for seed in range(40):
         bad = set(random.Random(seed).sample(names(4), 2))
         fleet = Fleet(seed=seed, bad=frozenset(bad))
-        verdict, _ = play(fleet, problem_of(4, seed=seed, noise=Policy().collective_noise_ratio))
+        verdict, _ = play(fleet, problem_of(4, seed=seed, noise=NOISE_RATIO))
         assert accused(verdict) == bad, (seed, verdict.reasons)
 
 

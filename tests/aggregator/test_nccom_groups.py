@@ -11,7 +11,7 @@ import pytest
 
 from checks.contract import Finding, Measurement, Status
 from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import Step, advance, begin
@@ -23,7 +23,7 @@ from tests.aggregator.world import NOW, neuron, node, state
 ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 NODES = ("n1", "n2", "n3")
 CHECK = "nccom_nodes_all_reduce"
-ONE_CHECK = Policy(settle_seconds=0.0, nccom_launch="ssh", collective_checks=("all_reduce",))
+ONE_CHECK = Policy(tuning=Tuning(settle_seconds=0.0), nccom_launch="ssh", collective_checks=("all_reduce",))
 
 
 @dataclasses.dataclass
@@ -95,7 +95,7 @@ def test_node_that_refuses_takes_no_part_and_is_not_accused() -> None:
     centre.all_run()
     centre.says("n2", OrderReport(status="refused", message="the devices are taken"))
     centre.go(0.1)
-    centre.go(centre.policy.collective_grace_seconds)
+    centre.go(centre.policy.tuning.collective_grace_seconds)
     for name in ("n1", "n3"):
         centre.says(name, OrderReport(status="cancelled"), centre.validation.groups[0].order_id(name))
     (tested,) = centre.go(0.1).history
@@ -176,7 +176,7 @@ def test_main_node_that_failed_is_searched_for_in_pairs() -> None:
     ],
 )
 def test_policy_and_devices_say_what_carries(launch: Any, kinds: tuple[str, ...], found: str | None) -> None:
-    policy = Policy(settle_seconds=0.0, nccom_launch=launch)
+    policy = Policy(tuning=Tuning(settle_seconds=0.0), nccom_launch=launch)
     inventories = {name: neuron(accelerator=kind) for name, kind in zip(NODES, kinds, strict=True)}
     centre = Centre(policy=policy, inventories=inventories)
     assert centre.validation.launch == found
@@ -187,7 +187,7 @@ def test_policy_and_devices_say_what_carries(launch: Any, kinds: tuple[str, ...]
 
 
 def test_ranks_of_torch_are_the_default() -> None:
-    assert Centre(policy=Policy(settle_seconds=0.0)).validation.launch is None
+    assert Centre(policy=Policy(tuning=Tuning(settle_seconds=0.0))).validation.launch is None
 
 
 @pytest.mark.parametrize(

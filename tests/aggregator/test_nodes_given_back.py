@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from healthd.aggregator.gate.eligibility import MOST_RUNS
 from healthd.aggregator.model.gates import Claim, ClaimKind, Gate, Phase
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.core.model import OrderReport, Verdict
@@ -157,7 +158,7 @@ def test_node_that_falls_silent_in_every_run_is_not_run_for_ever() -> None:
         waits.step(old["n1"], old["n2"], after=100.0)
         waits.step(aged("n1", 100.0, **SILENT), old["n2"])
     assert waits.gate.reserved == ()
-    assert len(waits.orders) == POLICY.max_rounds
+    assert len(waits.orders) == MOST_RUNS
 
 
 def test_node_that_is_not_waited_for_any_longer_is_not_run_in_every_step() -> None:
@@ -168,4 +169,4 @@ def test_node_that_is_not_waited_for_any_longer_is_not_run_in_every_step() -> No
         current, _ = step(now, current, view(node("n1"), node("n2"), slow), POLICY)
         orders.add(current.ordered["n3"].order_id)
         now += 1.0
-    assert len(orders) <= POLICY.max_rounds
+    assert len(orders) <= MOST_RUNS

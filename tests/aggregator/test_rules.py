@@ -484,19 +484,11 @@ def test_a_latch_that_no_run_can_take_away_gets_none_and_a_replaced_device_a_dee
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"soft_fails": 0},
-        {"soft_fails": 6},
         {"out_ratio": 1.5},
-        {"cooldown_factor": 0.5},
-        {"cooldown_seconds": -1.0},
-        {"history_days": 0.0},
         {"rules_observe": ("sfot",)},
-        {"clear_passes": 0},
-        {"most_validations": 0},
-        {"most_partners": -1},
-        {"most_rounds": -1},
         {"keep_days": -1.0},
-        {"pool_recheck_seconds": 0.0},
+        {"keep_gates": -1},
+        {"forget_days": 0.5},
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:

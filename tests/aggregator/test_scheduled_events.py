@@ -141,6 +141,6 @@ def test_daemon_speaks_for_the_events_of_a_node_whose_checks_a_hook_runs() -> No
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e12])
 def test_runtime_that_cannot_be_is_refused(seconds: float) -> None:
     with pytest.raises(BadInputError, match="runtime_seconds"):
-        check_request(GateRequest(job="train", nodes=("n1",), runtime_seconds=seconds), POLICY)
+        check_request(GateRequest(job="train", nodes=("n1",), runtime_seconds=seconds))
     with pytest.raises(ValueError, match="runtime"):
         Policy(runtime_seconds=seconds)

@@ -30,7 +30,7 @@ from tests.aggregator.test_api import living
 from tests.aggregator.test_api import running as serving
 from tests.aggregator.test_engine import running
 from tests.aggregator.test_store import ended, postgres, url  # noqa: F401  fixtures
-from tests.aggregator.world import NOW, POLICY, World, good_results, result
+from tests.aggregator.world import NOW, POLICY, World, good_results, lease, result
 from tests.patience import PATIENCE
 
 ODD = "a\0b\ud800"
@@ -186,7 +186,8 @@ def test_release_whose_commit_was_not_answered_has_happened(url: str) -> None:  
 
 def test_recovery_that_a_person_ended_goes_on_when_that_could_not_be_written(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World("n1", "n2")
+        world = World("n1")
+        world.add("n2", leases=(lease("old-lease", job="big"),))
         for daemon in world.daemons.values():
             daemon.issuer = "store-lost"
         async with running(world, f"sqlite:///{tmp_path}/a.db") as run:

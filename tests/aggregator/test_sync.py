@@ -303,6 +303,28 @@ def test_a_sync_needs_a_token_with_its_scope(tmp_path: Path) -> None:
     scenario(test, tmp_path, guard=Guard(file))
 
 
+def test_hook_that_executes_syncs_with_the_token_of_its_gate(tmp_path: Path) -> None:
+    """The guide gives hooks a token of scope `gate` alone; the daemon's is not theirs, nor theirs the daemon's."""
+    made = {scope: new_token(scope.value, [scope]) for scope in (Scope.SYNC, Scope.GATE)}
+    file = tmp_path / "tokens"
+    file.write_text("".join(lines for _, lines in made.values()))
+    file.chmod(0o600)
+
+    async def test(registry: Fleet, line: Line) -> None:
+        async def status(scope: Scope, executor: str = "") -> int:
+            request = line.node.request(state())
+            return (await line.post(request, executor, authorization=f"Bearer {made[scope][0]}")).status_code
+
+        assert await status(Scope.GATE) == 403
+        assert await status(Scope.SYNC) == 200
+        assert await status(Scope.GATE, "?executor=m") == 409  # no gate has it
+        registry.set_executors({line.node.name: "m"})
+        assert await status(Scope.GATE, "?executor=m") == 200
+        assert await status(Scope.SYNC, "?executor=m") == 403
+
+    scenario(test, tmp_path, guard=Guard(file))
+
+
 def test_strangers_never_take_the_connection_of_a_node_that_has_synced(tmp_path: Path) -> None:
     async def main() -> None:
         limits = Limits(connections=4, pending=4, stop_seconds=0.1)

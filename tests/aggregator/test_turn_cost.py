@@ -10,7 +10,7 @@ from healthd.aggregator.controller.engine import Engine
 from healthd.aggregator.inventory.node_record import CompactState
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.store.store import Store
 from healthd.core.model import SyncRequest
 from healthd.core.wire import decode
@@ -35,7 +35,9 @@ def test_each_node_that_was_heard_is_looked_up_once_a_turn(tmp_path: Path) -> No
         store = Store.open(f"sqlite:///{tmp_path}/a.db")
         try:
             fleet = Counting(store.store_id)
-            engine = Engine(store=store, registry=fleet, policy=Policy(settle_seconds=0.0, recovery_seconds=0.0))
+            engine = Engine(
+                store=store, registry=fleet, policy=Policy(tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0)
+            )
             nodes = [SimulatedNode(f"n{number}", 0, 10.0) for number in range(3)]
             for full in (True, False):
                 fleet.looks.clear()

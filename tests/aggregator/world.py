@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from checks.contract import Blame, Finding, Status, Tier
+from checks.contract import Blame, Finding, Scope, Status, Tier
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.gate import machine as gates
 from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.model.gates import Claim, Effect, Gate, Override
 from healthd.aggregator.model.nodes import FleetNode, Snapshot
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.core.model import (
     Allocation,
     CheckResult,
@@ -32,12 +32,18 @@ from healthd.core.model import (
 )
 
 NOW = 1_000_000.0
-POLICY = Policy(settle_seconds=0.0, collective=False)
+POLICY = Policy(tuning=Tuning(settle_seconds=0.0), collective=False)
 
 
 def spec(name: str, tier: Tier) -> CheckSpec:
     return CheckSpec(
-        name=name, tier=tier, interval_seconds=30, timeout_seconds=5, expires_seconds=3600, scope="node", doc="what for"
+        name=name,
+        tier=tier,
+        interval_seconds=30,
+        timeout_seconds=5,
+        expires_seconds=3600,
+        scope=Scope.NODE,
+        doc="what for",
     )
 
 
@@ -229,6 +235,7 @@ class World:
         self.issuer: str | None = None
         self.pools: dict[str, str] = {}
         self.daemons: dict[str, Daemon] = {}
+        self.without_daemon: set[str] = set()  # a hook alone spoke for them
         self.callbacks: list[Callable[[str], None]] = []
         for name in names:
             self.add(name, pool=pool)
@@ -291,7 +298,7 @@ class World:
         self.executors = dict(members)
 
     def has_daemon(self, node: str) -> bool:
-        return node in self.daemons
+        return node in self.daemons and node not in self.without_daemon
 
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         for order_id in order_ids:

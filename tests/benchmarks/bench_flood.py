@@ -164,13 +164,15 @@ def count_lines(log: Path) -> int:
 def serve(state_dir: Path, open_files: int) -> None:
     """The aggregator with that many files, and with TLS where its certificate lies in the directory."""
     from healthd.aggregator.app import run_aggregator
-    from healthd.aggregator.model.policy import Policy
+    from healthd.aggregator.model.policy import Policy, Tuning
     from healthd.aggregator.settings import AggregatorSettings
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     pem = state_dir / "server.pem" if (state_dir / "server.pem").exists() else None
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=state_dir, tls_cert=pem, tls_key=pem)
-    policy = Policy(settle_seconds=0.0, recovery_seconds=0.0, collective=False, silent_seconds=SILENT_SECONDS)
+    policy = Policy(
+        tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0, collective=False, silent_seconds=SILENT_SECONDS
+    )
     asyncio.run(run_aggregator(settings, policy, on_ready=lambda address: print(address, flush=True)))
 
 

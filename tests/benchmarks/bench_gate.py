@@ -142,11 +142,11 @@ def resident_bytes(pid: int) -> int:
 def serve(state_dir: str) -> None:
     """The aggregator, in a process of its own: no other imports it."""
     from healthd.aggregator.app import run_aggregator
-    from healthd.aggregator.model.policy import Policy
+    from healthd.aggregator.model.policy import Policy, Tuning
     from healthd.aggregator.settings import AggregatorSettings
 
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=Path(state_dir))
-    policy = Policy(settle_seconds=0.0, recovery_seconds=0.0, collective=False)
+    policy = Policy(tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0, collective=False)
     asyncio.run(run_aggregator(settings, policy, on_ready=lambda address: print(address, flush=True)))
 
 

@@ -114,11 +114,11 @@ class World:
 def aggregator(folder: Path, *options: str, port: int | None = None) -> Iterator[World]:
     port = port or free_port()
     line = ["aggregator", "--listen", f"127.0.0.1:{port}", "--state-dir", str(folder / "aggregator"), *options]
-    policy = {"RECOVERY": "0s", "SETTLE": "0s", "NODE_GRACE": "0s", "COLLECTIVE": "off"}
+    policy = {"RECOVERY": "0s", "TUNING_SETTLE": "0s", "NODE_GRACE": "0s", "COLLECTIVE": "off"}
     env = environment(folder, **{f"HEALTHD_POLICY_{name}": value for name, value in policy.items()})
     env.pop("HEALTHD_NODE_STATE_DIR")
     with (folder / "aggregator.log").open("ab") as log:
-        process = prepared.Popen([sys.executable, "-m", "healthd", *line], env=env, stderr=log)
+        process = prepared.Popen([sys.executable, "-P", prepared.TUNED, *line], env=env, stderr=log)
     try:
         world = World(folder=folder, port=port, process=process)
         with httpx.Client(trust_env=False, verify=False) as http:
@@ -285,10 +285,11 @@ def test_each_setting_that_a_request_has_too_is_asked_for() -> None:
         mode=Mode.OBSERVE,
         collective=False,
         workload="slurm:7",
+        lease_seconds=3600.0,
     )
     asked, own = vars(build_request(settings)), vars(settings)
     both = asked.keys() & own.keys() - {"join"}
-    assert len(both) == 12
+    assert len(both) == 13
     assert {name: asked[name] for name in both} == {name: own[name] for name in both}
 
 

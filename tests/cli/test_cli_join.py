@@ -17,8 +17,10 @@ from tests.patience import PATIENCE
 
 # Nothing here is about a node that is silent, and on a busy machine one may be for a while.
 PATIENT = AGGREGATOR.replace('silent = "6s"', 'silent = "60s"')
-POLICY = PATIENT + 'member = "20s"\njoin = "75s"\ncollective = false\n'
-RECREATED = POLICY.replace('member = "20s"', 'member = "4s"')  # so long one that was killed is in the way of the next
+POLICY = PATIENT + 'tuning.member = "20s"\njoin = "75s"\ncollective = false\n'
+RECREATED = POLICY.replace(
+    'tuning.member = "20s"', 'tuning.member = "4s"'
+)  # so long one that was killed is in the way of the next
 NODES = ("n0", "n1", "n2")
 ON_BATCH = {
     "AWS_BATCH_JOB_ID": "1-2-3",
@@ -294,7 +296,7 @@ def test_a_daemon_that_sees_the_ranks_of_its_hook_on_the_devices_takes_the_lease
 ) -> None:
     """As on a real host: hook and daemon see the same devices, and ranks are kept for the next round of a search."""
     more = "[checks.all_reduce]\nsizes_bytes = [1024]\niterations = 2\n"
-    patient = 'collective_checks = ["all_reduce"]\ncollective_start = "180s"\ncollective_contact = "90s"'
+    patient = 'collective_checks = ["all_reduce"]\ncollective_start = "180s"\ntuning.collective_contact = "90s"'
     policy = POLICY.replace("collective = false", patient)
     with Cluster(tmp_path, checks=("memory_free", "proof", "all_reduce")) as cluster:
         aggregator = cluster.aggregator(config=policy).start()

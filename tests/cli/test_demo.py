@@ -53,7 +53,12 @@ def test_on_a_terminal_a_command_leaves_its_answer_and_no_frames_of_its_spinner(
 
 def test_an_act_that_does_not_end_as_it_is_told_is_tried_again_and_then_said_plainly(tmp_path: Path) -> None:
     """An aggregator whose nodes never get their ranks started in time, as on a machine that is too slow."""
-    late = dataclasses.replace(POLICY, collective=True, collective_contact_seconds=0.2, validation_seconds=1.0)
+    late = dataclasses.replace(
+        POLICY,
+        collective=True,
+        validation_seconds=1.0,
+        tuning=dataclasses.replace(POLICY.tuning, collective_contact_seconds=0.2),
+    )
     shown = io.StringIO()
     with stage(tmp_path, policy=late) as fleet, contextlib.redirect_stdout(shown):
         fleet.say("n1", "n2", "n3")

@@ -18,7 +18,7 @@ POLICY = (
     + """
 collective_checks = ["all_reduce"]
 collective_start = "180s"
-collective_contact = "90s"
+tuning.collective_contact = "90s"
 collective_timeout = "60s"
 """
 )

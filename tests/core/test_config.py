@@ -232,6 +232,21 @@ def test_a_time_that_is_none_is_told_in_one_line(tmp_path: Path, text: str, said
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ('[policy]\nsettle = "0s"', {}),
+        ('[policy]\ntuning.settle = "0s"', {}),
+        ('[policy.tuning]\nsettle = "0s"', {}),
+        ("", {"HEALTHD_POLICY_SETTLE": "0s"}),
+        ("", {"HEALTHD_POLICY_TUNING_SETTLE": "0s"}),
+    ],
+)
+def test_what_no_operator_sets_is_an_unknown_key(tmp_path: Path, text: str, variables: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"unknown (key|variable)"):
+        policy(tmp_path, text, **variables)
+
+
 def test_an_empty_path_is_no_working_directory(tmp_path: Path) -> None:
     """Manifests and templates set variables whose value was left empty."""
     assert read('ca_file = "/ca.pem"', tmp_path, {"HEALTHD_CA_FILE": ""}).ca_file is None

@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "deploy/kubernetes"
 VERSIONS = ("1.30", "1.33", "1.35", "1.37")
-OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "PyTorchJob", "MPIJob", "RayCluster"}
+OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "PyTorchJob", "MPIJob", "RayCluster", "Certificate"}
 # Where jobs of other operators have their pods: each is held against the schema of a pod.
 JOBS = {"PyTorchJob", "MPIJob", "RayCluster"}
 
@@ -93,6 +93,10 @@ def other_kind(item: dict[str, Any]) -> None:
         for number, template in enumerate(found):
             metadata = {"name": f"{item['metadata']['name']}-{number}", **template.get("metadata", {})}
             strictly({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    elif item["kind"] == "Certificate":
+        assert item["apiVersion"] == "cert-manager.io/v1"
+        assert set(spec) == {"secretName", "duration", "dnsNames", "issuerRef"}
+        assert set(spec["issuerRef"]) == {"name", "kind", "group"}
     elif item["kind"] == "PodMonitor":
         assert set(spec) <= {"selector", "jobLabel", "podMetricsEndpoints", "attachMetadata", "podTargetLabels"}
         for endpoint in spec["podMetricsEndpoints"]:

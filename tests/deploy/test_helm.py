@@ -1,7 +1,7 @@
 """
 What the charts of deploy/helm render: the same objects as kustomize builds, valid, with what a type of instance has.
 
-Helm itself is installed with the other Python packages (helm-binary). No cluster was at hand.
+Helm itself is installed with the other Python packages (helm-binary). On a cluster: tests/kubernetes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,14 @@ def sets(values: Iterable[str]) -> list[str]:
 
 @functools.cache
 def rendered(*values: str, chart: Path = CHART, release: str = "healthd") -> tuple[dict[str, Any], ...]:
-    text = helm("template", release, str(chart), "--namespace", "healthd-system", *sets(values))
+    """Without what runs at the uninstallation alone."""
+    text = helm("template", release, str(chart), "--namespace", "healthd-system", "--no-hooks", *sets(values))
+    return tuple(item for item in yaml.safe_load_all(text) if item)
+
+
+def whole(*words: str, chart: Path = CHART) -> tuple[dict[str, Any], ...]:
+    """With the hooks, in order."""
+    text = helm("template", "healthd", str(chart), "--namespace", "healthd-system", *words)
     return tuple(item for item in yaml.safe_load_all(text) if item)
 
 
@@ -72,7 +79,7 @@ def plain(items: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             item["metadata"].setdefault("namespace", "healthd-system")
         for spec in pods([item]):  # lists whose order means nothing, by name
             for container in spec["containers"]:
-                for listed in (container.get("env", []), container["volumeMounts"], spec["volumes"]):
+                for listed in (container.get("env", []), container.get("volumeMounts", []), spec.get("volumes", [])):
                     listed.sort(key=operator.itemgetter("name"))
         found[f"{item['kind']} {item['metadata']['name']}"] = item
     return found
@@ -86,9 +93,10 @@ def dump(items: Iterable[dict[str, Any]]) -> str:
     return yaml.dump_all(items, Dumper=Whole, width=100_000)
 
 
-def of_kustomize(folder: str) -> dict[str, dict[str, Any]]:
+def of_kustomize(*folders: str) -> dict[str, dict[str, Any]]:
     """Without the Namespace, which `helm install --create-namespace` makes."""
-    return plain(item for item in kustomize(KUBERNETES / folder) if item["kind"] != "Namespace")
+    items = [item for folder in folders for item in kustomize(KUBERNETES / folder)]
+    return plain(item for item in items if item["kind"] != "Namespace")
 
 
 # --- chart healthd --------------------------------------------------------------------------------------------------
@@ -106,8 +114,91 @@ def test_chart_has_no_fault_and_is_valid_in_every_version(platform: str, profile
 @pytest.mark.parametrize(("platform", "profile"), PLATFORMS)
 def test_chart_renders_what_the_overlay_builds(platform: str, profile: str) -> None:
     assert plain(rendered(f"platform={platform}", f"profile={profile}")) == of_kustomize(
-        f"overlays/{platform}/{profile}"
+        f"overlays/{platform}/{profile}", f"overlays/{platform}/lasting"
     )
+
+
+@pytest.mark.system("kubectl")
+def test_what_runs_at_the_uninstallation_is_the_same() -> None:
+    hooks = [
+        item for item in whole("--set", "platform=cpu") if "helm.sh/hook" in item["metadata"].get("annotations", {})
+    ]
+    made = plain(hooks)
+    for item in made.values():
+        for key in ("helm.sh/hook", "helm.sh/hook-weight", "helm.sh/hook-delete-policy"):
+            item["metadata"]["annotations"].pop(key)
+        item["metadata"].pop("annotations")
+    expected = of_kustomize("uninstall")
+    for items in (made, expected):  # the chart knows its pool
+        (job,) = (item for item in items.values() if item["kind"] == "Job")
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        container["args"] = [word.removesuffix(",healthd.internal/pool=cpu") for word in container["args"]]
+    assert made == expected
+
+
+def test_uninstallation_removes_what_the_release_may_have_written() -> None:
+    """A second pool has no actuator, the aggregator alone no condition; names of other settings are followed."""
+
+    def words(*values: str) -> list[str]:
+        job = next(item for item in whole("--set", "platform=cpu", *sets(values)) if item["kind"] == "Job")
+        return list(job["spec"]["template"]["spec"]["containers"][0]["args"])
+
+    pool = words("aggregator.enabled=false", "pool=inf", "nameSuffix=-inf")
+    assert "--condition=healthd.internal/Fit" in pool
+    assert not [word for word in pool if "owner" in word or "aggregator" in word]
+    assert not [word for word in words("node.enabled=false") if "condition" in word or "healthd-node" in word]
+    other = words(
+        "node.acceleratedHardwareReady=true",
+        "node.settings.HEALTHD_NODE_KUBERNETES_CONDITION=example.com/Fit",
+        "aggregator.settings.HEALTHD_ACTUATOR_OWNER=ours",
+        "aggregator.settings.HEALTHD_ACTUATOR_KUBERNETES_TAINT_KEY=example.com/out",
+    )
+    assert {
+        "--condition=example.com/Fit",
+        "--condition=AcceleratedHardwareReady",
+        "--owner=ours",
+        "--taint-key=example.com/out",
+    } <= set(other)
+    for nothing in (
+        "cleanup.enabled=false",
+        "node.enabled=false,aggregator.enabled=false",
+        "aggregator.enabled=false,node.settings.HEALTHD_NODE_KUBERNETES_CONDITION=",
+    ):
+        assert not [item for item in whole("--set", f"platform=cpu,{nothing}") if item["kind"] == "Job"], nothing
+
+
+VALUES = sorted(path for chart in (CHART, JOB) for path in (chart / "ci").glob("*-values.yaml"))
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
+def test_values_of_chart_testing_pass_and_render_valid_objects(values: Path) -> None:
+    chart = values.parent.parent
+    helm("lint", "--strict", str(chart), "--values", str(values))
+    for item in whole("--values", str(values), chart=chart):
+        strictly(item)
+
+
+def test_every_value_that_adds_something_arrives() -> None:
+    """`ci/all-values.yaml` sets all of them; what is rendered has each word of it."""
+    file = CHART / "ci/all-values.yaml"
+    text = helm("template", "x", str(CHART), "--values", str(file))
+    default = set(re.findall(r"\S+", helm("template", "x", str(CHART), "--set", "platform=cpu")))
+    for word in re.findall(r"[\w./:-]+", file.read_text(encoding="utf-8").partition("\n")[2]):
+        if word not in default and not word.endswith(":") and not re.fullmatch(r"true|false|cpu", word):
+            assert word in text, f"{word} of {file.name} is nowhere"
+    items = whole("--values", str(file))
+    known = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for part in ("node", "aggregator"):
+        missed = set(known[part]) - set(given[part]) - {"enabled", "aggregator", "resources", "settings"}
+        assert not missed, f"{file.name} leaves out {missed} of {part}"
+    (daemon,) = (item for item in items if item["kind"] == "DaemonSet")
+    assert "tolerations" not in daemon["spec"]["template"]["spec"]
+    assert daemon["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] == "healthd"
+    kinds = {item["kind"] for item in items}
+    assert kinds >= {"PodDisruptionBudget", "Certificate", "Ingress", "PodMonitor", "PrometheusRule", "NetworkPolicy"}
+    names = {item["metadata"]["name"] for item in items if item["kind"] != "PrometheusRule"}
+    assert all(name.startswith(("fleet", "healthd-dashboard")) for name in names), names
 
 
 @pytest.mark.system("kubectl")
@@ -122,7 +213,7 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
                 "apiVersion": "kustomize.config.k8s.io/v1beta1",
                 "kind": "Kustomization",
                 "namespace": "healthd-system",
-                "resources": [f"{reach}/overlays/eks-neuron/active"],
+                "resources": [f"{reach}/overlays/eks-neuron/{name}" for name in ("active", "lasting")],
                 "components": [f"{reach}/components/{name}" for name in components],
             }
         )
@@ -224,10 +315,15 @@ def test_version_is_that_of_healthd() -> None:
 # --- chart healthd-job ----------------------------------------------------------------------------------------------
 
 
-def test_instance_types_are_those_of_the_catalogue() -> None:
-    assert generate.TARGET.read_text(encoding="utf-8") == generate.instance_types(), (
-        "run python -m deploy.helm.generate"
-    )
+def test_what_is_made_of_other_files_is_as_they_are() -> None:
+    for name, content in generate.written().items():
+        file = generate.FOLDER / name
+        assert file.read_text(encoding="utf-8") == content, f"{name}: run python -m deploy.helm.generate"
+        assert not file.is_symlink()
+
+
+def test_charts_reach_nothing_beside_them() -> None:
+    assert not [path for chart in (CHART, JOB) for path in chart.rglob("*") if path.is_symlink()]
 
 
 def test_job_is_the_example_of_the_guide() -> None:

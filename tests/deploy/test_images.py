@@ -1,9 +1,7 @@
 """
 Every image recipe built and started, as the manifests of deploy/kubernetes start it: their arguments and variables.
 
-buildah builds without an engine, in a chroot. The base image is a Debian that debootstrap makes, under the name that
-the recipes ask for; packages come from wheels that are downloaded once. `torch` in the images is an empty package: what
-torch does is tested elsewhere, and it is 200 MB. What is started speaks TLS to each other in a network of its own.
+buildah builds and runs without an engine, in a chroot. What is started speaks TLS in a network of its own.
 Four minutes or more: `make test-images`.
 """
 
@@ -16,8 +14,6 @@ import ssl
 import subprocess
 import sys
 import time
-import tomllib
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,125 +22,32 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.images import PROGRAMS, PYTHON, Workshop, workshop_with_service
 from tests.deploy.manifests import ROOT, built, the
 from tests.patience import PATIENCE
 
-pytestmark = [pytest.mark.images, pytest.mark.system("buildah", "debootstrap", "ip", "kubectl", root=True)]
+pytestmark = [pytest.mark.images, pytest.mark.system(*PROGRAMS, "ip", "kubectl", root=True)]
 
-CONTAINER = ROOT / "deploy/container"
-PYTHON = "docker.io/library/python:3.12-slim-bookworm"
 HOST = "healthd-aggregator.healthd-system.svc"
-SECONDS = 240.0
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """Where images are built, and the network that what is started has."""
+class NetworkedWorkshop(Workshop):
+    """With a network that what is started has."""
 
-    folder: Path
     netns: str
-
-    def buildah(self, *words: str | Path) -> str:
-        """What it prints; AssertionError with its last words where it fails."""
-        done = subprocess.run(
-            self.command(*words),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS * PATIENCE,
-            check=False,
-            env=self.env,
-            cwd=ROOT,
-        )
-        assert done.returncode == 0, f"buildah {' '.join(map(str, words))}: {(done.stdout + done.stderr)[-3000:]}"
-        return done.stdout.strip()
-
-    def command(self, *words: str | Path) -> list[str]:
-        store = ["--root", str(self.folder / "root"), "--runroot", str(self.folder / "run")]
-        return ["buildah", *store, *map(str, words)]
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {**os.environ, "STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
-
-    def build(self, name: str, tag: str, **arguments: str) -> None:
-        """An image of one of our recipes."""
-        given = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-        wheels = [
-            "--volume",
-            f"{self.folder}/wheels:/wheels:ro",
-            "--volume",
-            f"{self.folder}/pip.conf:/etc/pip.conf:ro",
-        ]
-        ignored = ["--ignorefile", str(CONTAINER / "Containerfile.dockerignore")]
-        recipe = ["-f", str(CONTAINER / name), "-t", tag, *given, str(ROOT)]
-        self.buildah("bud", "--isolation", "chroot", "--pull-never", "--quiet", *wheels, *ignored, *recipe)
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    # Not in memory: whole images are copied.
-    folder = Path(os.environ.get("TMPDIR", "/var/tmp")) / f"healthd-images-{os.getpid()}"
-    folder.mkdir()
-    made = Workshop(folder, f"hdimg{os.getpid()}")
-    subprocess.run(["ip", "netns", "add", made.netns], check=True)
+def workshop() -> Iterator[NetworkedWorkshop]:
+    netns = f"hdimg{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", netns], check=True)
     try:
-        subprocess.run(["ip", "-n", made.netns, "link", "set", "lo", "up"], check=True)
-        base_image(made)
-        wheels(made)
-        made.build("Containerfile", "healthd")
-        yield made
+        subprocess.run(["ip", "-n", netns, "link", "set", "lo", "up"], check=True)
+        with workshop_with_service("images") as made:
+            yield NetworkedWorkshop(made.folder, netns)
     finally:
-        subprocess.run(["ip", "netns", "del", made.netns], check=True)
-        shutil.rmtree(folder)
-
-
-def base_image(shop: Workshop) -> None:
-    """A Debian with Python, under the name that the recipes ask for."""
-    tree = shop.folder / "tree"
-    packages = "--include=python3,python3-venv,ca-certificates"
-    done = subprocess.run(
-        ["debootstrap", "--variant=minbase", packages, "bookworm", str(tree)],
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        pytest.fail(f"debootstrap: {(done.stdout + done.stderr)[-1000:]}")
-    for name in ("python", "python3"):
-        (tree / "usr/local/bin" / name).symlink_to("/usr/bin/python3")
-    container = shop.buildah("from", "scratch")
-    shop.buildah("add", container, str(tree), "/")
-    shop.buildah("config", "--env", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", container)
-    shop.buildah("commit", "--quiet", container, PYTHON)
-    shop.buildah("rm", container)
-    shutil.rmtree(tree)
-
-
-def wheels(shop: Workshop) -> None:
-    """What the recipes install, once, for Debian's Python; and an empty torch."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    extras = project["project"]["optional-dependencies"]
-    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    wanted += [line for name in ("kubernetes", "postgresql", "aws", "nvidia") for line in extras[name]]
-    folder = shop.folder / "wheels"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--python-version", "3.11", "--only-binary", ":all:", "--dest", str(folder)),
-            *("--constraint", str(ROOT / "requirements.txt"), *wanted),
-        ],
-        check=True,
-        timeout=SECONDS * PATIENCE,
-    )
-    pins = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    version = next(line.partition("==")[2] for line in pins if line.startswith("torch=="))
-    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
-        own = f"torch-{version}.dist-info"
-        wheel.writestr("torch/__init__.py", f'__version__ = "{version}"\n')
-        wheel.writestr(f"{own}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
-        wheel.writestr(
-            f"{own}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{own}/RECORD", "")
-    (shop.folder / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+        subprocess.run(["ip", "netns", "del", netns], check=True)
 
 
 # --- starting -------------------------------------------------------------------------------------------------------
@@ -160,7 +63,7 @@ class Started:
 
 @contextmanager
 def started(
-    shop: Workshop, image: str, spec: dict[str, Any], data: dict[str, str], mounts: dict[Path, str]
+    shop: NetworkedWorkshop, image: str, spec: dict[str, Any], data: dict[str, str], mounts: dict[Path, str]
 ) -> Iterator[Started]:
     """The container of a manifest, by its arguments, variables and user."""
     (container,) = spec["containers"]
@@ -202,14 +105,14 @@ def started(
         shop.buildah("rm", made)
 
 
-def fetched(shop: Workshop, url: str, *more: str) -> str | None:
+def fetched(shop: NetworkedWorkshop, url: str, *more: str) -> str | None:
     """What answers in that network, None: nobody yet."""
     line = ["ip", "netns", "exec", shop.netns, "curl", "--silent", "--max-time", "5", *more, url]
     done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
     return done.stdout if done.returncode == 0 else None
 
 
-def answered(shop: Workshop, url: str, words: str, one: Started, *more: str) -> str:
+def answered(shop: NetworkedWorkshop, url: str, words: str, one: Started, *more: str) -> str:
     """Wait until the answer has these words."""
     end = time.monotonic() + 20 * PATIENCE
     said = None
@@ -223,7 +126,7 @@ def answered(shop: Workshop, url: str, words: str, one: Started, *more: str) -> 
 
 
 @pytest.fixture(scope="module")
-def secrets(workshop: Workshop) -> Path:
+def secrets(workshop: NetworkedWorkshop) -> Path:
     """What the guide has people make: a certificate, tokens."""
     folder = workshop.folder / "secrets"
     for name in ("tls", "tokens", "token"):
@@ -249,7 +152,7 @@ def secrets(workshop: Workshop) -> Path:
 
 
 @pytest.fixture(scope="module")
-def aggregator(workshop: Workshop, secrets: Path) -> Iterator[Started]:
+def aggregator(workshop: NetworkedWorkshop, secrets: Path) -> Iterator[Started]:
     """The aggregator of the overlay for CPUs."""
     items = built("cpu/observe")
     state = workshop.folder / "aggregator"
@@ -280,7 +183,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_image_is_built_and_its_node_reports_as_the_manifest_starts_it(
-    workshop: Workshop, secrets: Path, aggregator: Started, recipe: str, tmp_path: Path
+    workshop: NetworkedWorkshop, secrets: Path, aggregator: Started, recipe: str, tmp_path: Path
 ) -> None:
     profile, tag, arguments = RECIPES[recipe]
     if recipe == "Containerfile-training":

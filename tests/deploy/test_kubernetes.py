@@ -1,12 +1,14 @@
 """
 What deploy/kubernetes builds: valid for several versions of Kubernetes, no more rights than said, settings that exist.
 
-No cluster was at hand: what is proved is the schema, and that what the manifests say fits what healthd reads.
+What is proved here is the schema, and that what the manifests say fits what healthd reads; on a cluster:
+tests/kubernetes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import math
 import os
@@ -26,7 +28,8 @@ from checks.discover import builtin_checks
 from deploy.kubernetes import generate
 from healthd.aggregator.auth import check_exposure
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
-from healthd.cli.hooks.gate import gate
+from healthd.aggregator.service_accounts import NEEDS as NEEDS_REVIEWS
+from healthd.cli.hooks.gate import gate, own_workload
 from healthd.cli.hooks.preflight import preflight
 from healthd.cli.settings.tree import Settings
 from healthd.core.config import load
@@ -34,6 +37,7 @@ from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
+from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from tests.aggregator.world import result, state
 from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
 
@@ -42,7 +46,8 @@ pytestmark = pytest.mark.system("kubectl")
 OVERLAYS = [f"{kind}/{profile}" for kind in ("eks-neuron", "eks-gpu", "cpu") for profile in ("observe", "active")]
 COMPONENTS = ("monitoring", "actuator", "accelerated-hardware-ready")
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
-SECRETS = {"healthd-tokens", "healthd-node-token", "healthd-aggregator-tls", "healthd-gate", "healthd-prometheus"}
+SECRETS = {"healthd-tokens", "healthd-aggregator-tls", "healthd-prometheus"}
+WITHOUT_COMPONENTS = {"healthd-aggregator-tls"}
 
 
 @pytest.fixture(scope="module", name="whole")
@@ -66,6 +71,19 @@ def examples() -> Iterator[dict[str, Any]]:
         yield from yaml.safe_load_all(file.read_text(encoding="utf-8"))
 
 
+def containers(part: object) -> Iterator[dict[str, Any]]:
+    """All containers in an object, also of a kind that an operator brings."""
+    if isinstance(part, dict):
+        for key, value in part.items():
+            if key in ("containers", "initContainers"):
+                yield from value
+            else:
+                yield from containers(value)
+    elif isinstance(part, list):
+        for one in part:
+            yield from containers(one)
+
+
 def node_pod(overlay: str) -> dict[str, Any]:
     spec: dict[str, Any] = the(built(overlay), "DaemonSet", "healthd-node")["spec"]["template"]["spec"]
     return spec
@@ -83,7 +101,7 @@ def test_overlay_is_valid_in_every_version(overlay: str) -> None:
 def test_all_components_together_are_valid(whole: tuple[dict[str, Any], ...]) -> None:
     for item in whole:
         strictly(item)
-    assert {item["kind"] for item in (*whole, *examples())} >= OTHERS
+    assert {item["kind"] for item in (*whole, *examples())} >= OTHERS - {"Certificate"}  # of the chart alone
 
 
 def test_every_known_instance_type_with_neuron_devices_gets_the_daemon() -> None:
@@ -251,6 +269,41 @@ def test_secrets_are_those_that_the_guide_makes(whole: tuple[dict[str, Any], ...
     assert used == SECRETS
     for name in used:
         assert f"secret generic {name}" in guide or f"secret tls {name}" in guide
+    for overlay in OVERLAYS:
+        assert set(re.findall(r"'secretName': '([^']+)'", str(built(overlay)))) == WITHOUT_COMPONENTS
+
+
+def projected(pod: dict[str, Any]) -> dict[str, Any]:
+    """The token of its service account that a pod has projected into it."""
+    sources = [source for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", ())]
+    (found,) = [source["serviceAccountToken"] for source in sources if "serviceAccountToken" in source]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_nodes_and_hooks_send_tokens_that_are_bound_to_the_aggregators_audience(
+    whole: tuple[dict[str, Any], ...],
+) -> None:
+    callers = of_config_map("", "healthd-aggregator", whole).aggregator.kubernetes
+    hooks = [
+        template["spec"]
+        for item in examples()
+        for template in templates(item)
+        if "/etc/healthd/gate/token" in str(template)
+    ]
+    assert len(hooks) == 3
+    for pod in (node_pod("eks-neuron/active"), *hooks):
+        assert projected(pod)["audience"] == callers.audience
+        assert projected(pod)["path"] == "token"
+        assert projected(pod)["expirationSeconds"] >= 600, "Kubernetes refuses less"
+    for items in (whole, kustomize(KUBERNETES / "examples/second-pool")):
+        (daemon,) = [item for item in items if item["kind"] == "DaemonSet"]
+        account = f"healthd-system/{daemon['spec']['template']['spec']['serviceAccountName']}"
+        assert any(fnmatch.fnmatchcase(account, pattern) for pattern in callers.nodes)
+    (admin,) = callers.admins
+    the(whole, "ServiceAccount", admin.partition("/")[2])
+    guide = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    assert f"create token {admin.partition('/')[2]} --audience {callers.audience}" in guide
 
 
 # --- what the manifests say fits what healthd reads -----------------------------------------------------------------
@@ -305,20 +358,36 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
         rules = the(whole, "ClusterRole", name)["rules"]
         return {f"{verb} on {resource}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
-    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS}
+    of_pods = {f"{verb} on pods" for verb in PODS_NEED.removesuffix(" on pods").split(" and ")}
+    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods}
     assert rights("healthd-actuator") == {READ, WRITE, LIST}
-    for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", "healthd-aggregator")):
+    assert rights("healthd-aggregator") == {NEEDS_REVIEWS}
+    ours = "healthd-aggregator"
+    for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", ours), (ours, ours)):
         binding = the(whole, "ClusterRoleBinding", name)
         assert binding["roleRef"]["name"] == name
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "healthd-system"}]
         the(whole, "ServiceAccount", account)
 
 
+def test_every_hook_says_which_pod_it_is() -> None:
+    """So that the lease of its node ends with that pod."""
+    told = {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
+    hooks = [one for one in containers(list(examples())) if "--join" in str((one.get("command"), one.get("args")))]
+    assert [one["name"] for one in hooks] == ["gate", "pytorch", "gate"]
+    for hook in hooks:
+        env = {one["name"]: one["valueFrom"] for one in hook["env"] if "valueFrom" in one}
+        assert {name: env[name]["fieldRef"]["fieldPath"] for name in told} == told
+    assert own_workload(dict.fromkeys(told, "a"), None) == "pod:a/a/a"
+
+
 def test_token_of_the_api_server_is_mounted_only_where_it_is_used(whole: tuple[dict[str, Any], ...]) -> None:
-    plain = the(built("cpu/observe"), "Deployment", "healthd-aggregator")["spec"]["template"]["spec"]
-    assert plain["automountServiceAccountToken"] is False
-    acting = the(whole, "Deployment", "healthd-aggregator")["spec"]["template"]["spec"]
-    assert acting["automountServiceAccountToken"] is True
+    for kind, name in (("DaemonSet", "healthd-node"), ("Deployment", "healthd-aggregator")):
+        assert the(whole, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    for account in [item for item in whole if item["kind"] == "ServiceAccount"]:
+        assert account["automountServiceAccountToken"] is False, "nor in other pods of the account"
+    for pod in pods(examples()):
+        assert pod["automountServiceAccountToken"] is False
 
 
 def test_monitors_find_the_pods_and_give_the_job_names_of_the_rules(whole: tuple[dict[str, Any], ...]) -> None:

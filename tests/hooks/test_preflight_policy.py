@@ -18,16 +18,14 @@ CHOSEN = """
 [policy]
 require = ["matmul"]
 admit_degraded = false
-max_rounds = 2
 collective_checks = ["all_gather"]
 collective_ports = [41000, 41010]
 collective_start = "7s"
 collective_timeout = "2m"
 validation = "9m"
-most_rounds = 5
 topology_labels = ["rack \\"7\\""]
 rules = true
-max_wait = "1s"
+keep_days = 1
 [policy.run]
 quick = 33.5
 """
@@ -51,14 +49,14 @@ def policy_for(folder: Path, text: str) -> Policy:
 
 def test_what_concerns_checks_and_validation_reaches_the_gates_aggregator(tmp_path: Path) -> None:
     policy = policy_for(tmp_path, CHOSEN)
-    assert (policy.require, policy.admit_degraded, policy.max_rounds) == (("matmul",), False, 2)
+    assert (policy.require, policy.admit_degraded) == (("matmul",), False)
     assert (policy.collective_checks, policy.collective_ports) == (("all_gather",), (41000, 41010))
     assert (policy.collective_start_seconds, policy.collective_timeout_seconds) == (7.0, 120.0)
-    assert (policy.validation_seconds, policy.most_rounds) == (540.0, 5)
+    assert policy.validation_seconds == 540.0
     assert policy.topology_labels == ('rack "7"',)
     assert policy.run_seconds == {**Policy().run_seconds, Tier.QUICK: 33.5}
     assert (policy.rules, policy.silent_seconds) == (False, SILENT_SECONDS), "it lives for one job's start"
-    assert policy.max_wait_seconds == Policy().max_wait_seconds, "how long it waits is [preflight]'s"
+    assert policy.keep_days == Policy().keep_days, "a standing fleet's"
 
 
 def test_without_a_word_in_the_file_all_is_as_always(tmp_path: Path) -> None:
@@ -68,7 +66,7 @@ def test_without_a_word_in_the_file_all_is_as_always(tmp_path: Path) -> None:
 
 def test_a_check_that_the_policy_requires_keeps_a_preflight_from_starting(tmp_path: Path) -> None:
     with Job(tmp_path, size=1) as job:
-        job.config.write_text(f'{CONFIG}[policy]\nrequire = ["digest"]\nmax_rounds = 1\n')
+        job.config.write_text(f'{CONFIG}[policy]\nrequire = ["digest"]\n')
         job.start(0, "--tier", "passive")
         ended = job.end(0)
         assert (ended.code, ended.out) == (75, ""), ended.err

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from tests.aggregator.cluster import HEALTHD, PROOF
+from tests.aggregator.cluster import HEALTHD, PROOF, TUNED
 from tests.aggregator.service import ROOT, Command, Said, Service, until
 from tests.netns.hosts import CENTRE, Host, Net, marks, run
 from tests.patience import PATIENCE
@@ -31,17 +31,17 @@ __all__ = ["Decided", "Fleet", "Host", "marks"]
 MARK = "FLEET_OF_A_TEST"
 
 POLICY: dict[str, Any] = {
-    "settle": "1s",
+    "tuning.settle": "1s",
     "recovery": "1s",
     "node_grace": "4s",
     "silent": "8s",
-    "lease_ack": "10s",
+    "tuning.lease_ack": "10s",
     "collective_checks": ["all_reduce"],
     "collective_start": "240s",
     "collective_join": "8s",
     "collective_timeout": "6s",
-    "collective_contact": "8s",
-    "collective_grace": "1s",
+    "tuning.collective_contact": "8s",
+    "tuning.collective_grace": "1s",
     "validation": "500s",
     # The same nodes are at fault again and again here; that such a node is kept out is tested elsewhere.
     "rules_observe": ["accused"],
@@ -140,7 +140,7 @@ class Fleet:
     def _service(self, host: Host, name: str, *arguments: str, pattern: str) -> Service:
         kind = "node" if name in self.nodes else "aggregator"
         environ = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT), "HEALTHD_CPU_DEVICES": "1"}
-        command = host.inside(*HEALTHD, kind, *arguments)
+        command = host.inside(*(TUNED if kind == "aggregator" else HEALTHD), kind, *arguments)
         service = Service(name, command, folder=self.folder, env=environ, pattern=pattern)
         service.url = f"http://{host.address}:{8080 if kind == 'node' else 8090}"
         self.services[name] = service

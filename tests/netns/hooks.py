@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.aggregator.cluster import HEALTHD, PROOF
+from tests.aggregator.cluster import HEALTHD, PROOF, TUNED
 from tests.aggregator.service import ROOT, Service, until
 from tests.netns.fleet import NODE, POLICY
 from tests.netns.hosts import CENTRE, Host, Net, marks
@@ -75,7 +75,7 @@ class Hooks:
             self.centre = self.net.host("agg", CENTRE)
             for number in range(count):
                 self.hosts[f"n{number}"] = self.net.host(f"n{number}", number + 1)
-            self._start({**POLICY, "member": "8s", "join": "40s", **policy})
+            self._start({**POLICY, "tuning.member": "8s", "join": "40s", **policy})
         except BaseException:
             self.close()
             raise
@@ -90,7 +90,7 @@ class Hooks:
         file.write_text(f'[policy]\n{lines}[aggregator]\nhandshake = "5s"\n')
         listen = f"{self.centre.address}:8090"
         state = ("--state-dir", str(self.folder / "aggregator"))
-        command = [*HEALTHD, "aggregator", "--config", str(file), *state, "--listen", listen, "--insecure"]
+        command = [*TUNED, "aggregator", "--config", str(file), *state, "--listen", listen, "--insecure"]
         self.aggregator = Service(
             "aggregator",
             self.centre.inside(*command),

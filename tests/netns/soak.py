@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Path(folder),
             arguments.nodes,
             collective_join=arguments.join,
-            collective_contact=arguments.join,
+            **{"tuning.collective_contact": arguments.join},
             collective_timeout=arguments.timeout,
         )
         try:

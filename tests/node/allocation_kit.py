@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import http.server
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 
@@ -63,6 +64,26 @@ def claim(name: str, driver: str) -> bytes:
 def pod(name: str, namespace: str, *containers: bytes) -> bytes:
     inner = b"".join(field(3, field(1, f"c{index}") + each) for index, each in enumerate(containers))
     return field(1, field(1, name) + field(2, namespace) + inner)
+
+
+@contextlib.contextmanager
+def kubelet_at(path: Path, answer: Callable[[bytes, object], bytes], method: str = "List") -> Iterator[None]:
+    """A real gRPC server as the kubelet's."""
+    import grpc
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = grpc.method_handlers_generic_handler(
+        "v1.PodResourcesLister", {method: grpc.unary_unary_rpc_method_handler(answer)}
+    )
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers((handler,))
+        assert server.add_insecure_port(f"unix:{path}")
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop(None).wait()
 
 
 # --- HTTP ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """
-A server that behaves like Kubernetes' API server for the calls that healthd makes on nodes: TLS, tokens that expire,
-rights, versions that conflict, the two kinds of patch, pages of a list, and answers put in its mouth.
+A server that behaves like Kubernetes' API server for the calls that healthd makes on nodes and pods: TLS, tokens that
+expire, rights, versions that conflict, the two kinds of patch, pages of a list, watches, and answers put in its mouth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,12 +45,20 @@ class Cluster:
     rights: set[str] = field(
         default_factory=lambda: {
             *("get on nodes", "list on nodes", "patch on nodes", "patch on nodes/status"),
-            "create on events",
+            *("create on events", "list on pods", "watch on pods"),
         }
     )
+    changes: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    watches: int = 0  # that are open
+    deaf: bool = False  # watches tell nothing, as over a connection that broke without a word
+    short: bool = False  # watches end at once
+    down: bool = False  # every call is answered with 503, every watch ends
+    oldest: int = 0  # versions before it are compacted
     said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    pods: list[dict[str, Any]] = field(default_factory=list)
     races: int = 0  # so many times somebody else changes a node between reading and writing it
     version: int = 100
 
@@ -87,6 +96,39 @@ class Cluster:
     def writes(self) -> list[Call]:
         return [call for call in self.calls if call.method == "PATCH"]
 
+    def job_pod(self, name: str, *, namespace: str = "ml", uid: str, phase: str = "Running") -> None:
+        """A pod of a job as it is now; another uid is another pod of that name."""
+        before = [one for one in self.pods if _named(one, namespace, name)]
+        if before and before[0]["metadata"]["uid"] != uid:
+            self.delete_pod(name, namespace=namespace)
+            before = []
+        metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": self._next(), "labels": {}}
+        made = {"kind": "Pod", "metadata": metadata, "status": {"phase": phase}}
+        self.pods = [*(one for one in self.pods if one not in before), made]
+        self._tell("MODIFIED" if before else "ADDED", made)
+
+    def delete_pod(self, name: str, *, namespace: str = "ml") -> None:
+        gone = next(one for one in self.pods if _named(one, namespace, name))
+        self.pods.remove(gone)
+        gone["metadata"] = {**gone["metadata"], "resourceVersion": self._next()}
+        self._tell("DELETED", gone)
+
+    def compact(self) -> None:
+        """Watches from before end, and cannot go on."""
+        with self.changed:
+            self.oldest = int(self._next())
+            self.changed.notify_all()
+
+    def stop(self, *, down: bool) -> None:
+        with self.changed:
+            self.down = down
+            self.changed.notify_all()
+
+    def _tell(self, kind: str, pod: dict[str, Any]) -> None:
+        with self.changed:
+            self.changes.append((int(pod["metadata"]["resourceVersion"]), kind, copy.deepcopy(pod)))
+            self.changed.notify_all()
+
     # --- what the server does -----------------------------------------------------------------------------------------
 
     def answer(self, call: Call) -> tuple[int, dict[str, str], Any]:
@@ -96,11 +138,10 @@ class Cluster:
             return status, headers, body
         if call.token not in self.tokens:
             return 401, {}, failure(401, "Unauthorized")
-        if (call.method, call.path) == ("POST", "/api/v1/namespaces/default/events"):
-            if "create on events" not in self.rights:
-                return 403, {}, failure(403, "events is forbidden: cannot create resource")
-            self.events.append(call.body)
-            return 201, {}, call.body
+        if self.down:
+            return 503, {}, failure(503, "apiserver is shutting down")
+        if not call.path.startswith("/api/v1/nodes"):
+            return self._of_others(call)
         match = re.fullmatch(r"/api/v1/nodes(?:/([^/]+))?(/status)?", call.path)
         if match is None:
             return 404, {}, failure(404, "the server could not find the requested resource")
@@ -111,7 +152,7 @@ class Cluster:
             user = 'nodes is forbidden: User "system:serviceaccount:healthd-system:healthd" cannot'
             return 403, {}, failure(403, f"{user} {verb} resource at the cluster scope")
         if name is None:
-            return self._page(call)
+            return self._page(call, list(self.nodes.values()))
         if name not in self.nodes:
             return 404, {}, failure(404, f'nodes "{name}" not found')
         if call.method == "GET":
@@ -122,12 +163,64 @@ class Cluster:
             return 200, {}, found
         return self._patch(self.nodes[name], call, status)
 
-    def _page(self, call: Call) -> tuple[int, dict[str, str], Any]:
-        key, _, value = call.query.get("labelSelector", "").partition("=")
-        found = [n for n in self.nodes.values() if not key or n["metadata"]["labels"].get(key) == value]
+    def _of_others(self, call: Call) -> tuple[int, dict[str, str], Any]:
+        """Events and pods."""
+        if (call.method, call.path) == ("POST", "/api/v1/namespaces/default/events"):
+            if "create on events" not in self.rights:
+                return 403, {}, failure(403, "events is forbidden: cannot create resource")
+            self.events.append(call.body)
+            return 201, {}, call.body
+        if pods := re.fullmatch(r"/api/v1(?:/namespaces/([^/]+))?/pods", call.path):
+            verb = "watch" if "watch" in call.query else "list"
+            if f"{verb} on pods" not in self.rights:
+                return 403, {}, failure(403, f"pods is forbidden: cannot {verb} resource")
+            if "fieldSelector" in call.query:
+                return self._one_pod(call, pods[1], call.query["fieldSelector"].removeprefix("metadata.name="))
+            there = [pod for pod in self.pods if pods[1] in (None, pod["metadata"]["namespace"])]
+            return self._page(call, there)
+        return 404, {}, failure(404, "the server could not find the requested resource")
+
+    def pod(self, name: str, node: str, namespace: str = "healthd-system", **labels: str) -> None:
+        made = {"app.kubernetes.io/name": "healthd-node", **labels}
+        metadata = {"name": name, "namespace": namespace, "labels": made}
+        self.pods.append({"metadata": metadata, "spec": {"nodeName": node}})
+
+    def _one_pod(self, call: Call, namespace: str, name: str) -> tuple[int, dict[str, str], Any]:
+        if "watch" in call.query:
+            return 200, {}, self._watch(call, namespace, name)
+        found = [one for one in self.pods if _named(one, namespace, name)]
+        return 200, {}, {"kind": "PodList", "metadata": {"resourceVersion": str(self.version)}, "items": found}
+
+    def _watch(self, call: Call, namespace: str, name: str) -> Generator[bytes, None, None]:
+        """Lines of changes as they happen, until the time that was asked for is over."""
+        since, end = int(call.query["resourceVersion"]), time.monotonic() + float(call.query["timeoutSeconds"])
+        with self.changed:
+            self.watches += 1
+        try:
+            while (left := end - time.monotonic()) > 0 and not self.down and not self.short:
+                with self.changed:
+                    new = [] if self.deaf else [one for one in self.changes if one[0] > since]
+                    if not new and since >= self.oldest:
+                        self.changed.wait(min(left, 0.05))
+                        continue
+                if since < self.oldest:
+                    told = {**failure(410, f"too old resource version: {since}"), "reason": "Expired"}
+                    yield json.dumps({"type": "ERROR", "object": told}).encode() + b"\n"
+                    return
+                for version, kind, pod in new:
+                    since = version
+                    if _named(pod, namespace, name):
+                        yield json.dumps({"type": kind, "object": pod}).encode() + b"\n"
+        finally:
+            with self.changed:
+                self.watches -= 1
+
+    def _page(self, call: Call, items: list[dict[str, Any]]) -> tuple[int, dict[str, str], Any]:
+        wanted = dict(one.split("=", 1) for one in call.query.get("labelSelector", "").split(",") if one)
+        found = [one for one in items if wanted.items() <= one["metadata"]["labels"].items()]
         start, limit = int(call.query.get("continue", "0")), int(call.query.get("limit", "500"))
         more = str(start + limit) if start + limit < len(found) else ""
-        return 200, {}, {"kind": "NodeList", "metadata": {"continue": more}, "items": found[start : start + limit]}
+        return 200, {}, {"kind": "List", "metadata": {"continue": more}, "items": found[start : start + limit]}
 
     def _patch(self, node: dict[str, Any], call: Call, status: bool) -> tuple[int, dict[str, str], Any]:
         wanted = call.body.get("metadata", {}).get("resourceVersion")
@@ -139,7 +232,10 @@ class Cluster:
         if call.kind == STRATEGIC:
             conditions = {one["type"]: one for one in after["status"]["conditions"]}
             for one in body.get("status", {}).pop("conditions", []):
-                conditions.setdefault(one["type"], {}).update(one)
+                if one.pop("$patch", "") == "delete":
+                    conditions.pop(one["type"], None)
+                else:
+                    conditions.setdefault(one["type"], {}).update(one)
             after["status"]["conditions"] = list(conditions.values())
         elif call.kind != MERGE:
             return 415, {}, failure(415, f"the body of the request was in an unknown format: {call.kind}")
@@ -155,6 +251,10 @@ class Cluster:
     def _next(self) -> str:
         self.version += 1
         return str(self.version)
+
+
+def _named(pod: dict[str, Any], namespace: str, name: str) -> bool:
+    return (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name)
 
 
 def failure(code: int, message: str) -> dict[str, Any]:
@@ -200,6 +300,9 @@ def cluster(folder: Path) -> Iterator[Cluster]:
                 body=json.loads(text) if text else None,
             )
             status, headers, body = made.answer(call)
+            if isinstance(body, Generator):
+                self._stream(body)
+                return
             answer = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             for key, value in {"Content-Type": "application/json", **headers}.items():
@@ -207,6 +310,16 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
+
+        def _stream(self, lines: Generator[bytes, None, None]) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.flush()
+            with contextlib.closing(lines), contextlib.suppress(OSError):
+                for line in lines:
+                    self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                self.wfile.write(b"0\r\n\r\n")
 
         do_GET = do_PATCH = do_POST = _serve  # noqa: N815
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from healthd.node.occupancy import kubelet
 from healthd.node.occupancy.model import Reading
-from tests.node.allocation_kit import claim, devices, field, pod
+from tests.node.allocation_kit import claim, devices, field, kubelet_at, pod
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install grpcio")
 
@@ -30,24 +29,6 @@ def short() -> Iterator[Path]:
     """A folder whose name leaves room for a socket's."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
-
-
-@contextlib.contextmanager
-def kubelet_at(path: Path, answer: Callable[[bytes, object], bytes], method: str = "List") -> Iterator[None]:
-    """A real gRPC server as the kubelet's."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = grpc.method_handlers_generic_handler(
-        "v1.PodResourcesLister", {method: grpc.unary_unary_rpc_method_handler(answer)}
-    )
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool)
-        server.add_generic_rpc_handlers((handler,))
-        assert server.add_insecure_port(f"unix:{path}")
-        server.start()
-        try:
-            yield
-        finally:
-            server.stop(None).wait()
 
 
 def read(root: Path, seconds: float = 5.0) -> Reading:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from checks.contract import Tier
 from healthd.aggregator.controller.engine import Engine
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.store.rows import PutKey
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConflictError, NotFoundError
@@ -40,7 +40,7 @@ from tests.node import node_kit
 T = TypeVar("T")
 
 POLICY = Policy(
-    settle_seconds=0.0,
+    tuning=Tuning(settle_seconds=0.0),
     recovery_seconds=0.0,
     collective=False,
     tier=Tier.PASSIVE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from checks.contract import Finding, Measurement, Status, Tier
+from checks.contract import Finding, Measurement, Scope, Status, Tier
 from checks.discover import builtin_checks
 from healthd.core.model import CheckResult, CheckSpec, DeviceRecord, Inventory
 from tests.ui.stage import Stage
@@ -85,7 +85,7 @@ def specs() -> tuple[CheckSpec, ...]:
             interval_seconds=60.0,
             timeout_seconds=30.0,
             expires_seconds=86400.0,
-            scope="node",
+            scope=Scope.NODE,
             doc="",
         )
         for name, check in builtin_checks().items()

@@ -33,7 +33,7 @@ PATIENT = (
 collective_start = "120s"
 collective_join = "90s"
 collective_timeout = "90s"
-collective_contact = "60s"
+tuning.collective_contact = "60s"
 """
 )
 # Six nodes start Python and torch a dozen times, maybe on two cores.

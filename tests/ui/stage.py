@@ -15,12 +15,14 @@ import httpx
 
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from tests.aggregator.test_api import Daemon
 
 CHROMIUM = "/usr/bin/chromium"
-POLICY = Policy(collective=False, settle_seconds=0.0, recovery_seconds=0.0, silent_seconds=3600.0, wait_seconds=60.0)
+POLICY = Policy(
+    collective=False, tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0, silent_seconds=3600.0, wait_seconds=60.0
+)
 
 T = TypeVar("T")
 

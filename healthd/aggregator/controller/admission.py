@@ -9,16 +9,19 @@ from collections.abc import Mapping
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.gate import decisions, rendezvous
 from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, Terms
-from healthd.aggregator.model.policy import MOST_RUNTIME_SECONDS, Policy
+from healthd.aggregator.model.policy import LONGEST_LEASE_SECONDS, MOST_RUNTIME_SECONDS, Policy
 from healthd.core.errors import BadInputError, ConflictError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mode, ValidationKind
 from healthd.core.node_name import check_name
+from healthd.core.workload import problem_of
 
 
 def terms_of(request: GateRequest, policy: Policy) -> Terms:
     """The request with the policy filled in."""
     wanted = len(request.nodes) or request.count or (request.join.size if request.join is not None else 0)
     tier = request.tier or policy.tier
+    runtime = policy.runtime_seconds if request.runtime_seconds is None else request.runtime_seconds
+    lease = min(max(policy.lease_seconds, runtime), LONGEST_LEASE_SECONDS)
     return Terms(
         tier=tier,
         max_age_seconds=policy.max_age_seconds if request.max_age_seconds is None else request.max_age_seconds,
@@ -28,7 +31,8 @@ def terms_of(request: GateRequest, policy: Policy) -> Terms:
         needed=wanted if request.min_nodes is None else request.min_nodes,
         collective=wanted > 1 and (policy.collective if request.collective is None else request.collective),
         checks=policy.checks_over_nodes(request.kind, tier),
-        runtime_seconds=policy.runtime_seconds if request.runtime_seconds is None else request.runtime_seconds,
+        runtime_seconds=runtime,
+        lease_seconds=lease if request.lease_seconds is None else request.lease_seconds,
     )
 
 
@@ -127,8 +131,8 @@ def open_gate(
 
 
 def _check_room(fleet_state: FleetState, policy: Policy) -> None:
-    if len(fleet_state.gates) >= policy.max_open_gates:
-        raise StoreError(f"{policy.max_open_gates} gates are open already; ask again later, or raise max_open_gates")
+    if len(fleet_state.gates) >= policy.tuning.max_open_gates:
+        raise StoreError(f"{policy.tuning.max_open_gates} gates are open already; ask again when one has ended")
 
 
 def _open_group(
@@ -245,35 +249,52 @@ LONGEST_NAME = 253
 """Of a node (DNS allows as many) or a pool."""
 LONGEST_JOB = 256
 LONGEST_MEMBER = 128
+LONGEST_WAIT_SECONDS = 86400.0
+"""The longest wait that may be asked for. A day: who waits longer is better queued by a scheduler."""
+MOST_NODES = 20_000
+"""More names or a larger count than that are refused. Twice the largest fleet this was measured with."""
 
 
-def check_request(request: GateRequest, policy: Policy) -> None:
+def check_request(request: GateRequest) -> None:
     """BadInputError, with one sentence, for a request that is not valid."""
     if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
         raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
     if not 0 <= request.attempt <= LARGEST_ATTEMPT:
         raise BadInputError(f"attempt must be from 0 to {LARGEST_ATTEMPT}, not {request.attempt}")
     if request.join is not None:
-        _check_join(request, request.join, policy)
+        _check_join(request, request.join)
     elif bool(request.nodes) == (request.pool is not None):
         raise BadInputError("name either nodes or a pool with a count, or join a group")
     else:
-        _check_size(request, policy)
+        _check_size(request)
+    _check_workload(request)
+    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
+        if not name or len(name) > LONGEST_NAME or not name.isprintable():
+            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
+    _check_times(request)
+
+
+def _check_workload(request: GateRequest) -> None:
+    if request.workload is not None and (why := problem_of(request.workload)):
+        raise BadInputError(f"workload {why}, not {request.workload[:80]!r}")
     several = len(request.nodes) > 1 or (request.count or 0) > 1
     if several and (request.workload or "").startswith("pid:"):
         text = f"workload {request.workload} is a process of one host, and several nodes are asked for"
         raise BadInputError(f"{text}; leave it out, or ask node by node")
-    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
-        if not name or len(name) > LONGEST_NAME or not name.isprintable():
-            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
+
+
+def _check_times(request: GateRequest) -> None:
     if request.max_age_seconds is not None and not (
         request.max_age_seconds > 0 and math.isfinite(request.max_age_seconds)
     ):
         raise BadInputError(f"max_age_seconds must be greater than 0, not {request.max_age_seconds}")
-    if request.wait_seconds is not None and not 0 <= request.wait_seconds <= policy.max_wait_seconds:
-        raise BadInputError(f"wait_seconds must be 0 to {policy.max_wait_seconds:.0f}, not {request.wait_seconds}")
+    if request.wait_seconds is not None and not 0 <= request.wait_seconds <= LONGEST_WAIT_SECONDS:
+        raise BadInputError(f"wait_seconds must be 0 to {LONGEST_WAIT_SECONDS:.0f}, not {request.wait_seconds}")
     if request.runtime_seconds is not None and not 0 <= request.runtime_seconds <= MOST_RUNTIME_SECONDS:
         raise BadInputError(f"runtime_seconds must be 0 to {MOST_RUNTIME_SECONDS:.0f}, not {request.runtime_seconds}")
+    if request.lease_seconds is not None and not 0 < request.lease_seconds <= LONGEST_LEASE_SECONDS:
+        longest = f"{LONGEST_LEASE_SECONDS:.0f} (30 d)"
+        raise BadInputError(f"lease_seconds must be more than 0 and at most {longest}, not {request.lease_seconds}")
 
 
 def less_than_policy(request: GateRequest, policy: Policy) -> Mapping[GateTerm, str]:
@@ -303,29 +324,29 @@ def less_than_policy(request: GateRequest, policy: Policy) -> Mapping[GateTerm, 
     return found
 
 
-def _check_join(request: GateRequest, join: Join, policy: Policy) -> None:
+def _check_join(request: GateRequest, join: Join) -> None:
     if request.nodes or request.pool is not None or request.count is not None:
         raise BadInputError("who joins a group names its own node alone; leave out nodes, pool and count")
     for what, text, longest in (("group", join.group, LONGEST_NAME), ("member", join.member, LONGEST_MEMBER)):
         if not text or len(text) > longest or not text.isprintable():
             raise BadInputError(f"{what} must be 1 to {longest} printable characters, not {text[:40]!r}")
     check_name(join.node)
-    if not 1 <= join.size <= policy.max_nodes_per_gate:
-        raise BadInputError(f"a group can have 1 to {policy.max_nodes_per_gate} members, not {join.size}")
+    if not 1 <= join.size <= MOST_NODES:
+        raise BadInputError(f"a group can have 1 to {MOST_NODES} members, not {join.size}")
     if not 0 <= join.rank < join.size:
         raise BadInputError(f"rank {join.rank} is not one of 0 to {join.size - 1}")
     if request.min_nodes is not None and not 1 <= request.min_nodes <= join.size:
         raise BadInputError(f"min_nodes must be 1 to {join.size}, not {request.min_nodes}")
 
 
-def _check_size(request: GateRequest, policy: Policy) -> None:
+def _check_size(request: GateRequest) -> None:
     if request.nodes and request.count is not None:
         raise BadInputError("count goes with a pool; of named nodes all are meant, or min_nodes of them")
     if request.pool is not None and request.count is None:
         raise BadInputError(f"how many nodes of pool {request.pool}? give a count")
     wanted = len(request.nodes) or request.count or 0
-    if not 1 <= wanted <= policy.max_nodes_per_gate:
-        raise BadInputError(f"1 to {policy.max_nodes_per_gate} nodes can be asked for, not {wanted}")
+    if not 1 <= wanted <= MOST_NODES:
+        raise BadInputError(f"1 to {MOST_NODES} nodes can be asked for, not {wanted}")
     if len(set(request.nodes)) != len(request.nodes):
         twice = sorted({name for name in request.nodes if request.nodes.count(name) > 1})
         raise BadInputError(f"node named twice: {', '.join(twice[:5])}")

@@ -34,7 +34,7 @@ from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.calibration import Ended
 from healthd.aggregator.model.gates import Closing, Effect, Gate, LeaseRow, LeaseState, Override, Phase, WakeAt
 from healthd.aggregator.model.nodes import FleetNode, Snapshot
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.aggregator.store import reading, rows
@@ -135,7 +135,7 @@ class Engine:
         BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
         one whose admission is over, StoreError when it cannot be written.
         """
-        admission.check_request(request, self.policy)
+        admission.check_request(request)
         if request.join is not None:
             return await self._ask_to_join(request)
         known = self._memory.fleet_state.keys.get((request.job, request.attempt))
@@ -341,15 +341,16 @@ class Engine:
 
         return await self.submit(act)
 
-    async def rekey(self, node: str, owner: str) -> None:
+    async def rekey(self, node: str, owner: str, key_hash: str | None = None) -> None:
         """
-        The key that was refused last is the node's from now on: for a machine that was replaced and kept its name.
+        Another key is the node's from now on: for a machine that was replaced and kept its name. None: the one that was
+        refused last.
 
         ConflictError where no other key came under the name.
         """
 
         def act(batch: Batch) -> str:
-            key = self._registry.refused_key_hash(node)
+            key = key_hash or self._registry.refused_key_hash(node)
             if key is None:
                 raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
             batch.changes.append(rows.PutKey(node=node, key_hash=key, seen_at=batch.now))
@@ -879,6 +880,8 @@ class Followers:
             event.set()
 
 
+POOL_RECHECK_SECONDS = 1.0
+"""A gate that waits for nodes of a pool looks at the pool at most so often. Keeps a large pool from costing."""
 BACKOFF = Backoff(1.0, 8.0)
 """The pauses after failed commits: each failure costs a rebuild of memory."""
 MOST_REFUSED = 3
@@ -1163,7 +1166,7 @@ class Stepper:
         if after.phase is Phase.WAITING and after.request.pool is not None:
             # Any node of a pool may concern this gate, so it looks now and then; the more gates wait, the less often.
             crowd = sum(other.phase is Phase.WAITING for other in self._fleet_state.gates.values())
-            at = min(at, batch.now + self._policy.pool_recheck_seconds * max(1.0, crowd / 4))
+            at = min(at, batch.now + POOL_RECHECK_SECONDS * max(1.0, crowd / 4))
         self.due[gate.id] = at
         durable = [effect for effect in effects if not isinstance(effect, WakeAt)]
         if not durable and admission.stored_part(after) == admission.stored_part(gate):
@@ -1241,6 +1244,8 @@ class ReadOnce(Mapping[str, T]):
 PRUNE_SECONDS = 3600.0
 """How often what is old is dropped from the database: it grows by some MB an hour at the very most."""
 DAY_SECONDS = 86400.0
+KEEP_EVENTS = 200
+"""The newest events kept of each node and job."""
 
 
 class Pruning:
@@ -1261,7 +1266,7 @@ class Pruning:
         StoreError, and memory stays; it is tried again after the usual time.
         """
         self.due_at = now + PRUNE_SECONDS
-        before, history = now - policy.keep_days * DAY_SECONDS, now - policy.history_days * DAY_SECONDS
+        before, history = now - policy.keep_days * DAY_SECONDS, now - HISTORY_DAYS * DAY_SECONDS
         forgotten, times = memory.rules.old(now), memory.reconciler.unwritten_times()
         written: list[Change] = [*(PutRecord(kind=Kind.RULES, key=node, record=None) for node in forgotten), *times]
 
@@ -1270,7 +1275,7 @@ class Pruning:
                 connection,
                 before=before,
                 most_gates=policy.keep_gates,
-                most_events=policy.keep_events,
+                most_events=KEEP_EVENTS,
                 history_before=history,
             )
             apply_changes(connection, written)

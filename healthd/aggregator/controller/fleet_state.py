@@ -221,7 +221,7 @@ class FleetState:
             issuer=self.store_id,
             workload=gate.workload_on(effect.node),
             grace_seconds=self.policy.lease_grace_seconds,
-            max_seconds=self.policy.lease_max_seconds,
+            max_seconds=gate.terms.lease_seconds,
             age_seconds=0.0,
             proof=self._proof(effect.lease_id, gate.id, gate.request.job, gate.request.attempt),
         )
@@ -445,7 +445,7 @@ def orders_for(fleet: FleetState, node: str) -> tuple[Order, ...]:
         found.extend(orders_of(gate.validation, node, fleet.policy, workload=gate.asker_on(node)))
     if node in fleet.probes:
         found.append(fleet.probes[node])
-    within = fleet.policy.lease_ack_seconds
+    within = fleet.policy.tuning.lease_ack_seconds
     for lease_id in fleet.leases_of.get(node, ()):
         # A node keeps a lease until it is told with its id that it is over.
         row, ended = fleet.leases[lease_id], not fleet.lease_stands(lease_id)

@@ -3,8 +3,8 @@ Leases: brings those in memory in line with what nodes report, and says whether 
 
 The nodes tell: one that took orders from another database, or has a lease or quarantine that this one must have given
 and does not know, is a witness of the loss. A node can say anything, so a share of the fleet decides, and only for a
-while after the database was opened: later it cannot have been replaced. What a single node claims is `reports`' matter,
-for it alone.
+while after the database was opened: later it cannot have been replaced. Nothing was lost where no witness has such a
+lease or quarantine, as after a new installation. What a single node claims is `reports`' matter, for it alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import ForgetNode, PutMeta, PutNode
 from healthd.core.model import FINAL_STATUSES, Lease, NodeState, OrderStatus, Quarantine
+from healthd.core.text import span
 
+RECOVERY_RATIO = 0.1
+"""The share of the fleet that must know another database before this one counts as lost. A tenth: more than a job's
+nodes may say when a copy is an hour old, and nothing that one node can fake."""
 LEAST_WITNESSES = 2
 """Nodes that must be witnesses in the smallest fleet: one alone is never believed about the others."""
 
@@ -37,6 +41,7 @@ class Recovery:
         self._proved_at = started_at + policy.recovery_seconds
         self._until = float(meta.get("recovering_until", "-inf"))
         self._witnesses: set[str] = set()
+        self._with_leases: set[str] = set()
 
     @property
     def established(self) -> bool:
@@ -64,23 +69,34 @@ class Recovery:
         if not self._established and batch.now >= max(self._proved_at, self._until):
             self._set(batch, until=-math.inf, established=True)
 
-    def witness(self, node: str) -> None:
-        """Take in that this node knows another database, or another state of this one."""
+    def witness(self, node: str, *, has_lease: bool) -> None:
+        """
+        Take in that this node knows another database, or another state of this one; `has_lease`: and has a lease or a
+        quarantine of it.
+        """
         self._witnesses.add(node)
+        if has_lease:
+            self._with_leases.add(node)
 
     def forget(self, node: str) -> None:
         """Drop what a node said that is gone."""
         self._witnesses.discard(node)
+        self._with_leases.discard(node)
 
     def judge(self, batch: Batch, size: Callable[[], int]) -> None:
         """Begin to recover when enough nodes of the fleet are witnesses; `size`: how many were heard within a day."""
         if batch.now < self._until or batch.now >= self._proved_at or len(self._witnesses) < LEAST_WITNESSES:
             return
+        if not self._with_leases:
+            return
         fleet = size()
-        if len(self._witnesses) >= math.ceil(self._policy.recovery_ratio * fleet):
+        if len(self._witnesses) >= math.ceil(RECOVERY_RATIO * fleet):
             self._set(batch, until=batch.now + self._policy.recovery_seconds, established=False)
             some = ", ".join(sorted(self._witnesses)[:3])
-            text = f"{len(self._witnesses)} of {fleet} nodes ({some}, ...) know another database"
+            text = (
+                f"{len(self._witnesses)} of {fleet} nodes ({some}, ...) know another database, and "
+                f"{min(self._with_leases)} has a lease or quarantine of it"
+            )
             batch.event("fleet", "recovering", text)
 
     def end(self, batch: Batch, owner: str) -> bool:
@@ -107,6 +123,9 @@ a machine in repair for an afternoon is still there, one that was terminated blo
 STAMP_SECONDS = GONE_SECONDS / 8
 """How much later than on disk a node was heard before that is written: some hours are enough to tell days by."""
 
+UNWATCHED_SECONDS = 30.0
+"""How often the leases of nodes without a daemon are looked through: their times are hours."""
+
 COPY_SLACK_SECONDS = 60.0
 """A quarantine that began so soon after the last write may be in the database: the clock may have been set since."""
 
@@ -124,8 +143,9 @@ class LeaseReconciler:
         self._registry = registry
         self._policy = policy
         self._not_in_copy = (float(loaded.meta.get("left_at", "inf")) + COPY_SLACK_SECONDS, started_at)
-        self._settled_at = started_at + policy.settle_seconds
+        self._settled_at = started_at + policy.tuning.settle_seconds
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
+        self._unwatched_at = -math.inf
         self._reconciled: set[str] = set()
         self._taken_over: dict[str, Quarantine] = {}
         self._taken_over_on_disk: dict[str, Quarantine] = {}
@@ -208,10 +228,22 @@ class LeaseReconciler:
     def reconcile(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
         """Apply the reports of the nodes that were heard; `nodes` are as this pass sees them."""
         self._recovery.prove(batch)
+        self._end_unwatched(batch)
         for name in sorted(heard):
             with contained(Where.NODE, name):
                 self._reconcile_node(batch, name, nodes.get(name))
         self._recovery.judge(batch, lambda: sum(self.present(name, batch.now) for name in self._heard_at))
+
+    def _end_unwatched(self, batch: Batch) -> None:
+        """End the leases whose time is over of nodes that never had a daemon: nobody sees the end of their jobs."""
+        if batch.now < self._unwatched_at:
+            return
+        self._unwatched_at = batch.now + UNWATCHED_SECONDS
+        for row in list(self._fleet_state.leases.values()):
+            most = row.lease.max_seconds
+            if batch.now >= row.granted_at + most and not self._registry.has_daemon(row.node):
+                why = f"its time of {span(most)} is over, and the node has no daemon that sees its job"
+                self._fleet_state.close_lease(batch, row, why)
 
     def catch_up(self, batch: Batch, name: str) -> None:
         """Apply the newest report of one node at once: a person speaks of it, and no pass has come to it yet."""
@@ -273,7 +305,8 @@ class LeaseReconciler:
             self._take_over(batch, node.node, state.quarantine)
         restored = missed or any(lease.issuer == self._fleet_state.store_id for lease in foreign)
         if restored or (not self._recovery.established and (other or bool(foreign))):
-            self._recovery.witness(node.node)
+            lasting = state.quarantine is not None and (state.quarantine.until or math.inf) > batch.now
+            self._recovery.witness(node.node, has_lease=restored or bool(foreign) or lasting)
 
     def _not_in_this_copy(self, quarantine: Quarantine | None) -> bool:
         """Whether it began after the last write to the database and before this aggregator started: in an old copy."""

@@ -16,7 +16,7 @@ from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.inventory.node_record import differences, identities_in, machine_of
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.model.quarantines import (
     Breaker,
     Effect,
@@ -24,10 +24,10 @@ from healthd.aggregator.model.quarantines import (
     HistoryNote,
     Latch,
     LiftQuarantine,
-    Mode,
     OpenBreaker,
     PoolLimit,
     Rule,
+    RuleMode,
     RuleRecord,
     RuleVerdict,
     SetQuarantine,
@@ -174,7 +174,7 @@ class Breakers:
             self._memory.put_breaker(batch, name, None)
         if closed:
             for name, record in self._memory.records.items():
-                if record.word is not None and record.word.mode is Mode.HELD:
+                if record.word is not None and record.word.mode is RuleMode.HELD:
                     self._memory.set(self._memory.due, name, batch.now)
         return closed
 
@@ -367,8 +367,8 @@ class Quarantines:
             self.breakers.trip(batch, effect)
         elif isinstance(effect, RuleVerdict):
             self._told.append((effect.rule.value, effect.mode.value))
-            if effect.mode in (Mode.OBSERVED, Mode.HELD):
-                why = "only observed" if effect.mode is Mode.OBSERVED else "the breaker is open"
+            if effect.mode in (RuleMode.OBSERVED, RuleMode.HELD):
+                why = "only observed" if effect.mode is RuleMode.OBSERVED else "the breaker is open"
                 text = f"by rule:{effect.rule.value} ({why}): {effect.reason}"
                 batch.event(name, "would be quarantined", text)
 
@@ -415,7 +415,7 @@ class Quarantines:
 
     def old(self, now: float) -> list[str]:
         """Nodes of which nothing is remembered but repeats, so long ago that they count no more."""
-        days = self._policy.history_days * 86400.0
+        days = HISTORY_DAYS * 86400.0
         records = self._memory.records.items()
         return [n for n, r in records if not r.active and (r.last_at is None or now - r.last_at > days)]
 

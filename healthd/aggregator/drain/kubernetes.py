@@ -6,16 +6,28 @@ is somebody else's, and so is a cordon. A label of the same key and owner lets o
 annotations say which node of the fleet it is and why. The list of taints can only be written whole, so each write names
 the version of the node that it was read from, and a conflict reads anew.
 
-Unverified on a cluster: the calls are as the API's documentation says.
+`clean` is for the end of an installation: it takes away what healthd has written to nodes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from healthd.aggregator.drain.plan import ActuatorError, ActuatorSettings, Done, Outcome, Removal
-from healthd.core.platforms.kubernetes import MERGE, ApiServer, KubernetesError, api_server, members, node_path, records
+from healthd.core.platforms.kubernetes import (
+    MERGE,
+    STRATEGIC,
+    ApiServer,
+    KubernetesError,
+    api_server,
+    members,
+    node_path,
+    records,
+)
 
 EFFECT = "NoSchedule"
 READ, WRITE, LIST = "get on nodes", "patch on nodes", "list on nodes"
@@ -24,6 +36,10 @@ CONFLICTS = 4
 PAGE = 50
 MOST_PAGES = 100
 REASON_CHARACTERS = 512
+WRITE_STATUS, LIST_PODS = "patch on nodes/status", "list on pods"
+DAEMONS = "app.kubernetes.io/name=healthd-node"
+AT_ONCE = 16
+LOOK_SECONDS = 1.0
 
 
 class KubernetesActuator:
@@ -39,20 +55,14 @@ class KubernetesActuator:
     async def marked(self) -> Mapping[str, str]:
         """By their label; one whose taint is not there any more has nothing to be undone but the label."""
         found: dict[str, str] = {}
-        query = {"labelSelector": f"{self._key}={self._owner}", "limit": str(PAGE)}
-        for _ in range(MOST_PAGES):
-            page = await self._get("/api/v1/nodes", query, LIST)
-            for item in records(page, "items"):
-                name = members(item, "metadata", "name")
-                if isinstance(name, str):
-                    fleet_name = self._annotation(item, "node") or name
-                    self._names[fleet_name] = name
-                    found[fleet_name] = self._annotation(item, "reason") or "no reason is noted"
-            more = members(page, "metadata", "continue")
-            if not isinstance(more, str) or not more:
-                return found
-            query = {**query, "continue": more}
-        raise ActuatorError(f"kubernetes: more than {PAGE * MOST_PAGES} nodes bear label {self._key}={self._owner}")
+        selector = f"{self._key}={self._owner}"
+        async for item in _listed(self._server, "/api/v1/nodes", selector, LIST):
+            name = members(item, "metadata", "name")
+            if isinstance(name, str):
+                fleet_name = self._annotation(item, "node") or name
+                self._names[fleet_name] = name
+                found[fleet_name] = self._annotation(item, "reason") or "no reason is noted"
+        return found
 
     async def remove(self, removal: Removal) -> Outcome:
         """OUT with our taint, LEFT where a taint of that key is somebody else's or no node of these names is there."""
@@ -114,12 +124,6 @@ class KubernetesActuator:
                     raise _told(error) from None
         return None
 
-    async def _get(self, path: str, query: Mapping[str, str], needs: str) -> dict[str, object]:
-        try:
-            return await self._server.get(path, query, needs=needs)
-        except KubernetesError as error:
-            raise _told(error) from None
-
     async def _write(
         self, name: str, node: object, metadata: Mapping[str, object], taints: list[dict[str, object]] | list[object]
     ) -> bool:
@@ -151,6 +155,102 @@ class KubernetesActuator:
     def _annotation(self, node: object, what: str) -> str:
         text = members(members(node, "metadata", "annotations"), f"{self._key}-{what}")
         return text if isinstance(text, str) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traces:
+    """
+    What an installation has written to nodes: conditions by their type, and marks by their key and owner (None: it had
+    no actuator). `pods` are selectors of its pods in `namespace`, which end first.
+    """
+
+    conditions: tuple[str, ...] = ()
+    key: str
+    owner: str | None
+    namespace: str
+    pods: tuple[str, ...] = ()
+
+
+async def clean(server: ApiServer, traces: Traces, *, wait_seconds: float) -> tuple[str, ...]:
+    """
+    Take away what an installation has written to nodes, once its pods have ended; what was done, a line for each node.
+
+    A condition is left where another installation's daemon still runs on the node. ActuatorError, also for pods that
+    have not ended within `wait_seconds`: what they are not in the way of has been done by then.
+    """
+    left = await _wait_for_end(server, traces, wait_seconds)
+    done: list[str] = []
+    if traces.owner is not None:
+        actuator = KubernetesActuator(server, key=traces.key, owner=traces.owner)
+        done += [(await actuator.restore(node)).note for node in await actuator.marked()]
+    if traces.conditions:
+        kept = {members(pod, "spec", "nodeName") async for pod in _listed(server, "/api/v1/pods", DAEMONS, LIST_PODS)}
+        nodes = [node async for node in _listed(server, "/api/v1/nodes", "", LIST)]
+        written = {
+            name: types
+            for node in nodes
+            if isinstance(name := members(node, "metadata", "name"), str)
+            and name not in kept
+            and (types := _written(node, traces.conditions))
+        }
+        names = sorted(written)
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
+            await asyncio.gather(*(_remove_conditions(server, name, written[name]) for name in some))
+        done += [f"node {name}: condition {', '.join(written[name])} is gone" for name in names]
+    if left:
+        raise ActuatorError(
+            f"kubernetes: after {wait_seconds:.0f} s these pods have not ended, and their nodes are left as they are: "
+            f"{', '.join(sorted(left)[:5])}; run it again when they have"
+        )
+    return tuple(done)
+
+
+async def _wait_for_end(server: ApiServer, traces: Traces, wait_seconds: float) -> set[str]:
+    """The pods of the installation that are still there at the end of the wait."""
+    path = f"/api/v1/namespaces/{traces.namespace}/pods"
+    end = time.monotonic() + wait_seconds
+    while True:
+        left = {
+            f"{traces.namespace}/{members(pod, 'metadata', 'name')}"
+            for selector in traces.pods
+            async for pod in _listed(server, path, selector, LIST_PODS)
+        }
+        if not left or time.monotonic() >= end:
+            return left
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _written(node: object, types: Sequence[str]) -> tuple[str, ...]:
+    """Which of these types the node's status has."""
+    return tuple(str(one["type"]) for one in records(node, "status", "conditions") if one.get("type") in types)
+
+
+async def _remove_conditions(server: ApiServer, node: str, types: Sequence[str]) -> None:
+    gone = [{"$patch": "delete", "type": one} for one in types]
+    try:
+        path = node_path(node) + "/status"
+        await server.patch(path, {"status": {"conditions": gone}}, kind=STRATEGIC, needs=WRITE_STATUS)
+    except KubernetesError as error:
+        if error.status != 404:  # the node is gone, and its condition with it
+            raise _told(error) from None
+
+
+async def _listed(server: ApiServer, path: str, selector: str, needs: str) -> AsyncIterator[dict[str, object]]:
+    """All objects of a list that a selector of labels finds, page by page. ActuatorError."""
+    query = {"labelSelector": selector, "limit": str(PAGE)}
+    for _ in range(MOST_PAGES):
+        try:
+            page = await server.get(path, query, needs=needs)
+        except KubernetesError as error:
+            raise _told(error) from None
+        for item in records(page, "items"):
+            yield item
+        more = members(page, "metadata", "continue")
+        if not isinstance(more, str) or not more:
+            return
+        query = {**query, "continue": more}
+    raise ActuatorError(f"kubernetes: {path} has more than {PAGE * MOST_PAGES} objects with {selector or 'any label'}")
 
 
 def make(settings: ActuatorSettings) -> KubernetesActuator:

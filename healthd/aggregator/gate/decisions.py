@@ -280,6 +280,7 @@ def _decision(
             "max_age_seconds": terms.max_age_seconds,
             "wait_seconds": terms.wait_seconds,
             "runtime_seconds": terms.runtime_seconds,
+            "lease_seconds": terms.lease_seconds if gate.request.lease else 0.0,
             "wanted": terms.wanted,
             "needed": terms.needed,
             "collective": terms.collective,

@@ -20,11 +20,15 @@ from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import Judged, aged, judge_tier, reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason
 from healthd.core.text import span
+from healthd.core.workload import names_of
 
 # Resolves the names by which a gate asks for its nodes. Pure. A scheduler may call a node by another name than its
 # daemon.
 
 
+MOST_RUNS = 3
+"""How many runs one gate may order on one node until it gives the node back. Three: its evidence may age while others
+are waited for."""
 MOST_NAMED = 32
 """Names that get a sentence each: as many as the reasons at the top of a decision."""
 
@@ -278,7 +282,7 @@ def _in_use(gate: Gate, state: NodeState) -> Reason | None:
 
 def _is_own_allocation(gate: Gate, allocation: Allocation, node: str) -> bool:
     """Whether the devices are allocated to the very job that asks: a prolog runs inside its allocation."""
-    return bool(allocation.holder) and allocation.holder in (gate.request.job, gate.workload_on(node))
+    return bool(allocation.holder) and allocation.holder in (gate.request.job, *names_of(gate.workload_on(node)))
 
 
 def judge(node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[str, ...]) -> Judged:
@@ -321,13 +325,13 @@ def _by_evidence(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode
     if event_out is not None:
         return event_out
     if run is not None and run.status is RunStatus.OPEN and name in gate.reserved:
-        return _run_in_progress(snapshot.now, gate, policy, node, state, judged)
+        return _run_in_progress(snapshot.now, gate, node, state, judged)
     if judged.health is not Health.UNKNOWN:
         ready = _ready(snapshot.now, max_age, judged, state)
         return dataclasses.replace(ready, wake_at=min(ready.wake_at, event_at))
     if name in gate.granted:
         return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=judged.reasons, final=True)
-    return _needs_run(policy, name, judged, 0 if run is None else run.counted_rounds)
+    return _needs_run(name, judged, 0 if run is None else run.counted_rounds)
 
 
 def _scheduled_event(now: float, gate: Gate, node: FleetNode) -> tuple[Assessment | None, float]:
@@ -362,17 +366,15 @@ def _ready(now: float, max_age: float, judged: Judged, state: NodeState, *, run_
     )
 
 
-def _needs_run(policy: Policy, name: str, judged: Judged, rounds: int, *, run_over: bool = False) -> Assessment:
-    if rounds >= policy.max_rounds:
+def _needs_run(name: str, judged: Judged, rounds: int, *, run_over: bool = False) -> Assessment:
+    if rounds >= MOST_RUNS:
         return Assessment(
             node=name, eligibility=Eligibility.EXCLUDED, reasons=judged.reasons, final=True, run_over=run_over
         )
     return Assessment(node=name, eligibility=Eligibility.NEEDS_RUN, reasons=judged.reasons, run_over=run_over)
 
 
-def _run_in_progress(
-    now: float, gate: Gate, policy: Policy, node: FleetNode, state: NodeState, judged: Judged
-) -> Assessment:
+def _run_in_progress(now: float, gate: Gate, node: FleetNode, state: NodeState, judged: Judged) -> Assessment:
     """A run that this gate ordered is open: the report on it decides whether the evidence is that of the run."""
     name, run = node.node, gate.ordered[node.node]
     report = node.orders.get(run.order_id)
@@ -387,7 +389,7 @@ def _run_in_progress(
         message = report.message if report is not None else ""
         why = reason("Busy", f"{name} did not run tier {gate.terms.tier.value}: {message or status}", node=name)
         judged = judged._replace(reasons=(why, *judged.reasons))
-        return _needs_run(policy, name, judged, run.counted_rounds, run_over=True)
+        return _needs_run(name, judged, run.counted_rounds, run_over=True)
     until = run.ordered_at + run.deadline_seconds
     if now >= until:
         text = f"{name} did not finish the ordered run of tier {gate.terms.tier.value} in {run.deadline_seconds:.0f} s"

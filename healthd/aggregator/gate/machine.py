@@ -70,6 +70,8 @@ from healthd.localize.model import Outcome
 MOST_LOOKED_AT = 512
 """Idle nodes looked at in search of partners."""
 
+MOST_VALIDATIONS = 3
+"""How often one gate validates anew, with other nodes in the place of culprits. Then it says what it knows."""
 TO_ANSWER_SECONDS = 5.0
 """What is left of the gate's time when a search must end: leases have to be stored."""
 
@@ -83,7 +85,7 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
     stop_validation_of_others(context)
     if not context.gate.terms.collective:
         return Admit()
-    for _ in range(4 * context.policy.most_validations + 4):
+    for _ in range(4 * MOST_VALIDATIONS + 4):
         validation = context.gate.validation
         if len(context.gate.reserved) < 2 and validation is None:
             alone = _proven(context) or _alone(context)
@@ -201,7 +203,7 @@ def _start_validation(context: StepContext) -> Reject | None:
     # Stopped validations do not count, nor those of nodes that passed and were given back: nodes that fall silent do
     # so one by one, and each may cause one.
     ended = [one for one in gate.ended if one.verdict is not None and consequence(one).out]
-    if len(ended) >= context.policy.most_validations:
+    if len(ended) >= MOST_VALIDATIONS:
         last = consequence(ended[-1]).reasons
         text = f"{len(ended)} validations with different nodes did not end with nodes that pass together"
         return Reject((reason("Undecided", text), *last))
@@ -429,7 +431,7 @@ def _conclude(context: StepContext, end: Hold | Reject | Admit) -> None:
         rendezvous.wake_at(context),
     ]
     times += [found.wake_at for found in context.assessments.values()]
-    times += [grant.granted_at + context.policy.lease_ack_seconds for grant in context.gate.granted.values()]
+    times += [grant.granted_at + context.policy.tuning.lease_ack_seconds for grant in context.gate.granted.values()]
     # A millisecond later, because some bounds must be passed and not only reached.
     at = min((time for time in times if time > context.now), default=math.inf) + 0.001
     context.gate = dataclasses.replace(context.gate, waiting=end.waiting)

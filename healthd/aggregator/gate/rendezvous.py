@@ -143,8 +143,10 @@ def answers_member(gate: Gate, join: Join, *, over: bool) -> bool:
 MOST_NAMED = 16
 """Missing ranks that get a reason of their own; the sentence about all of them has the rest."""
 
+MOST_RESTARTS = 20
+"""How often one gate begins anew because a member was replaced. A pod that crashes for ever must not hold all."""
 CONFLICT_TIMES = 2.0
-"""Reject after a conflict has lasted for this many times `Policy.member_seconds`: a pod that ends is gone by then."""
+"""Reject after a conflict has lasted for this many times `Tuning.member_seconds`: a pod that ends is gone by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,7 @@ def collect_members(context: StepContext) -> Hold | Reject | None:
         group = group_of(context.gate)
         if _complete(group.roster, present, conflicts):
             return _unheard_since_start(context)
-        if group.restarts >= context.policy.most_restarts:
+        if group.restarts >= MOST_RESTARTS:
             text = f"group {join.group}: members were replaced so often that the gate began anew {group.restarts}"
             return Reject(
                 (reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(context, present))
@@ -177,7 +179,7 @@ def collect_members(context: StepContext) -> Hold | Reject | None:
     missing = _missing(context, present)
     if conflicts:
         why = tuple(reason("MemberConflict", one.text) for one in conflicts)
-        borne = CONFLICT_TIMES * context.policy.member_seconds
+        borne = CONFLICT_TIMES * context.policy.tuning.member_seconds
         over = context.now >= deadline_of(context) or any(context.now - one.since >= borne for one in conflicts)
         return _failed(context, (*why, *missing)) if over else Hold((*why, *missing))
     if not missing:
@@ -196,7 +198,7 @@ def wake_at(context: StepContext) -> float:
     """When a member will have been silent for too long, or a conflict will have lasted for too long."""
     if context.gate.request.join is None or not context.gate.members:
         return math.inf
-    bound = context.policy.member_seconds
+    bound = context.policy.tuning.member_seconds
     times = [one.heard_at + bound for one in context.gate.members]
     if context.gate.phase is Phase.COLLECTING:
         times += [one.joined_at + CONFLICT_TIMES * bound for one in context.gate.members]
@@ -217,21 +219,22 @@ def _drop_silent(context: StepContext) -> None:
     """Drop members that have stopped asking. After a start of the aggregator all get the time to ask again."""
     if context.snapshot.settling is not None:
         return
-    kept = tuple(one for one in context.gate.members if context.now - one.heard_at <= context.policy.member_seconds)
+    bound = context.policy.tuning.member_seconds
+    kept = tuple(one for one in context.gate.members if context.now - one.heard_at <= bound)
     if kept != context.gate.members:
         context.gate = with_members(context.gate, kept)
 
 
 def _unheard_since_start(context: StepContext) -> Hold | None:
     """Wait for members that have not asked since the aggregator started: they may be gone."""
-    bound = context.policy.member_seconds
+    bound = context.policy.tuning.member_seconds
     silent = [one for one in context.gate.members if context.now - one.heard_at > bound]
     if context.gate.phase is not Phase.COLLECTING:
         silent = [one for one in silent if one.member in group_of(context.gate).roster]
     if not silent:
         return None
     if context.gate.phase is Phase.COLLECTING and context.now >= context.gate.deadline:
-        context.gate = dataclasses.replace(context.gate, deadline=context.now + context.policy.settle_seconds)
+        context.gate = dataclasses.replace(context.gate, deadline=context.now + context.policy.tuning.settle_seconds)
     text = ", ".join(f"rank {one.rank} on {one.node}" for one in silent[:MOST_NAMED])
     return Hold((reason("MemberMissing", f"not heard again yet since the aggregator started: {text}"),))
 

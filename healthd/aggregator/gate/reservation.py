@@ -36,6 +36,9 @@ from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, Mode, OrderStatus, Reason
 
 USABLE = (Eligibility.READY, Eligibility.NEEDS_RUN, Eligibility.RUNNING, Eligibility.UNHEARD)
+OBSERVE_SECONDS = 60.0
+"""In observe mode the answer comes after so long at the latest, where there are nodes to start on: watching must not
+hold up a job."""
 FIRST_LOOK = 64
 """Nodes of a pool beyond four times the need that are looked at before runs are preferred to looking further."""
 
@@ -240,7 +243,7 @@ def end_validation(context: StepContext, validation: Validation) -> None:
 def deadline_of(context: StepContext) -> float:
     """When the gate ends. In observe mode a gate may not hold up a job for as long as in enforce mode."""
     if context.gate.terms.mode is Mode.OBSERVE:
-        return min(context.gate.deadline, context.gate.since + context.policy.observe_seconds)
+        return min(context.gate.deadline, context.gate.since + OBSERVE_SECONDS)
     return context.gate.deadline
 
 
@@ -248,7 +251,7 @@ def extra_nodes_until(context: StepContext) -> float:
     """Until when the gate waits for nodes beyond those that it needs: leases take time before the deadline."""
     end = deadline_of(context)
     half = (context.gate.since + end) / 2
-    return max(half, end - context.policy.lease_ack_seconds)
+    return max(half, end - context.policy.tuning.lease_ack_seconds)
 
 
 # Grants leases on the reserved nodes of a gate, and follows them until each node has stored its own. Pure.
@@ -261,7 +264,7 @@ def lease_refused(context: StepContext, name: str, grant: Grant) -> Reason | Non
     if report is not None and report.status in FINAL_STATUSES:
         text = f"{name} did not keep its lease ({report.status}): {report.message or 'no reason given'}"
         return reason("LeaseNotAcknowledged", text, node=name)
-    within = context.policy.lease_ack_seconds
+    within = context.policy.tuning.lease_ack_seconds
     if context.now >= grant.granted_at + within and not acknowledged(context, name, grant):
         return reason("LeaseNotAcknowledged", f"{name} did not confirm its lease within {within:.0f} s", node=name)
     return None

@@ -46,6 +46,7 @@ class Terms:
     collective: bool
     checks: tuple[str, ...] = ()
     runtime_seconds: float = 0.0
+    lease_seconds: float = 86400.0
 
 
 class RunStatus(str, enum.Enum):
@@ -65,11 +66,11 @@ class OrderedRun:
     deadline_seconds: float
     status: RunStatus = RunStatus.OPEN
     earlier_rounds: int = 0
-    """Rounds before the node was given back, as `round` counts them: they do not count towards `Policy.max_rounds`."""
+    """Rounds before the node was given back, as `round` counts them: not counted towards `eligibility.MOST_RUNS`."""
 
     @property
     def counted_rounds(self) -> int:
-        """Rounds that count towards `Policy.max_rounds`."""
+        """Rounds that count towards `eligibility.MOST_RUNS`."""
         return self.round - self.earlier_rounds
 
 

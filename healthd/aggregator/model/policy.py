@@ -1,4 +1,4 @@
-"""What a gate goes by where the request does not say: the operator's choice. Pure data."""
+"""What gates and rules go by: `Policy`, the operator's choice, and `Tuning`, which is not theirs. Pure data."""
 
 from __future__ import annotations
 
@@ -17,13 +17,51 @@ RUN_SECONDS: Mapping[Tier, float] = {
     Tier.SOAK: 14400.0,
 }
 
+LONGEST_LEASE_SECONDS = 30 * 86400.0
+"""The longest time of a lease that may be asked for: longer than jobs, shorter than for ever."""
+
 MOST_RUNTIME_SECONDS = 366 * 86400.0
 """The longest expected runtime of a job: a year. AWS announces events some weeks ahead."""
+HISTORY_DAYS = 28.0
+"""How long the events of nodes are kept, and how long a rule's quarantine counts as a repeat. Four weeks."""
+OUT_LEAST = 2
+"""Nodes of a pool that healthd may keep out by itself however small the pool is: a tenth of a small pool is nobody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """
+    Bounds that follow from how healthd itself works (how long it holds requests, what a turn costs), so that no fleet
+    has a reason to set them: not a part of the settings. Tests and simulations pass their own.
+    """
+
+    settle_seconds: float = 60.0
+    """After a start nothing is called impossible for so long. Two held syncs: each node could have reported twice."""
+
+    member_seconds: float = 60.0
+    """A member that has not asked for so long is gone. Four times as long as one request of a hook is held back."""
+
+    lease_ack_seconds: float = 30.0
+    """Within how many seconds a node must have stored its lease. One held sync of 25 s and some."""
+
+    collective_contact_seconds: float = 30.0
+    """A node that has not even confirmed its order for so long holds up the others no longer. One held sync."""
+
+    collective_grace_seconds: float = 2.0
+    """Once a rank is lost, the others of its group have so long to say what they see. Then the group is called off."""
+
+    max_open_gates: int = 1000
+    """More open gates than that are refused. Ten times as many as were measured: each costs a step at every change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Every field has its meaning, unit and the reason for its default below it."""
+    """
+    What an operator may decide differently from us: each key depends on the fleet, its jobs or its network.
+
+    Every field has its meaning, unit and the reason for its default below it. What depends on healthd alone is in
+    `tuning`, or a constant beside its use.
+    """
 
     tier: Tier = Tier.QUICK
     """Evidence asked of a node when the request names no tier. quick: what every job should run before it starts."""
@@ -37,9 +75,6 @@ class Policy:
     runtime_seconds: float = 0.0
     """How long a job is expected to run when the request does not say: nodes for which EC2 has scheduled a stop, a
     reboot or the like before its end are left out, and nodes on EC2 whose events are not known. 0: events only warn."""
-
-    max_wait_seconds: float = 86400.0
-    """The longest wait that may be asked for. A day: who waits longer is better queued by a scheduler."""
 
     mode: Mode = Mode.ENFORCE
     """enforce or observe, when the request does not say. It means what it says unless told otherwise."""
@@ -56,12 +91,6 @@ class Policy:
     join_seconds: float = 1200.0
     """How long members of a group may take to come together. Twenty minutes: images are pulled."""
 
-    member_seconds: float = 60.0
-    """A member that has not asked for so long is gone. Four times as long as one request of a hook is held back."""
-
-    most_restarts: int = 20
-    """How often one gate begins anew because a member was replaced. A pod that crashes for ever must not hold all."""
-
     silent_seconds: float = 60.0
     """A node that was not heard for so long is excluded. Two held syncs of 25 s and some."""
 
@@ -69,43 +98,16 @@ class Policy:
     """Within how long an ordered run must be done, by tier; what is not named stays. Generous: the run bounds itself.
     A node that compiles in the middle (`on_cold_cache`) has its `compile_timeout` besides."""
 
-    max_rounds: int = 3
-    """
-    How many runs one gate may order on one node until it gives the node back. Three: its evidence may age while others
-    are waited for.
-    """
-
-    lease_ack_seconds: float = 30.0
-    """Within how many seconds a node must have stored its lease. One held sync of 25 s and some."""
-
     lease_grace_seconds: float = 900.0
     """How long a node waits for the workload of a lease to be seen. 15 min: images are pulled."""
 
-    lease_max_seconds: float = 2592000.0
-    """How long a lease may last when nobody can see its workload. 30 days: longer than jobs, shorter than for ever."""
-
-    observe_seconds: float = 60.0
-    """In observe mode the answer comes after so long at the latest, where there are nodes to start on: watching must
-    not hold up a job."""
-
-    settle_seconds: float = 60.0
-    """After a start nothing is called impossible for so long. Two held syncs: each node could have reported twice."""
+    lease_seconds: float = 86400.0
+    """How long a lease lasts where no node can see when the job ends, and the request does not say: counted from when
+    the job was last seen. At least the expected runtime. A day: most jobs are over by then, and the hook says at
+    admission how long it is; a job that runs longer unseen asks for more (`--lease`)."""
 
     recovery_seconds: float = 300.0
     """After the loss of the database nothing is admitted for so long: nodes that back off come by then. 0: never."""
-
-    recovery_ratio: float = 0.1
-    """The share of the fleet that must know another database before this one counts as lost, and two nodes at least.
-    A tenth: more than a job's nodes may say when a copy is an hour old, and nothing that one node can fake."""
-
-    pool_recheck_seconds: float = 1.0
-    """A gate that waits for nodes of a pool looks at the pool at most so often. Keeps a large pool from costing."""
-
-    max_open_gates: int = 1000
-    """More open gates than that are refused. A limit on everything."""
-
-    max_nodes_per_gate: int = 20000
-    """More names or a larger count than that are refused. Twice the largest fleet this was measured with."""
 
     collective: bool = True
     """Whether a gate for several nodes runs collectives over them together before it admits. What a job does first."""
@@ -134,28 +136,8 @@ class Policy:
     collective_timeout_seconds: float = 30.0
     """For each collective over a group. A sound one takes milliseconds to seconds; a hang has to end some time."""
 
-    collective_contact_seconds: float = 30.0
-    """A node that has not even confirmed its order for so long holds up the others no longer."""
-
-    collective_grace_seconds: float = 2.0
-    """Once a rank is lost, the others of its group have so long to say what they see. Then the group is called off."""
-
-    collective_noise_ratio: float = 0.03
-    """Share of healthy groups that may fail by chance. A node that passes at times is accused only where that explains
-    its failures too seldom; a larger share that is seen counts instead. 0: chance is taken to be rare until it is seen,
-    which names flaky nodes some rounds sooner, and accuses healthy ones in small fleets that are not so good."""
-
     validation_seconds: float = 300.0
     """For collectives and the search for who is at fault, all rounds together. Half of the default wait."""
-
-    most_rounds: int = 40
-    """Rounds of one search. Six are enough for up to half of the nodes bad; paths and flaky nodes take more."""
-
-    most_partners: int = 8
-    """Idle healthy nodes that a search may borrow. One decides between two suspects; more let rounds run at once."""
-
-    most_validations: int = 3
-    """How often one gate validates anew, with other nodes in the place of culprits. Then it says what it knows."""
 
     topology_labels: tuple[str, ...] = ("switch", "rack", "block", "topology.kubernetes.io/zone")
     """Labels that say what nodes share; nodes that fail together are looked at by them."""
@@ -165,12 +147,6 @@ class Policy:
 
     keep_gates: int = 20000
     """The most decided gates that are kept, whatever their age. About 2 GB with the evidence of 64 nodes each."""
-
-    keep_events: int = 200
-    """The newest events kept of each node and job."""
-
-    history_days: float = 28.0
-    """How long the events of nodes are kept, and how long a rule's quarantine counts as a repeat. Four weeks."""
 
     forget_days: float = 28.0
     """A node that was not heard for so long is forgotten, with what rules hold against it; not while it has a lease or
@@ -183,42 +159,12 @@ class Policy:
     rules_observe: tuple[str, ...] = ()
     """Rules (soft, hard, accused) or reason codes that only say what they would have done. None: they mean it."""
 
-    rules_probe: bool = True
-    """Whether rules order runs on nodes they keep out, to see them well again. Else only the nodes' own runs do."""
-
-    soft_fails: int = 3
-    """Failures of one check among its newest results that quarantine a node. Three: two may be one bad moment."""
-
-    soft_results: int = 5
-    """How many of its newest results are looked at. Five: a check that fails every other time is caught."""
-
-    soft_window_seconds: float = 3600.0
-    """Within how many seconds, or as many intervals of the check as results are looked at, where that is longer."""
-
-    accused_fails: int = 2
-    """Accusations by validations that quarantine a node. Two: each was found with partners that pass without it."""
-
-    accused_window_seconds: float = 86400.0
-    """Within how many seconds. A day: jobs start a few times a day."""
-
-    clear_passes: int = 2
-    """Passes in a row after which a check, or an accused node's quick tier, counts as well again."""
-
-    cooldown_seconds: float = 600.0
-    """How long a rule's first quarantine lasts at least. Ten minutes: nobody's job starts and dies in between."""
-
-    cooldown_factor: float = 4.0
-    """How much longer each repeat lasts. Four: 10 min, 40 min, 2.7 h, 10.7 h, a day."""
-
-    cooldown_max_seconds: float = 86400.0
-    """The longest least time. A day: somebody should have looked by then."""
-
     out_ratio: float = 0.1
     """The share of a pool that healthd may keep out by itself, by rules of quarantine and out of the scheduler's way.
     A tenth: more at once is rather a fault of ours, or of the site. What a person says is always done."""
 
-    out_least: int = 2
-    """Nodes of a pool that healthd may keep out by itself however small the pool is."""
+    tuning: Tuning = field(default_factory=Tuning, metadata={"internal": True})
+    """What no operator sets."""
 
     def __post_init__(self) -> None:
         for tier, seconds in self.run_seconds.items():
@@ -228,14 +174,26 @@ class Policy:
         first, last = self.collective_ports
         if not 1024 <= first <= last <= 65535:
             raise ValueError(f"collective_ports: must be two ports from 1024 to 65535, not {first} and {last}")
-        if not 0 <= self.collective_noise_ratio < 0.5:
-            raise ValueError(f"collective_noise_ratio: must be from 0 to below 0.5, not {self.collective_noise_ratio}")
-        if not 0 <= self.recovery_ratio <= 1:
-            raise ValueError(f"recovery_ratio: must be from 0 to 1, not {self.recovery_ratio}")
-        self._check_counts()
-        self._check_rules()
         if self.collective and not self.collective_checks:
             raise ValueError("collective_checks: name at least one, or set collective to false")
+        self._check_times()
+        if not self.keep_days > 0:
+            raise ValueError(f"keep_days: must be more than 0, not {self.keep_days:g}")
+        if self.keep_gates < 0:
+            raise ValueError(f"keep_gates: must be 0 or more, not {self.keep_gates}")
+        if not 1 <= self.forget_days <= 3650:
+            raise ValueError(f"forget_days: must be from 1 to 3650, not {self.forget_days}")
+        if not 0 <= self.out_ratio <= 1:
+            raise ValueError(f"out_ratio: must be from 0 to 1, not {self.out_ratio}")
+        for name in self.rules_observe:
+            if name not in ("soft", "hard", "accused") and not re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", name):
+                raise ValueError(f"rules_observe: {name!r} is neither soft, hard, accused nor a reason code")
+
+    def _check_times(self) -> None:
+        if not 0 <= self.runtime_seconds <= MOST_RUNTIME_SECONDS:
+            raise ValueError(f"runtime: must be from 0 to a year, not {self.runtime_seconds:g} s")
+        if not 0 < self.lease_seconds <= LONGEST_LEASE_SECONDS:
+            raise ValueError(f"lease: must be more than 0 s and at most 30 d, not {self.lease_seconds:g} s")
 
     def checks_over_nodes(self, kind: ValidationKind, tier: Tier) -> tuple[str, ...]:
         """What nodes run together. Never empty: without deep checks a validation of training runs collectives."""
@@ -246,39 +204,4 @@ class Policy:
 
     def most_out(self, pool_size: int) -> int:
         """How many nodes of a pool of this size healthd may keep out by itself."""
-        return max(self.out_least, int(pool_size * self.out_ratio + 1e-9))
-
-    def _check_counts(self) -> None:
-        for name in ("max_open_gates", "max_nodes_per_gate", "most_validations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
-        for name in ("max_rounds", "most_restarts", "most_rounds", "most_partners", "keep_gates", "keep_events"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must be 0 or more, not {getattr(self, name)}")
-        if not 0 <= self.runtime_seconds <= MOST_RUNTIME_SECONDS:
-            raise ValueError(f"runtime: must be from 0 to a year, not {self.runtime_seconds:g} s")
-        for name in ("keep_days", "pool_recheck_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name):g}")
-
-    def _check_rules(self) -> None:
-        for name in ("soft_fails", "soft_results", "accused_fails", "clear_passes", "out_least"):
-            if not 1 <= getattr(self, name) <= 100:
-                raise ValueError(f"{name}: must be from 1 to 100, not {getattr(self, name)}")
-        if self.soft_fails > self.soft_results:
-            raise ValueError(
-                f"soft_fails: {self.soft_fails} of the last {self.soft_results} results cannot fail; raise soft_results"
-            )
-        if not 0 <= self.out_ratio <= 1:
-            raise ValueError(f"out_ratio: must be from 0 to 1, not {self.out_ratio}")
-        if not 1 <= self.cooldown_factor <= 100:
-            raise ValueError(f"cooldown_factor: must be from 1 to 100, not {self.cooldown_factor}")
-        if not 0 <= self.cooldown_seconds <= self.cooldown_max_seconds:
-            raise ValueError("cooldown: must be from 0 s to cooldown_max")
-        if not 0 < self.history_days <= 3650:
-            raise ValueError(f"history_days: must be above 0 and at most 3650, not {self.history_days}")
-        if not 1 <= self.forget_days <= 3650:
-            raise ValueError(f"forget_days: must be from 1 to 3650, not {self.forget_days}")
-        for name in self.rules_observe:
-            if name not in ("soft", "hard", "accused") and not re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", name):
-                raise ValueError(f"rules_observe: {name!r} is neither soft, hard, accused nor a reason code")
+        return max(OUT_LEAST, int(pool_size * self.out_ratio + 1e-9))

@@ -104,6 +104,9 @@ class Facts:
         return tuple(dict.fromkeys((self.identity, f"node:{self.node}", *found)))
 
 
+ACCUSED_WINDOW_SECONDS = 86400.0
+"""How old accusations that count may be. A day: jobs start a few times a day."""
+
 COLLECTIVES = "collectives"
 """The name under which accusations by validations are counted, in the place of a check's."""
 
@@ -125,7 +128,7 @@ class Rule(str, enum.Enum):
     ACCUSED = "accused"
 
 
-class Mode(str, enum.Enum):
+class RuleMode(str, enum.Enum):
     """
     What came of a rule's verdict. ENFORCED: the node is quarantined. OBSERVED: the rule may only watch. HELD: the
     breaker is open. SHADOWED: a person keeps the node out already.
@@ -227,7 +230,7 @@ class RuleVerdict:
     """
 
     rule: Rule
-    mode: Mode
+    mode: RuleMode
     code: str
     reason: str
     lead: str

@@ -14,6 +14,7 @@ from healthd.aggregator.inventory.node_record import machine_identity, name_of
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import (
+    ACCUSED_WINDOW_SECONDS,
     COLLECTIVES,
     HARD_ACTIONS,
     CountedResult,
@@ -33,6 +34,16 @@ from healthd.core.evidence import blames_node, judge_tier
 from healthd.core.model import CheckResult, Health, Inventory, NodeState, Reason
 from healthd.core.text import plain
 
+SOFT_FAILS = 3
+"""Failures of one check among its newest results that quarantine a node. Three: two may be one bad moment."""
+SOFT_RESULTS = 5
+"""How many of its newest results are looked at. Five: a check that fails every other time is caught."""
+SOFT_WINDOW_SECONDS = 3600.0
+"""How old these may be; or as many intervals of the check as results are looked at, where that is longer."""
+ACCUSED_FAILS = 2
+"""Accusations by validations that quarantine a node. Two: each was found with partners that pass without it."""
+CLEAR_PASSES = 2
+"""Passes in a row after which a check, or an accused node's quick tier, counts as well again."""
 SLACK_SECONDS = 5.0
 """The age of one and the same result may be told with so much difference: what was on the way is added to it."""
 SAME_SLACK_SECONDS = 0.5
@@ -44,7 +55,7 @@ MOST_LATCHES = 32
 """Of one node: two for each of 16 devices. What is beyond adds nothing to a node that is out."""
 
 
-def count_results(record: RuleRecord, facts: Facts, policy: Policy, effects: list[Effect]) -> RuleRecord:
+def count_results(record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleRecord:
     """Take in every result that is a new one."""
     seen, again = dict(record.seen), False
     for outcome in facts.outcomes:
@@ -56,7 +67,7 @@ def count_results(record: RuleRecord, facts: Facts, policy: Policy, effects: lis
         elif before.by_age and before.started_at != outcome.started_at:
             seen[outcome.check] = dataclasses.replace(before, started_at=outcome.started_at, by_age=False)
         if fresh:
-            record = _count(record, facts, policy, outcome, effects)
+            record = _count(record, facts, outcome, effects)
             again = again or (outcome.active and outcome.passed is False)
     if again:
         # Its quick tier did not pass: the row of passes of an accused node is broken.
@@ -74,15 +85,13 @@ def _is_new(outcome: Outcome, before: LastCounted) -> bool:
     return outcome.measured_at > before.at + slack
 
 
-def _count(record: RuleRecord, facts: Facts, policy: Policy, outcome: Outcome, effects: list[Effect]) -> RuleRecord:
+def _count(record: RuleRecord, facts: Facts, outcome: Outcome, effects: list[Effect]) -> RuleRecord:
     """One new result: faults that latch, faults that are counted, a pass for what failed before."""
     hard = [fault for fault in outcome.faults if fault.action in HARD_ACTIONS]
     soft = [fault for fault in outcome.faults if fault.action not in HARD_ACTIONS]
     for fault in hard:
         record = latch(record, facts, fault, outcome.tier, outcome.measured_at, effects)
-    window = min(
-        max(policy.soft_window_seconds, policy.soft_results * outcome.interval_seconds), LONGEST_WINDOW_SECONDS
-    )
+    window = min(max(SOFT_WINDOW_SECONDS, SOFT_RESULTS * outcome.interval_seconds), LONGEST_WINDOW_SECONDS)
     if soft:
         first = FailureCount(
             rule=Rule.SOFT,
@@ -93,26 +102,26 @@ def _count(record: RuleRecord, facts: Facts, policy: Policy, outcome: Outcome, e
             last_at=outcome.measured_at,
             window_seconds=window,
         )
-        return _fail(record, policy, first, effects)
+        return _fail(record, first, effects)
     counts = []
     for count in record.counts:
         if count.rule is Rule.SOFT and count.fault.check == outcome.check:
             if outcome.passed is True:
-                count = _pass(count, outcome.measured_at, policy, effects)
+                count = _pass(count, outcome.measured_at, effects)
             else:
                 count = dataclasses.replace(count, passes=0)
         counts.append(count)
     return dataclasses.replace(record, counts=tuple(counts))
 
 
-def _fail(record: RuleRecord, policy: Policy, new: FailureCount, effects: list[Effect]) -> RuleRecord:
+def _fail(record: RuleRecord, new: FailureCount, effects: list[Effect]) -> RuleRecord:
     """A failure more of what is counted already, or the first one."""
     counts, found = [], False
     for count in record.counts:
         same = (count.rule, count.fault.check, count.fault.injected)
         if same == (new.rule, new.fault.check, new.fault.injected):
             found = True
-            if count.passes >= policy.clear_passes:
+            if count.passes >= CLEAR_PASSES:
                 effects.append(_failed(new.fault))
             count = dataclasses.replace(
                 count,
@@ -136,9 +145,9 @@ def _failed(fault: Fault) -> HistoryNote:
     return HistoryNote(kind="failed", message=f"{fault.check} {fault.target} {fault.code}: {fault.message}{injected}")
 
 
-def _pass(count: FailureCount, at: float, policy: Policy, effects: list[Effect]) -> FailureCount:
+def _pass(count: FailureCount, at: float, effects: list[Effect]) -> FailureCount:
     passes = count.passes + 1
-    if passes == policy.clear_passes:
+    if passes == CLEAR_PASSES:
         text = f"{count.fault.check} passes again, {passes} times in a row ({count.fault.code} before)"
         effects.append(HistoryNote(kind="passed again", message=text))
     marks = (
@@ -182,7 +191,7 @@ def latch(record: RuleRecord, facts: Facts, fault: Fault, tier: Tier, at: float,
     return dataclasses.replace(record, latches=tuple(latches))
 
 
-def accused(now: float, fault: Fault, policy: Policy) -> FailureCount:
+def accused(now: float, fault: Fault) -> FailureCount:
     """The count of a node that a validation names, with nothing counted yet."""
     return FailureCount(
         rule=Rule.ACCUSED,
@@ -191,20 +200,18 @@ def accused(now: float, fault: Fault, policy: Policy) -> FailureCount:
         active=True,
         since=now,
         last_at=now,
-        window_seconds=policy.accused_window_seconds,
+        window_seconds=ACCUSED_WINDOW_SECONDS,
     )
 
 
-def count_accusations(
-    now: float, record: RuleRecord, facts: Facts, policy: Policy, effects: list[Effect]
-) -> RuleRecord:
+def count_accusations(now: float, record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleRecord:
     """New accusations, and passes of the quick tier that speak for an accused node."""
     for fault in facts.accusations:
         if fault.action in HARD_ACTIONS:
             record = latch(record, facts, fault, Tier.QUICK, now, effects)
             continue
-        new = accused(now, fault, policy)
-        record = _fail(record, policy, new, effects)
+        new = accused(now, fault)
+        record = _fail(record, new, effects)
     if facts.quick_at is None or not any(count.rule is Rule.ACCUSED for count in record.counts):
         return record
     before = record.seen.get(COLLECTIVES)
@@ -214,8 +221,7 @@ def count_accusations(
     if facts.quick_at <= after + SLACK_SECONDS:
         return record
     counts = tuple(
-        _pass(count, facts.quick_at, policy, effects) if count.rule is Rule.ACCUSED else count
-        for count in record.counts
+        _pass(count, facts.quick_at, effects) if count.rule is Rule.ACCUSED else count for count in record.counts
     )
     seen = {**record.seen, COLLECTIVES: LastCounted(at=facts.quick_at, started_at=0.0, by_age=True)}
     return dataclasses.replace(record, counts=counts, seen=seen)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.contract import Action, Tier
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.model.quarantines import (
     BY_BOOT,
     COLLECTIVES,
@@ -28,17 +28,26 @@ from healthd.aggregator.model.quarantines import (
     LastCounted,
     Latch,
     LiftQuarantine,
-    Mode,
     OpenBreaker,
     PoolLimit,
     RecheckRun,
     ReplacementProof,
     Rule,
+    RuleMode,
     RuleRecord,
     RuleVerdict,
     SetQuarantine,
 )
-from healthd.aggregator.quarantine.counting import accused, count_accusations, count_results, in_force
+from healthd.aggregator.quarantine.counting import (
+    ACCUSED_FAILS,
+    CLEAR_PASSES,
+    SOFT_FAILS,
+    SOFT_RESULTS,
+    accused,
+    count_accusations,
+    count_results,
+    in_force,
+)
 from healthd.aggregator.quarantine.counting import latch as latch_fault
 from healthd.core.model import FINAL_STATUSES, OrderStatus, Quarantine
 from healthd.core.text import moment, span
@@ -66,7 +75,7 @@ def causes_of(record: RuleRecord, facts: Facts, policy: Policy) -> tuple[Cause, 
     found = [_latched(latch, facts, policy) for latch in record.latches]
     found += [_owed(one, policy) for one in record.owed]
     for count in record.counts:
-        if count.tripped and count.passes < policy.clear_passes:
+        if count.tripped and count.passes < CLEAR_PASSES:
             found.append(_counted(count, policy))
     return tuple(sorted(found, key=lambda one: (one.observed, _ORDER[one.rule], one.injected, one.key)))
 
@@ -138,15 +147,21 @@ def _counted(count: FailureCount, policy: Policy) -> Cause:
 # Lifecycle of a quarantine verdict: when it begins, what comes of it, when it ends. Pure.
 
 
+COOLDOWN_SECONDS = 600.0
+"""How long a rule's first quarantine lasts at least. Ten minutes: nobody's job starts and dies in between."""
+COOLDOWN_FACTOR = 4.0
+"""How much longer each repeat lasts. Four: 10 min, 40 min, 2.7 h, 10.7 h, a day."""
+COOLDOWN_MAX_SECONDS = 86400.0
+"""The longest least time. A day: somebody should have looked by then."""
 MOST_REPEATS = 1000
 
 
 def speak(
-    now: float, record: RuleRecord, facts: Facts, policy: Policy, causes: tuple[Cause, ...], effects: list[Effect]
+    now: float, record: RuleRecord, facts: Facts, causes: tuple[Cause, ...], effects: list[Effect]
 ) -> tuple[RuleVerdict | None, int, float | None]:
     """The word from now on, the number of words so far, and when the last began."""
     word, repeats, last_at = record.word, record.repeats, record.last_at
-    if last_at is not None and now - last_at > policy.history_days * 86400.0 and word is None:
+    if last_at is not None and now - last_at > HISTORY_DAYS * 86400.0 and word is None:
         repeats, last_at = 0, None
     if not causes:
         return _without_cause(now, word, repeats, last_at, facts, effects)
@@ -154,15 +169,15 @@ def speak(
     begins = word is None
     if word is None:
         # The exponent is bounded long before the number could not be a float any more.
-        grown = policy.cooldown_seconds * policy.cooldown_factor ** min(repeats, 20)
+        grown = COOLDOWN_SECONDS * COOLDOWN_FACTOR ** min(repeats, 20)
         word = RuleVerdict(
             rule=first.rule,
-            mode=Mode.SHADOWED,
+            mode=RuleMode.SHADOWED,
             code=first.code,
             reason="",
             lead="",
             since=now,
-            until=now + min(grown, policy.cooldown_max_seconds),
+            until=now + min(grown, COOLDOWN_MAX_SECONDS),
             clear=False,
             injected=True,
             repeats_before=repeats,
@@ -173,7 +188,7 @@ def speak(
     injected = word.injected and all(cause.injected for cause in causes)
     mode = _mode(word if not begins else None, facts, first, effects, now)
     if begins or word.lead != first.key or mode is not word.mode or word.clear:
-        nth = "" if repeats < 2 else f"; {repeats} times in {policy.history_days:g} days"
+        nth = "" if repeats < 2 else f"; {repeats} times in {HISTORY_DAYS:g} days"
         reason = f"{first.reason}; out for {span(word.until - word.since)} at least{nth}"
         word = dataclasses.replace(
             word, rule=first.rule, code=first.code, reason=reason, lead=first.key, mode=mode, clear=False
@@ -198,26 +213,26 @@ def _without_cause(
         return None, repeats, last_at
     after = dataclasses.replace(word, clear=True)
     if facts.person:
-        after = dataclasses.replace(after, mode=Mode.SHADOWED)
+        after = dataclasses.replace(after, mode=RuleMode.SHADOWED)
     _tell(word, after, facts, effects)
     return after, repeats, last_at
 
 
-def _mode(word: RuleVerdict | None, facts: Facts, first: Cause, effects: list[Effect], now: float) -> Mode:
+def _mode(word: RuleVerdict | None, facts: Facts, first: Cause, effects: list[Effect], now: float) -> RuleMode:
     """What may come of it now; an enforced one stays enforced whatever the breaker says."""
     if facts.person:
-        return Mode.SHADOWED
+        return RuleMode.SHADOWED
     if first.observed:
-        return Mode.OBSERVED
-    if word is not None and word.mode is Mode.ENFORCED and facts.kept:
-        return Mode.ENFORCED
+        return RuleMode.OBSERVED
+    if word is not None and word.mode is RuleMode.ENFORCED and facts.kept:
+        return RuleMode.ENFORCED
     room = facts.room
     if room.open:
-        return Mode.HELD
+        return RuleMode.HELD
     if room.kept + 1 > room.most:
         effects.append(OpenBreaker(pool=room.pool, reason=_tripped(room, facts, now)))
-        return Mode.HELD
-    return Mode.ENFORCED
+        return RuleMode.HELD
+    return RuleMode.ENFORCED
 
 
 def _tripped(room: PoolLimit, facts: Facts, now: float) -> str:
@@ -231,11 +246,11 @@ def _tripped(room: PoolLimit, facts: Facts, now: float) -> str:
 
 def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: list[Effect]) -> None:
     """What changed from one word to the next."""
-    was = facts.kept and before is not None and before.mode is Mode.ENFORCED
-    now_is = word.mode is Mode.ENFORCED
+    was = facts.kept and before is not None and before.mode is RuleMode.ENFORCED
+    now_is = word.mode is RuleMode.ENFORCED
     if now_is and (not was or before is None or quarantine_of(before) != quarantine_of(word)):
         effects.append(SetQuarantine(quarantine=quarantine_of(word)))
-    if was and word.mode is Mode.OBSERVED:
+    if was and word.mode is RuleMode.OBSERVED:
         effects.append(LiftQuarantine(why="what is left of its causes may only be observed"))
     if before is None or before.mode is not word.mode:
         effects.append(word)
@@ -272,11 +287,11 @@ def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, cau
         helped = facts.probe_status == OrderStatus.DONE and any(count.passes for count in record.counts)
         again = AGAIN_SECONDS if helped else max(RETRY_SECONDS, word.until - word.since if word is not None else 0.0)
         return dataclasses.replace(record, probe=None, probe_after=now + again)
-    if not policy.rules or not policy.rules_probe or not causes or facts.allocated or now < record.probe_after:
+    if not policy.rules or not causes or facts.allocated or now < record.probe_after:
         return record
-    if word is None or word.mode is not Mode.ENFORCED or now < word.until:
+    if word is None or word.mode is not RuleMode.ENFORCED or now < word.until:
         return record
-    tiers = list(_tiers(record, facts, policy))
+    tiers = list(_tiers(record, facts))
     if not tiers or None in tiers:
         return record
     tier = max((one for one in tiers if one is not None), key=lambda one: one.rank)
@@ -286,7 +301,7 @@ def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, cau
     return dataclasses.replace(record, probe=found)
 
 
-def _tiers(record: RuleRecord, facts: Facts, policy: Policy) -> Iterator[Tier | None]:
+def _tiers(record: RuleRecord, facts: Facts) -> Iterator[Tier | None]:
     """The tier that each cause waits for; None for one that no run can take away."""
     for latch in record.latches:
         if latch.fault.action not in BY_BOOT or not rebooted(latch, facts):
@@ -296,7 +311,7 @@ def _tiers(record: RuleRecord, facts: Facts, policy: Policy) -> Iterator[Tier | 
     if record.owed:
         yield Tier.DEEP
     for count in record.counts:
-        if count.tripped and count.passes < policy.clear_passes and (count.active or count.rule is Rule.ACCUSED):
+        if count.tripped and count.passes < CLEAR_PASSES and (count.active or count.rule is Rule.ACCUSED):
             yield count.tier if count.tier is not Tier.PASSIVE else Tier.QUICK
 
 
@@ -327,12 +342,12 @@ def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple
     effects: list[Effect] = []
     record = _without_cleared_faults(record, facts)
     record = _replaced(now, record, facts, effects)
-    record = count_results(record, facts, policy, effects)
-    record = count_accusations(now, record, facts, policy, effects)
+    record = count_results(record, facts, effects)
+    record = count_accusations(now, record, facts, effects)
     record = _unlatched(record, facts, effects)
-    record = dataclasses.replace(record, counts=_in_time(now, record, policy), seats=_seats(record, facts))
+    record = dataclasses.replace(record, counts=_in_time(now, record), seats=_seats(record, facts))
     causes = causes_of(record, facts, policy)
-    word, repeats, last_at = speak(now, record, facts, policy, causes, effects)
+    word, repeats, last_at = speak(now, record, facts, causes, effects)
     record = dataclasses.replace(record, word=word, repeats=repeats, last_at=last_at)
     if word is None:
         record = dataclasses.replace(record, counts=tuple(one for one in record.counts if not one.tripped))
@@ -419,14 +434,14 @@ def _unlatched(record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleR
     return dataclasses.replace(record, latches=tuple(kept))
 
 
-def _in_time(now: float, record: RuleRecord, policy: Policy) -> tuple[FailureCount, ...]:
+def _in_time(now: float, record: RuleRecord) -> tuple[FailureCount, ...]:
     """Counts with the marks that still count, and whether they are too many; those without any are forgotten."""
     kept = []
     for count in record.counts:
         marks = tuple(mark for mark in count.marks if now - mark.at <= count.window_seconds)
         if count.rule is Rule.SOFT:
-            marks = marks[-policy.soft_results :]
-        least = policy.soft_fails if count.rule is Rule.SOFT else policy.accused_fails
+            marks = marks[-SOFT_RESULTS:]
+        least = SOFT_FAILS if count.rule is Rule.SOFT else ACCUSED_FAILS
         tripped = count.tripped or sum(mark.failed for mark in marks) >= least
         if tripped or any(mark.failed for mark in marks):
             kept.append(dataclasses.replace(count, marks=marks, tripped=tripped))
@@ -481,17 +496,17 @@ def judge_inherited(
     """
     room = dataclasses.replace(facts.room, kept=0, most=1, open=False)
     bare = dataclasses.replace(facts, outcomes=(), quick_at=None, deep_at=None, room=room)
-    return judge(now, _inherited(now, record, facts, spoken, policy), bare, policy)
+    return judge(now, _inherited(now, record, facts, spoken), bare, policy)
 
 
-def _inherited(now: float, record: RuleRecord, facts: Facts, spoken: Quarantine, policy: Policy) -> RuleRecord:
+def _inherited(now: float, record: RuleRecord, facts: Facts, spoken: Quarantine) -> RuleRecord:
     """What a hard rule said is latched; the others count as accused. One with an end has nothing left but time."""
     name = spoken.owner.removeprefix("rule:")
     rule = Rule(name) if name in {known.value for known in Rule} else Rule.HARD
     if spoken.until is not None:
         word = RuleVerdict(
             rule=rule,
-            mode=Mode.ENFORCED,
+            mode=RuleMode.ENFORCED,
             code=_CODE,
             reason=spoken.reason,
             lead="",
@@ -516,5 +531,5 @@ def _inherited(now: float, record: RuleRecord, facts: Facts, spoken: Quarantine,
         quiet: list[Effect] = []
         return latch_fault(record, facts, fault, Tier.QUICK, now, quiet)
     mark = CountedResult(at=now, failed=True)
-    count = dataclasses.replace(accused(now, fault, policy), fails=1, marks=(mark,), tripped=True)
+    count = dataclasses.replace(accused(now, fault), fails=1, marks=(mark,), tripped=True)
     return dataclasses.replace(record, counts=(*record.counts, count))

@@ -7,16 +7,16 @@ once for each new state, and at most so many in one go.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from healthd.aggregator.inventory.node_record import identities_in
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.ui.rendering import HEALTH_SIGNS, WORST_FIRST, brief, natural
-from healthd.core.model import Health
+from healthd.core.model import Health, Reason
 
 # States opened in one go to read their reasons: some 0.3 ms each, on the loop that answers syncs.
 MOST_OPENED = 150
@@ -33,7 +33,8 @@ class Cell:
     """
     One node in the grid. `reason` and `message` are its first reason's, empty where it has none or nobody has looked
     yet. `taken` says by whom (job, process, scheduler), None: free. `injected`: faults are injected there, and `drill`:
-    its first reason was made by one. `found_by` is what a search looks through, in small letters.
+    its first reason was made by one. `codes` (of all its reasons) and `found_by` are what a search looks through, in
+    small letters.
     """
 
     node: str
@@ -48,6 +49,7 @@ class Cell:
     pool: str
     instance_type: str
     labels: Mapping[str, str] = field(compare=False)
+    codes: str = field(compare=False)
     found_by: str = field(compare=False)
     place: tuple[object, ...]
 
@@ -82,33 +84,13 @@ class Group:
     bad: int
 
 
-@dataclass(slots=True)
-class _Kept:
-    key: tuple[object, ...]
-    cell: Cell
-    reasons: _Reasons
-    whole: bool
-
-
-class _Reasons(NamedTuple):
-    """The first reason of a node, and the codes of all."""
-
-    code: str
-    message: str
-    action: str
-    all_codes: str
-    injected: bool
-
-
-_NO_REASONS = _Reasons("", "", "", "", injected=False)
-
-
 class FleetGrid:
     """Cells by node, on the event loop alone."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, tuple[tuple[object, ...] | None, Cell]] = {}
+        """By node, each with what it was made of; None: its reasons are still to be read."""
         self._opened = 0
 
     def begin(self) -> None:
@@ -123,33 +105,33 @@ class FleetGrid:
             return None
         health = self._fleet.health_of(name)
         key = _key(node, health)
-        kept = self._kept.get(name)
-        if kept is not None and kept.key == key and kept.whole:
-            return kept.cell
-        if health is Health.HEALTHY:
-            reasons, whole = _NO_REASONS, True
-        elif self._opened < MOST_OPENED:
+        before, last = self._kept.get(name, (None, None))
+        if last is not None and before == key:
+            return last
+        reasons: Sequence[Reason] = ()
+        whole = health is Health.HEALTHY or self._opened < MOST_OPENED
+        if whole and health is not Health.HEALTHY:
             self._opened += 1
-            reasons, whole = self._reasons(name), True
-        else:  # its turn comes; until then, what was read last
-            alike = kept is not None and kept.cell.health is health
-            reasons, whole = (kept.reasons if kept is not None and alike else _NO_REASONS), False
+            view = self._fleet.view(name)
+            reasons = () if view is None else view.reasons
         cell = _cell(node, health, reasons)
-        self._kept[name] = _Kept(key, cell, reasons, whole)
+        if not whole and last is not None and last.health is health:
+            # Its turn comes; until then, what was read last.
+            cell = dataclasses.replace(
+                cell,
+                reason=last.reason,
+                message=last.message,
+                action=last.action,
+                drill=last.drill,
+                codes=last.codes,
+            )
+        self._kept[name] = (key if whole else None, cell)
         return cell
 
     def cells(self, names: Iterable[str]) -> list[Cell]:
         """The cells of these nodes; those that are not known are left out."""
         self.begin()
         return [cell for cell in map(self.cell, names) if cell is not None]
-
-    def _reasons(self, name: str) -> _Reasons:
-        view = self._fleet.view(name)
-        if view is None or not view.reasons:
-            return _NO_REASONS
-        first = view.reasons[0]
-        codes = " ".join(dict.fromkeys(brief(one.code, 64) for one in view.reasons))
-        return _Reasons(brief(first.code, 64), brief(first.message, 240), first.action.value, codes, first.injected)
 
 
 def _key(node: FleetNode, health: Health) -> tuple[object, ...]:
@@ -160,32 +142,34 @@ def _key(node: FleetNode, health: Health) -> tuple[object, ...]:
     return (node.version, health, node.quarantine, node.duplicate, silence, leases)
 
 
-def _cell(node: FleetNode, health: Health, reasons: _Reasons) -> Cell:
+def _cell(node: FleetNode, health: Health, reasons: Sequence[Reason]) -> Cell:
     state = node.state
     labels = {} if state is None else state.labels
     pool = brief(labels.get("pool", ""), LONGEST_VALUE)
     kind = brief((state.instance_type if state else None) or "", LONGEST_VALUE)
+    first = reasons[0] if reasons else None
     return Cell(
         node=node.node,
         health=health,
-        reason=reasons.code,
-        message=reasons.message,
-        action=reasons.action,
+        reason=brief(first.code, 64) if first else "",
+        message=brief(first.message, 240) if first else "",
+        action=first.action.value if first else "",
         quarantined=(node.quarantine or (state.quarantine if state else None)) is not None,
         taken=_taken(node),
         injected=bool(state and state.faults),
-        drill=reasons.injected,
+        drill=first is not None and first.injected,
         pool=pool,
         instance_type=kind,
         labels=labels,
-        found_by=_found_by(node, reasons),
+        codes=brief(" ".join(dict.fromkeys(brief(one.code, 64) for one in reasons)), LONGEST_FOUND_BY).lower(),
+        found_by=_found_by(node),
         place=(pool, kind, tuple(sorted(labels.items()))),
     )
 
 
-def _found_by(node: FleetNode, reasons: _Reasons) -> str:
-    """Its names, labels, type, jobs, reasons and serial numbers."""
-    words = [node.node, reasons.all_codes]
+def _found_by(node: FleetNode) -> str:
+    """Its names, labels, type, jobs and serial numbers."""
+    words = [node.node]
     if node.machine is not None:
         words += identities_in(node.machine, node.node)
     if (state := node.state) is not None:
@@ -198,7 +182,7 @@ def _found_by(node: FleetNode, reasons: _Reasons) -> str:
 def found(cells: Iterable[Cell], text: str) -> list[Cell]:
     """The cells that have every word of the text, in any of what they are found by."""
     words = text.lower().split()
-    return [cell for cell in cells if all(word in cell.found_by for word in words)]
+    return [cell for cell in cells if all(word in cell.codes or word in cell.found_by for word in words)]
 
 
 def _taken(node: FleetNode) -> str | None:

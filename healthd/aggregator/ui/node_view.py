@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checks.contract import SEVERITY, Blame, Finding, Measurement, Status, worst
+from checks.contract import SEVERITY, Blame, Finding, Measurement, Status, Tier, worst
 from checks.limits import quantity, unit
 from healthd.aggregator.model.quarantines import RuleRecord
 from healthd.aggregator.ui.rendering import brief, natural
-from healthd.aggregator.ui.samples import HIGH, WIDE, Chart, Samples, chart, leading, worst_finding
-from healthd.core.model import CheckResult, NodeState, Reason
+from healthd.aggregator.ui.samples import (
+    HEIGHT,
+    HIGH,
+    WIDE,
+    WIDTH,
+    Chart,
+    Point,
+    Samples,
+    chart,
+    leading,
+    worst_finding,
+)
+from healthd.core.model import CheckResult, DeviceRecord, NodeState, Reason
 
 MOST_REASONS = 24
 MOST_DEVICES = 256
@@ -21,39 +32,21 @@ MOST_CHECKS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Why:
-    """A reason; `since` is when the check began to fail, as far as the aggregator remembers, None: it does not."""
-
-    reason: Reason
-    since: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tile:
-    """A device in the map. `status` None: no result speaks of it. `said` is the worst of what is said."""
-
-    target: str
-    kind: str
-    serial: str | None
-    memory_bytes: int | None
-    status: Status | None
-    said: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Row:
-    """A check: its last result (None: it has not run), what to show of it, and its chart."""
+    """
+    A check: its last result (None: it has not run), what to show of it, and what it gave lately.
+
+    `lead` is the number to draw, and `limit` its limit in words, empty without one.
+    """
 
     name: str
-    tier: str
-    doc: str
+    tier: Tier
     result: CheckResult | None
     stale: bool
     lead: Measurement | None
     message: str
     findings: tuple[Finding, ...]
-    chart: Chart | None
-    told: str
+    points: Sequence[Point]
     limit: str
 
     @property
@@ -66,24 +59,38 @@ class Row:
         """Whether it passed, lately enough."""
         return self.result is not None and not self.stale and self.result.status is Status.PASS
 
+    @property
+    def severity(self) -> int:
+        """How much it is to be looked at: old or missing as much as unknown."""
+        if self.result is None or (self.stale and self.result.status is not Status.FAIL):
+            return SEVERITY[Status.UNKNOWN]
+        return max(SEVERITY[self.result.status], SEVERITY[Status.PASS])
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A number of a check over time. `limit` in words, empty without one; `reach_seconds`: how far back it goes."""
+    @property
+    def told(self) -> str:
+        """The charts in words."""
+        bad = sum(point.status in (Status.FAIL, Status.UNKNOWN) for point in self.points)
+        return f"{len(self.points)} results kept, {bad} of them not well"
 
-    check: str
-    status: Status
-    lead: Measurement
-    limit: str
-    chart: Chart | None
-    told: str
-    reach_seconds: float
+    @property
+    def reach_seconds(self) -> float:
+        """How far back the charts go."""
+        return self.points[-1].at - self.points[0].at if len(self.points) > 1 else 0.0
+
+    def chart(self, width: float = WIDTH, height: float = HEIGHT) -> Chart | None:
+        """What it gave lately, as a drawing of this size."""
+        limit = None if self.lead is None else self.lead.lower if self.lead.lower is not None else self.lead.upper
+        return chart(self.points, limit, width=width, height=height)
+
+    def large_chart(self) -> Chart | None:
+        """The same for the top of the page."""
+        return self.chart(WIDE, HIGH)
 
 
-def whys(reasons: Sequence[Reason], record: RuleRecord | None) -> list[Why]:
-    """The reasons, the node's own fault first, each with its beginning where it is remembered."""
+def whys(reasons: Sequence[Reason], record: RuleRecord | None) -> list[tuple[Reason, float | None]]:
+    """The reasons, the node's own fault first, each with when its check began to fail; None: nobody remembers."""
     ordered = sorted(reasons, key=lambda r: (-SEVERITY[r.status], r.blame is not Blame.NODE))
-    return [Why(reason=reason, since=_since(reason, record)) for reason in ordered[:MOST_REASONS]]
+    return [(reason, _since(reason, record)) for reason in ordered[:MOST_REASONS]]
 
 
 def _since(reason: Reason, record: RuleRecord | None) -> float | None:
@@ -94,31 +101,24 @@ def _since(reason: Reason, record: RuleRecord | None) -> float | None:
     return min(alike, default=None)
 
 
-def tiles(state: NodeState) -> list[Tile]:
-    """The device map: every device of the inventory, and targets that only findings name when they are not well."""
+def tiles(state: NodeState) -> list[tuple[DeviceRecord, Status | None, str]]:
+    """
+    The device map: every device of the inventory, and targets that only findings name when they are not well.
+
+    Each with its status (None: no result speaks of it) and the worst of what is said of it.
+    """
     said: dict[str, list[Finding]] = {}
     for result in state.results:
         for finding in result.findings:
             if finding.status is not Status.SKIP:
                 said.setdefault(finding.target, []).append(finding)
-    found = []
     devices = state.inventory.devices if state.inventory is not None else ()
-    for device in devices[:MOST_DEVICES]:
-        status, text = _worst(said.pop(device.target, []))
-        found.append(
-            Tile(
-                target=device.target,
-                kind=device.kind,
-                serial=device.serial,
-                memory_bytes=device.memory_bytes,
-                status=status,
-                said=text,
-            )
-        )
+    found = [(device, *_worst(said.pop(device.target, []))) for device in devices[:MOST_DEVICES]]
     for target in sorted(said, key=natural)[:MOST_DEVICES]:
         status, text = _worst(said[target])
         if target not in ("node", "") and status not in (None, Status.PASS):
-            found.append(Tile(target=target, kind="", serial=None, memory_bytes=None, status=status, said=text))
+            named = DeviceRecord(target=target, kind="", serial=None, cores=None, memory_bytes=None)
+            found.append((named, status, text))
     return found
 
 
@@ -135,41 +135,26 @@ def rows(state: NodeState, samples: Samples) -> list[Row]:
     """The checks, what is not well first, then by tier and name; also those that have not run yet."""
     results = {result.check: result for result in state.results}
     found = [
-        _row(state, samples, spec.name, spec.tier.value, spec.doc, results.pop(spec.name, None), spec.expires_seconds)
+        _row(state, samples, spec.name, spec.tier, results.pop(spec.name, None), spec.expires_seconds)
         for spec in state.checks
     ]
-    found += [_row(state, samples, name, r.tier.value, "", r, None) for name, r in results.items()]
-    weight = {"passive": 0, "quick": 1, "deep": 2, "soak": 3}
-    found.sort(key=lambda row: (-_severity(row), weight.get(row.tier, 9), row.name))
+    found += [_row(state, samples, name, result.tier, result, None) for name, result in results.items()]
+    found.sort(key=lambda row: (-row.severity, row.tier.rank, row.name))
     return found[:MOST_CHECKS]
 
 
-def measured(state: NodeState, samples: Samples) -> list[Measured]:
+def measured(rows: Sequence[Row]) -> list[Row]:
     """What active checks measure, and what is not well, over time: the worst first."""
     found = []
-    for result in state.results:
-        lead = leading(result)
-        bad = SEVERITY[result.status] > SEVERITY[Status.PASS]
-        if lead is None or result.status is Status.SKIP or not (bad or result.tier.value != "passive"):
+    for row in rows:
+        if row.result is None or row.lead is None or row.result.status is Status.SKIP:
             continue
-        if not (bad or unit(lead.name) or lead.name.endswith("_ratio")):
-            continue  # counts of what was done say nothing over time
-        limit = lead.lower if lead.lower is not None else lead.upper
-        points = samples.of(state.node, result.check)
-        words = _limit_in_words(lead)
-        found.append(
-            Measured(
-                check=result.check,
-                status=result.status,
-                lead=lead,
-                limit=words,
-                chart=chart(points, limit, width=WIDE, height=HIGH),
-                told=f"{len(points)} results, now {quantity(lead.name, lead.value)}, {words or 'no limit'}",
-                reach_seconds=points[-1].at - points[0].at if len(points) > 1 else 0.0,
-            )
-        )
-    found.sort(key=lambda one: (-SEVERITY[one.status], one.check))
-    return found[:MOST_MEASURED]
+        # Counts of what was done say nothing over time.
+        telling = row.tier is not Tier.PASSIVE and (unit(row.lead.name) or row.lead.name.endswith("_ratio"))
+        if telling or SEVERITY[row.result.status] > SEVERITY[Status.PASS]:
+            found.append((row.result.status, row))
+    found.sort(key=lambda one: (-SEVERITY[one[0]], one[1].name))
+    return [row for _, row in found[:MOST_MEASURED]]
 
 
 def _limit_in_words(lead: Measurement) -> str:
@@ -179,41 +164,22 @@ def _limit_in_words(lead: Measurement) -> str:
     return f"{' and '.join(words)} ({brief(lead.origin, 30)})" if words else ""
 
 
-def _severity(row: Row) -> int:
-    if row.result is None or (row.stale and row.result.status is not Status.FAIL):
-        return SEVERITY[Status.UNKNOWN]
-    return max(SEVERITY[row.result.status], SEVERITY[Status.PASS])
-
-
 def _row(
-    state: NodeState,
-    samples: Samples,
-    name: str,
-    tier: str,
-    doc: str,
-    result: CheckResult | None,
-    expires: float | None,
+    state: NodeState, samples: Samples, name: str, tier: Tier, result: CheckResult | None, expires: float | None
 ) -> Row:
     lead = leading(result) if result is not None else None
-    limit = (lead.lower if lead.lower is not None else lead.upper) if lead is not None else None
-    points = samples.of(state.node, name)
-    bad = sum(point.status in (Status.FAIL, Status.UNKNOWN) for point in points)
     worst_one = worst_finding(result) if result is not None else None
-    active = tier != "passive"
-    suspended = bool(state.allocated) and active
+    suspended = bool(state.allocated) and tier is not Tier.PASSIVE
+    said = worst_one.message if worst_one is not None else result.error if result is not None else None
     return Row(
         name=name,
         tier=tier,
-        doc=doc.strip().split("\n", 1)[0],
         result=result,
         stale=result is not None and expires is not None and not suspended and result.age_seconds > expires,
         lead=lead,
-        message=(result.error or "")
-        if worst_one is None and result is not None
-        else (worst_one.message if worst_one else ""),
+        message=said or "",
         findings=_shown(result),
-        chart=chart(points, limit),
-        told=f"{len(points)} results kept, {bad} of them not well",
+        points=samples.of(state.node, name),
         limit=_limit_in_words(lead) if lead is not None else "",
     )
 

@@ -17,6 +17,7 @@ from healthd.aggregator.api.gates import ValidationBody, request_of
 from healthd.aggregator.api.handling import parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH, MOST_ID
 from healthd.aggregator.auth import Scope
+from healthd.aggregator.model.policy import HISTORY_DAYS
 from healthd.aggregator.store.reading import read_history
 from healthd.aggregator.ui import fleet_grid, gate_view, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of, keep_out, known_node, let_in, to
@@ -36,7 +37,7 @@ MOST_NODES = 200
 MAX_FORM_BYTES = 128 * 1024
 DOINGS = {"quarantine", "release", "validate"}
 
-router = APIRouter(route_class=PageRoute)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/several")
@@ -368,7 +369,7 @@ async def history(
     parts = parts_of(request)
     if q and not q.isprintable():
         raise BadInputError("q: a search has no control characters")
-    days = parts.engine.policy.history_days
+    days = HISTORY_DAYS
     since = parts.engine.now() - days * 86400.0
     events = await parts.store.read(
         lambda connection: read_history(connection, None, limit=MOST_EVENTS + 1, before=before, since=since, text=q)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request
-from fastapi.params import Depends
 from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
 from healthd.aggregator.api.handling import Parts, parts_of
 from healthd.aggregator.api.nodes import MOST_ID
 from healthd.aggregator.auth import AuthError
+from healthd.aggregator.model.policy import HISTORY_DAYS
 from healthd.aggregator.store.reading import read_history
 from healthd.aggregator.ui import actions, docs, gate_view, node_view, overview, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of
@@ -32,15 +31,13 @@ MOST_OPEN_GATES = 100
 MOST_NODES_OF_REASON = 200
 
 
-def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
-    """Give the application the page."""
+def add_to(app: FastAPI, parts: Parts) -> None:
+    """Give the application what the paths of the page need."""
     app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
-    for one in ROUTERS:
-        app.include_router(one, dependencies=dependencies)
 
 
-router = APIRouter(route_class=PageRoute)
-ROUTERS = (overview.router, router, overview.router, overview.router, actions.router, docs.programs, docs.router)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+ROUTERS = (overview.router, router, actions.router, docs.programs, docs.router)
 
 
 @router.get("/nodes/{node}")
@@ -61,12 +58,13 @@ async def node(
     state = view.node.current()
     if state is not None:
         feed.samples.take(state, time.time())
-    since = parts.engine.now() - parts.engine.policy.history_days * 86400.0
+    since = parts.engine.now() - HISTORY_DAYS * 86400.0
     events = await parts.store.read(
         lambda connection: read_history(connection, node, limit=MOST_EVENTS + 1, before=before, since=since)
     )
     record = parts.engine.remembered(node)
     feed.board.begin()
+    rows = node_view.rows(state, feed.samples) if state else []
     return rendering.page(
         "node.html",
         visitor=visitor,
@@ -83,8 +81,8 @@ async def node(
         removed=None if parts.drain is None else parts.drain.out().get(node),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
-        measured=node_view.measured(state, feed.samples) if state else [],
-        rows=node_view.rows(state, feed.samples) if state else [],
+        measured=node_view.measured(rows),
+        rows=rows,
         grants=[row for row in parts.engine.leases() if row.node == node],
         orders=[order for order in view.orders or () if order.kind != OrderKind.LEASE],
         events=events[:MOST_EVENTS],

@@ -254,11 +254,11 @@ def _looked_at(
         group = dataclasses.replace(group, met_at=now)
     if _join_by(group, reports, policy, checks) <= now:
         return _called_off(now, group)
-    mute = len(reports) < len(group.seats) and now >= group.started_at + policy.collective_contact_seconds
+    mute = len(reports) < len(group.seats) and now >= group.started_at + policy.tuning.collective_contact_seconds
     gone = any(_unheard_seconds(nodes.get(name)) > policy.silent_seconds for name in group.members)
     if group.failing_since is None and (mute or gone or lost_ranks(reports)):
         group = dataclasses.replace(group, failing_since=now)
-    if group.failing_since is not None and now >= group.failing_since + policy.collective_grace_seconds:
+    if group.failing_since is not None and now >= group.failing_since + policy.tuning.collective_grace_seconds:
         return _called_off(now, group)
     return group
 
@@ -299,10 +299,10 @@ def wake_at(now: float, group: Group, nodes: Nodes, policy: Policy, checks: int)
     if group.closed:
         return group.ends_at
     if group.failing_since is not None:
-        return group.failing_since + policy.collective_grace_seconds
+        return group.failing_since + policy.tuning.collective_grace_seconds
     silent_at = now + policy.silent_seconds - max(_unheard_seconds(nodes.get(name)) for name in group.members)
     if len(_reports(group, nodes)) < len(group.seats):
-        return min(group.ends_at, silent_at + WAKE_SECONDS, group.started_at + policy.collective_contact_seconds)
+        return min(group.ends_at, silent_at + WAKE_SECONDS, group.started_at + policy.tuning.collective_contact_seconds)
     return min(group.ends_at, silent_at + WAKE_SECONDS, _join_by(group, _reports(group, nodes), policy, checks))
 
 

@@ -29,8 +29,14 @@ from healthd.aggregator.validation.groups import (
     watch,
 )
 from healthd.localize import Course, replay
-from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict
 
+MOST_PARTNERS = 8
+"""Idle healthy nodes that a search may borrow. One decides between two suspects; more let rounds run at once."""
+NOISE_RATIO = 0.03
+"""Share of healthy groups that are expected to fail by chance until more is seen. A node that passes at times is
+accused only where that explains its failures too seldom; a larger share that is seen counts instead. With 0 flaky nodes
+would be named some rounds sooner, and healthy ones accused in small fleets that are not so good."""
 MOST_COURSES = 32
 """Validations whose course of tests is kept in memory; of others it is computed anew from their history."""
 
@@ -106,7 +112,7 @@ def advance(
         if len(validation.members) == 1:  # the last of several: it runs with idle nodes or not at all
             validation = _borrow(validation, nodes, policy, find_partners)
             if not validation.partners:
-                return Step(validation=conclude(now, validation, policy, "nobody to run with"), waiting="", wake_at=now)
+                return Step(validation=conclude(now, validation, "nobody to run with"), waiting="", wake_at=now)
         whole = (*validation.members, *validation.partners)
         validation = start_round(now, validation, [whole], nodes, policy)
     validation = watch(now, validation, nodes, policy)
@@ -122,12 +128,12 @@ def advance(
     )
 
 
-def conclude(now: float, validation: Validation, policy: Policy, why: str) -> Validation:
+def conclude(now: float, validation: Validation, why: str) -> Validation:
     """End it with what is known; `why` says what ended it."""
     if validation.verdict is not None:
         return validation
     history = [*validation.history, *validation.done]
-    found = replay(_problem(validation, policy), _outcomes(history))[0].conclude()
+    found = replay(_problem(validation), _outcomes(history))[0].conclude()
     return dataclasses.replace(
         validation, groups=(), done=(), history=tuple(history), verdict=found, ended_at=now, why=why
     )
@@ -150,18 +156,18 @@ def _next_round(
     lost = {name for tested in history if tested.round == validation.round for name in (*tested.silent, *tested.unfit)}
     fallen = not lost.isdisjoint(validation.members)
     if fallen or now >= validation.deadline:
-        return conclude(now, validation, policy, "nodes fell out" if fallen else "time is up")
+        return conclude(now, validation, "nodes fell out" if fallen else "time is up")
     longest = max((tested.seconds for tested in history if tested.round), default=0.0)
-    found = _localized(validation, policy, history, last=now + 2 * longest > validation.deadline)
+    found = _localized(validation, history, last=now + 2 * longest > validation.deadline)
     if not isinstance(found, NextRound):
         return dataclasses.replace(validation, verdict=found, ended_at=now)
     validation = dataclasses.replace(validation, round=found.number, why=found.why)
     return start_round(now, validation, found.groups, nodes, policy)
 
 
-def _localized(validation: Validation, policy: Policy, history: Sequence[Tested], *, last: bool) -> NextRound | Verdict:
+def _localized(validation: Validation, history: Sequence[Tested], *, last: bool) -> NextRound | ValidationVerdict:
     """What comes next. The course of a validation is kept, and computed anew only where it is not that of `history`."""
-    problem = _problem(validation, policy)
+    problem = _problem(validation)
     kept = _courses.pop(validation.id, None)
     new = [tested for tested in history if tested.round == validation.round]
     if kept is not None and validation.round and kept[0] == len(history) - len(new) and kept[1].problem == problem:
@@ -191,7 +197,7 @@ def _borrow(
     partners = [
         # One that cannot take part would end the search.
         name
-        for name in find_partners(min(policy.most_partners, count + (size + count) % 2))
+        for name in find_partners(min(MOST_PARTNERS, count + (size + count) % 2))
         if name not in validation.members and ranks_of(nodes.get(name)) and main_address([name], nodes)
     ]
     if validation.launch is not None:  # which wants as many on each
@@ -230,7 +236,7 @@ def _labels(names: Iterable[str], nodes: Nodes, policy: Policy) -> dict[str, Map
     return found
 
 
-def _problem(validation: Validation, policy: Policy) -> Problem:
+def _problem(validation: Validation) -> Problem:
     # Borrowed partners passed their own checks; whether they are good together with others is yet to be seen. So they
     # are members of the problem.
     chance = validation.chance
@@ -238,10 +244,9 @@ def _problem(validation: Validation, policy: Policy) -> Problem:
         members=(*validation.members, *validation.partners),
         labels=validation.labels,
         seed=validation.seed,
-        false_alarm_ratio=policy.collective_noise_ratio,
+        false_alarm_ratio=NOISE_RATIO,
         seen_failed=chance.failed,
         seen_tests=chance.tests,
-        max_rounds=policy.most_rounds,
     )
 
 
@@ -313,7 +318,7 @@ def _count(validation: Validation) -> tuple[int, int]:
     return failed, len(passed) + failed
 
 
-def _named(verdict: Verdict) -> frozenset[str]:
+def _named(verdict: ValidationVerdict) -> frozenset[str]:
     """All members that a verdict gives a cause of failures for."""
     return frozenset(one.member for one in verdict.culprits).union(
         verdict.not_measured,

@@ -79,7 +79,12 @@ class GateSettings:
     """Run collectives over the nodes together first; None: the aggregator's policy."""
 
     workload: str | None = None
-    """What the lease lives with."""
+    """What the lease ends with: `pid:NUMBER`, `pod:NAMESPACE/NAME/UID`, `slurm:JOB`, `ecs:TASK-ARN`. None: the job of
+    Slurm or the pod that the hook runs in (POD_NAMESPACE, POD_NAME, POD_UID), if any."""
+
+    lease_seconds: float | None = None
+    """How long the lease lasts where no node can see when the job ends, counted from when it was last seen; None: the
+    aggregator's policy."""
 
     exit_style: Literal["plain", "npd", "slurm"] = "plain"
     """Exit codes for those who know others than ours. npd: 0 admitted, 1 not, 2 and above unknown. slurm: 0 or not."""
@@ -113,6 +118,7 @@ class GateSettings:
             runtime_seconds=self.runtime_seconds,
             mode=self.mode,
             workload=self.workload,
+            lease_seconds=self.lease_seconds,
             collective=self.collective,
         )
 

@@ -12,6 +12,7 @@ import contextlib
 import math
 import socket
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ from healthd.core.errors import (
     words_of,
 )
 from healthd.core.file_trust import check_file
-from healthd.core.model import Decision, GateRequest, Verdict
+from healthd.core.model import Decision, GateRequest, HandshakeAnswer, HandshakeBody, Verdict
 from healthd.core.tasks import Backoff
 from healthd.core.text import span
 
@@ -150,30 +151,62 @@ class RefusedError(HealthdError):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where an aggregator is and how to speak to it. `token` None sends none; `ca_file` None trusts the system's."""
+    """
+    Where an aggregator is and how to speak to it. `token` None sends none; `ca_file` None trusts the system's.
+
+    `token_file` in the place of `token` is read again when it changes: projected tokens of Kubernetes last an hour, and
+    a gate may hold for longer.
+    """
 
     url: str
     token: str | None
     ca_file: Path | None
+    token_file: Path | None = None
 
 
-def read_token(file: Path | None) -> str | None:
-    """The first line of a token file; None without a file. ConfigError names the file."""
-    if file is None:
-        return None
+TOKEN_REMEDY = "name another with --token-file, or make one with 'healthd token'"
+
+
+def read_token(file: Path, *, remedy: str = TOKEN_REMEDY) -> str:
+    """The first line of a token file. ConfigError names the file, and the remedy where it holds none."""
     check_file(file, "token file")
     try:
         text = read_file(file, TOKEN_FILE_BYTES).decode().strip()
     except (OSError, BadInputError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file}: the token cannot be read: {words_of(error)}; name another with --token-file"
-        ) from None
+        raise ConfigError(f"{file}: the token cannot be read: {words_of(error)}; {remedy}") from None
     if not text:
-        raise ConfigError(f"{file}: holds no token; make one with 'healthd token'")
+        raise ConfigError(f"{file}: holds no token; {remedy}")
     token = text.splitlines()[0].strip()
     if not (token.isascii() and token.isprintable() and " " not in token):  # no header could carry it
         raise ConfigError(f"{file}: a token is one word of letters, digits and signs of ASCII; copy it again")
     return token
+
+
+class _Token:
+    """A token, or the one that a file has now. ConfigError where the file has none at the start."""
+
+    def __init__(self, token: str | None, file: Path | None) -> None:
+        self._file = file
+        self._stamp = None if file is None else _stamp(file)
+        self._token = token if file is None else read_token(file)
+
+    def now(self) -> str | None:
+        """The token; of a file that cannot be read any more the last one, which the aggregator may still take."""
+        if self._file is not None and (stamp := _stamp(self._file)) not in (None, self._stamp):
+            with contextlib.suppress(ConfigError):
+                self._token, self._stamp = read_token(self._file), stamp
+        return self._token
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """What is another one when the file was written or replaced; None for a pipe, which is read once."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Aggregator:
@@ -186,10 +219,10 @@ class Aggregator:
             raise ConfigError(
                 f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
             )
-        headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+        self._token = _Token(endpoint.token, endpoint.token_file)
         verify = verification(endpoint.url, endpoint.ca_file)
         self.url = endpoint.url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, verify=verify, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -215,6 +248,8 @@ class Aggregator:
         """
         content = None if body is None else wire.encode(body)
         headers = {} if content is None else {"Content-Type": "application/json"}
+        if token := self._token.now():
+            headers["Authorization"] = f"Bearer {token}"
         params = {key: value for key, value in (query or {}).items() if value is not None}
         try:
             status, phrase, content_type, found = self._exchange(method, path, content, headers, params, hold_seconds)
@@ -227,7 +262,7 @@ class Aggregator:
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
             return found
         detail = problem_in(found)[1] or f"HTTP {status} {phrase}"
-        if status == NO_TOKEN and "authorization" not in self._http.headers:
+        if status == NO_TOKEN and not token:
             detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
         elif status in (NO_TOKEN, WRONG_TOKEN):
             detail += "; name the file of another with --token-file or HEALTHD_TOKEN_FILE"
@@ -374,6 +409,8 @@ def terms_of(decision: Decision) -> tuple[Term, ...]:
             words.append((key, name, span(applied[key])))
     if applied.get("runtime_seconds"):
         words.append(("runtime_seconds", "expected runtime", span(applied["runtime_seconds"])))
+    if applied.get("lease_seconds"):
+        words.append(("lease_seconds", "lease where nobody sees the job", span(applied["lease_seconds"])))
     if "collective" in applied:
         words.append(("collective", "collectives over the nodes", _yes(applied["collective"])))
     if "needed" in applied and "wanted" in applied:
@@ -389,6 +426,7 @@ def _as_asked(request: GateRequest) -> Mapping[str, str]:
         "max_age_seconds": None if request.max_age_seconds is None else span(request.max_age_seconds),
         "wait_seconds": None if request.wait_seconds is None else span(request.wait_seconds),
         "runtime_seconds": None if request.runtime_seconds is None else span(request.runtime_seconds),
+        "lease_seconds": None if request.lease_seconds is None else span(request.lease_seconds),
         "collective": None if request.collective is None else _yes(request.collective),
         "needed": None if request.min_nodes is None else f"{request.min_nodes} at least",
     }
@@ -454,17 +492,14 @@ class GateClient(Aggregator):
         """Tell a gate that a member of its group ends without starting the job. Safe to repeat."""
         self.call("DELETE", f"/v1/gates/{gate}/members/{quote(member, safe='')}", hold_seconds=0.0)
 
-    def acknowledge(self, gate: str, node: str, *, wait_seconds: float = 10.0) -> tuple[bool | None, tuple[str, ...]]:
-        """Confirm the start on a node: whether all go (None: not settled yet), and who has not confirmed."""
-        body = {"node": node, "event": "acknowledge"}
+    def handshake(self, gate: str, step: HandshakeBody, *, wait_seconds: float) -> HandshakeAnswer:
+        """One step of the end of a gate that several hooks ask for, held for `wait_seconds`. Safe to repeat."""
         path, query = f"/v1/gates/{gate}/handshake", {"wait": f"{wait_seconds:g}"}
-        found = self.call("POST", path, body=body, query=query, hold_seconds=wait_seconds)
+        found = self.call("POST", path, body=step, query=query, hold_seconds=wait_seconds)
         try:
-            answer = wire.decode(found, dict[str, Any], what="its answer")
-            go = answer["go"]
-            return (None if go is None else bool(go)), tuple(map(str, answer["missing"]))
-        except (BadInputError, KeyError, TypeError) as error:
-            raise UnreachableError(f"aggregator {self.url}: its answer cannot be read: {error}") from None
+            return wire.decode(found, HandshakeAnswer, what="its answer")
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {self.url}: {error}") from None
 
     def outcome(self, job: str, attempt: int, status: str, message: str) -> str | None:
         """Tell how a job ended; the id of its gate, None when there is none. Safe to repeat."""

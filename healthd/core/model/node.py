@@ -62,10 +62,10 @@ class Lease:
     The claim of a job on a node.
 
     `issuer` is the identity of the aggregator's database that granted it. `grace_seconds` is how long the daemon waits
-    for the workload to be seen, `max_seconds` the bound for a workload that nobody can see. `workload` names it where
-    the host can watch it (`pid:123`, `slurm:123`, `pod:NAMESPACE/NAME`, `ecs:TASK-ARN`), else None. `proof` lets the
-    issuer recognize a lease that it granted, also when its database is a copy from before; it is not secret, since it
-    is valid for the one lease and node in `id`. Empty: there is none.
+    for the workload to be seen, `max_seconds` the bound for the time in which nobody can see it. `workload` names it
+    where the host can watch it (see `healthd.core.workload`), else None. `proof` lets the issuer recognize a lease that
+    it granted, also when its database is a copy from before; it is not secret, since it is valid for the one lease and
+    node in `id`. Empty: there is none.
     """
 
     id: str

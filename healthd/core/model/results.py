@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks.contract import Action, Blame, Evidence, Finding, Series, Status, Tier
+from checks.contract import Action, Blame, CheckDeclaration, Evidence, Finding, Status, Tier
 
 
 class Health(str, enum.Enum):
@@ -86,33 +86,14 @@ class CheckResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckSpec:
-    """A check that is enabled on a node, as the node tells others."""
+class CheckSpec(CheckDeclaration):
+    """A check that is enabled on a node, as the node tells others; `doc` is the first lines of its docstring."""
 
-    name: str
-    tier: Tier
-    """The lightest tier whose runs contain it."""
-    interval_seconds: float
-    """How often the daemon repeats it unprompted."""
-    timeout_seconds: float
-    """Its time limit on one worker."""
     expires_seconds: float | None
     """
     A result older than this is stale; None where nobody could renew it (boot-time checks), so it stands for as long as
     the machine is up.
     """
-    scope: str
-    """node, device or group."""
-    doc: str
-    """The first lines of its docstring."""
-    accelerators: bool = False
-    """It looks at accelerators and at nothing else."""
-    accelerator_faults: tuple[str, ...] = ()
-    """`CODE: words` of one that looks at more: its reasons that begin so are faults of accelerators."""
-    collective: bool = False
-    """It measures a collective, of which Prometheus gets bus bandwidth and time by size."""
-    series: tuple[Series, ...] = ()
-    """What Prometheus gets of its measurements of each device."""
 
 
 # Digests of fixed work as a node sends them: one digest of all places, and a short one of each that says where to

@@ -1,16 +1,17 @@
 """
 The API server of Kubernetes, as a pod reaches it: a few small calls, each with a fresh token and CA.
 
-What is asked, and what it means, is the caller's business. Unverified on a cluster: the calls are made as the API's
-documentation and Kubernetes' own types say, and tested against a server of our own that behaves like it.
+What is asked, and what it means, is the caller's business. Tested on a real cluster (tests/kubernetes), and on a server
+of our own that can be slow, wrong and away.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import httpx
 from healthd.core import wire
 from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError
+from healthd.core.http.client import read_token
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -27,7 +29,8 @@ STRATEGIC = "application/strategic-merge-patch+json"
 TIMEOUT_SECONDS = 10.0
 # A node of 500 pods and 50 images is under 100 KB; a page of such nodes is asked for in small numbers.
 ANSWER_BYTES = 16 << 20
-TOKEN_BYTES = 64 << 10
+# Beyond what a watch was asked for: the server ends it by itself.
+WATCH_SLACK_SECONDS = 10.0
 
 
 class KubernetesError(HealthdError):
@@ -63,44 +66,134 @@ class ApiServer:
         """The object as it was made. KubernetesError."""
         return await self._call("POST", path, {}, wire.encode(body), "application/json", needs)
 
+    async def follow(
+        self, path: str, query: Mapping[str, str], *, seconds: float, needs: str
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """
+        A list, and then its changes as they come (objects with `type` and `object`), over one connection.
+
+        Ends after about `seconds`, by the server. KubernetesError; 410: it is too old to go on with, follow anew.
+        """
+        async with self._client() as client:
+            found = await self._exchange(client, "GET", path, query, None, None, needs)
+            yield found
+            version = members(found, "metadata", "resourceVersion")
+            if not isinstance(version, str):
+                raise KubernetesError(f"API server {self.url}: {path} has no version to watch from")
+            asked = {**query, "watch": "1", "timeoutSeconds": f"{seconds:.0f}", "resourceVersion": version}
+            async for line in self._lines(client, path, asked, seconds + WATCH_SLACK_SECONDS, needs):
+                try:
+                    change = wire.decode(line, dict[str, Any], what="a change")
+                except BadInputError as error:
+                    raise KubernetesError(f"API server {self.url}: {error}") from None
+                if change.get("type") == "ERROR":
+                    raise self._error_in_watch(path, change)
+                yield change
+
+    async def _lines(
+        self, client: httpx.AsyncClient, path: str, query: Mapping[str, str], silent_seconds: float, needs: str
+    ) -> AsyncIterator[bytes]:
+        """The lines of an answer as they come."""
+        rest = b""
+        async with self._answer(client, "GET", path, query, None, None, read_seconds=silent_seconds) as answer:
+            if answer.status_code != 200:
+                text = await read_stream(answer.aiter_bytes(), ANSWER_BYTES, what="its answer")
+                raise self._refusal("GET", path, answer, text, needs)
+            async for part in answer.aiter_bytes():
+                *lines, rest = (rest + part).split(b"\n")
+                if len(rest) > ANSWER_BYTES:
+                    raise BadInputError(f"a change of {path} is larger than {ANSWER_BYTES >> 20} MiB")
+                for line in filter(None, lines):
+                    yield line
+
     async def _call(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, kind: str | None, needs: str
     ) -> dict[str, Any]:
+        """One call by a client of its own: calls are minutes apart, and a CA that was replaced is in force at once."""
+        async with self._client() as client:
+            return await self._exchange(client, method, path, query, body, kind, needs)
+
+    async def _exchange(
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes | None,
+        kind: str | None,
+        needs: str,
+    ) -> dict[str, Any]:
         """One call. A token that is refused is read once more: it may have been replaced between reading and asking."""
         try:
-            return await self._once(method, path, query, body, kind, needs)
+            return await self._once(client, method, path, query, body, kind, needs)
         except KubernetesError as error:
             if error.status != 401:
                 raise
-        return await self._once(method, path, query, body, kind, needs)
+        return await self._once(client, method, path, query, body, kind, needs)
 
     async def _once(
-        self, method: str, path: str, query: Mapping[str, str], body: bytes | None, kind: str | None, needs: str
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes | None,
+        kind: str | None,
+        needs: str,
     ) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {self._token()}", "Accept": "application/json", "User-Agent": "healthd"}
-        if kind is not None:
-            headers["Content-Type"] = kind
-        # A client for each call: calls are minutes apart, and a CA that was replaced is in force at once.
-        verify = self._tls() if self.url.startswith("https") else False
+        # One bound for all of it: a server that dribbles must not hold us.
         try:
-            # One bound for all of it: a server that dribbles must not hold us.
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=TIMEOUT_SECONDS) as client:
-                    url = self.url.rstrip("/") + path
-                    async with client.stream(method, url, params=dict(query), content=body, headers=headers) as answer:
-                        text = await read_stream(answer.aiter_bytes(), ANSWER_BYTES, what="its answer")
+                async with self._answer(client, method, path, query, body, kind) as answer:
+                    text = await read_stream(answer.aiter_bytes(), ANSWER_BYTES, what="its answer")
         except TimeoutError:
             raise KubernetesError(f"API server {self.url}: no answer within {TIMEOUT_SECONDS:g} s") from None
-        except BadInputError as error:
-            raise KubernetesError(f"API server: {error}") from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise KubernetesError(f"API server {self.url} cannot be reached: {error or type(error).__name__}") from None
         if answer.status_code in (200, 201):
             try:
                 return wire.decode(text, dict[str, Any], what="its answer")
             except BadInputError as error:
                 raise KubernetesError(f"API server {self.url}: {error}") from None
         raise self._refusal(method, path, answer, text, needs)
+
+    def _client(self) -> httpx.AsyncClient:
+        verify = self._tls() if self.url.startswith("https") else False
+        return httpx.AsyncClient(verify=verify, trust_env=False)
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes | None,
+        kind: str | None,
+        *,
+        read_seconds: float = TIMEOUT_SECONDS,
+    ) -> AsyncIterator[httpx.Response]:
+        """An answer as it comes; `read_seconds` bounds each silence in it. What goes wrong is a KubernetesError."""
+        headers = {"Authorization": f"Bearer {self._token()}", "Accept": "application/json", "User-Agent": "healthd"}
+        if kind is not None:
+            headers["Content-Type"] = kind
+        url, timeout = self.url.rstrip("/") + path, httpx.Timeout(TIMEOUT_SECONDS, read=read_seconds)
+        try:
+            async with client.stream(
+                method, url, params=dict(query), content=body, headers=headers, timeout=timeout
+            ) as answer:
+                yield answer
+        except BadInputError as error:
+            raise KubernetesError(f"API server: {error}") from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise KubernetesError(f"API server {self.url} cannot be reached: {error or type(error).__name__}") from None
+
+    def _error_in_watch(self, path: str, change: Mapping[str, object]) -> KubernetesError:
+        """The error that ends a watch, such as a version that is too old."""
+        code = members(change, "object", "code")
+        said = members(change, "object", "message")
+        told = f": {' '.join(said.split())[:300]}" if isinstance(said, str) else ""
+        return KubernetesError(
+            f"API server: watch {path}: {code}{told}", status=code if isinstance(code, int) else None
+        )
 
     def _refusal(self, method: str, path: str, answer: httpx.Response, text: bytes, needs: str) -> KubernetesError:
         status, detail = answer.status_code, _message(text)
@@ -115,15 +208,10 @@ class ApiServer:
 
     def _token(self) -> str:
         """Read anew each time: the kubelet replaces it before it expires."""
-        file = self.service_account / "token"
         try:
-            with file.open(encoding="ascii") as opened:
-                token = opened.read(TOKEN_BYTES).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise KubernetesError(f"{file}: no token can be read: {error}; is the service account mounted?") from None
-        if not token or not token.isprintable() or " " in token:
-            raise KubernetesError(f"{file}: holds no token; is the service account mounted?")
-        return token
+            return read_token(self.service_account / "token", remedy="is the service account mounted?")
+        except ConfigError as error:
+            raise KubernetesError(str(error)) from None
 
     def _tls(self) -> ssl.SSLContext:
         file = self.service_account / "ca.crt"
@@ -154,6 +242,11 @@ def api_server(environ: Mapping[str, str], service_account: Path, url: str | Non
 def node_path(node: str) -> str:
     """The path of a node's object."""
     return f"/api/v1/nodes/{urllib.parse.quote(node, safe='')}"
+
+
+def pods_path(namespace: str) -> str:
+    """The path of the pods of a namespace."""
+    return f"/api/v1/namespaces/{urllib.parse.quote(namespace, safe='')}/pods"
 
 
 def members(value: object, *path: str) -> object:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks.contract import CheckInfo, Tier
+from checks.contract import CheckDeclaration, CheckInfo, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckSpec
 from healthd.node.occupancy.model import Scheduled
@@ -45,19 +45,8 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
         interval = settings.active.interval_seconds if info.tier is Tier.QUICK else info.interval_seconds
         # Until the host's rule is known (None) results expire.
         expires = _expiry(info.tier, interval, settings.active.unprompted or Unprompted.IDLE)
-    return CheckSpec(
-        name=info.name,
-        tier=info.tier,
-        interval_seconds=interval,
-        timeout_seconds=info.timeout_seconds,
-        expires_seconds=expires,
-        scope=info.scope.value,
-        doc=_summary(info.doc),
-        accelerators=info.accelerators,
-        accelerator_faults=info.accelerator_faults,
-        collective=info.collective,
-        series=info.series,
-    )
+    told = {field.name: getattr(info, field.name) for field in dataclasses.fields(CheckDeclaration)}
+    return CheckSpec(**told | {"interval_seconds": interval, "doc": _summary(info.doc)}, expires_seconds=expires)
 
 
 def _expiry(tier: Tier, interval: float, rule: Unprompted) -> float | None:

@@ -4,14 +4,14 @@ Reads the pods that have devices of this host from the kubelet's pod resources (
 A pod is listed from its admission, before its images are pulled. Devices of device plugins are always listed, those of
 resource claims (DRA) from Kubernetes 1.34 on (before: with the feature gate KubeletPodResourcesDynamicResources).
 
-Source: k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. Verified against a grpc server of these messages; unverified
-against a real kubelet.
+Source: k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. Verified with a real kubelet 1.37 (tests/kubernetes), claims
+against a grpc server of these messages alone.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from checks.accelerators import descriptors
@@ -113,6 +113,11 @@ def parse_pods(answer: bytes, uids: dict[str, str]) -> tuple[Workload, ...]:
     return tuple(found)
 
 
+def parse_names(answer: bytes) -> frozenset[str]:
+    """NAMESPACE/NAME of all pods in a ListPodResourcesResponse, with devices or without: pure. Raises ProtobufError."""
+    return frozenset(f"{text(pod, 2)}/{text(pod, 1)}" for pod in messages(answer, 1))
+
+
 def _uses(pod: bytes) -> Iterator[str]:
     """What the containers of a pod have of the resources that are ours to test."""
     ours = (*(name for one in descriptors() for name in one.kubernetes_resources), *NIC_RESOURCES)
@@ -130,7 +135,7 @@ def _uses(pod: bytes) -> Iterator[str]:
 
 def read(root: Path, socket: Path | None, timeout_seconds: float) -> Reading:
     """Ask the kubelet once, within `timeout_seconds`."""
-    path = socket or root / SOCKET.lstrip("/")
+    path = _socket(root, socket)
     try:
         answer = _list(path, timeout_seconds)
         return Reading(scheduler=SCHEDULER, workloads=parse_pods(answer, read_uids(root)))
@@ -139,6 +144,27 @@ def read(root: Path, socket: Path | None, timeout_seconds: float) -> Reading:
     except OSError as error:
         why = str(error)
     return Reading(scheduler=SCHEDULER, workloads=None, unseen=why)
+
+
+def read_names(root: Path, socket: Path | None, timeout_seconds: float, *, namespace: str | None) -> frozenset[str]:
+    """
+    NAMESPACE/NAME of every pod that the kubelet runs here. OSError where it does not answer, or does not know its pods.
+
+    A kubelet that was just restarted lists none until the API server has told it which there are. `namespace` is that
+    of the pod that we run in, so that one of it must be listed; None outside of a pod, where one of any must be.
+    """
+    path = _socket(root, socket)
+    try:
+        names = parse_names(_list(path, timeout_seconds))
+    except ProtobufError as error:
+        raise OSError(f"the kubelet's answer at {path} is not understood ({error})") from None
+    if not any(namespace is None or name.startswith(f"{namespace}/") for name in names):
+        raise OSError(f"the kubelet at {path} does not know its pods yet")
+    return names
+
+
+def _socket(root: Path, socket: Path | None) -> Path:
+    return socket or root / SOCKET.lstrip("/")
 
 
 def read_uids(root: Path) -> dict[str, str]:
@@ -186,13 +212,18 @@ def _list(path: Path, timeout_seconds: float) -> bytes:
     return answer
 
 
-def own_pods(root: Path, environ: dict[str, str]) -> frozenset[str]:
+def own_pods(root: Path, environ: Mapping[str, str]) -> frozenset[str]:
     """The name of the pod that this process runs in; empty outside of one."""
-    namespace, name = environ.get("POD_NAMESPACE"), environ.get("POD_NAME") or environ.get("HOSTNAME")
-    if not namespace:
-        try:
-            path = root / "var/run/secrets/kubernetes.io/serviceaccount/namespace"
-            namespace = path.read_text(errors="replace").strip()
-        except OSError:
-            return frozenset()
-    return frozenset({f"pod:{namespace}/{name}"}) if name else frozenset()
+    namespace, name = own_namespace(root, environ), environ.get("POD_NAME") or environ.get("HOSTNAME")
+    return frozenset({f"pod:{namespace}/{name}"}) if namespace and name else frozenset()
+
+
+def own_namespace(root: Path, environ: Mapping[str, str]) -> str | None:
+    """The namespace of the pod that this process runs in; None outside of one."""
+    if told := environ.get("POD_NAMESPACE"):
+        return told
+    try:
+        path = root / "var/run/secrets/kubernetes.io/serviceaccount/namespace"
+        return path.read_text(errors="replace").strip() or None
+    except OSError:
+        return None

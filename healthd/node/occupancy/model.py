@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healthd.core.model import Allocation, Lease
+from healthd.core.workload import names_of
 
 # More holders are summed up: on a node with 64 devices one job would be 64 lines in every outlet.
 MAX_HOLDERS = 8
@@ -42,14 +43,25 @@ class Reading:
     """Why there may be more workloads, and what to do, in one line; empty when all are seen."""
     remembered: tuple[Workload, ...] = ()
     """Those that were there when the scheduler last answered: one that does not answer ends nothing."""
+    ended: tuple[Workload, ...] = ()
+    """Those that the scheduler knows to have ended; it need not tell of any."""
 
     def shows(self, name: str) -> bool:
         """Whether that workload is seen now."""
-        return any(name in workload.names for workload in self.workloads or ())
+        return _among(name, self.workloads or ())
+
+    def has_ended(self, name: str) -> bool:
+        """Whether the scheduler knows that this workload has ended."""
+        return _among(name, self.ended)
 
     def remembers(self, name: str) -> bool:
         """Whether that workload was there when the scheduler last answered."""
-        return any(name in workload.names for workload in self.remembered)
+        return _among(name, self.remembered)
+
+
+def _among(name: str, workloads: Sequence[Workload]) -> bool:
+    names = set(names_of(name))
+    return any(not names.isdisjoint(workload.names) for workload in workloads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +131,8 @@ def foreign(
     The allocations without those of the host's schedulers to the jobs with the names `asking`: a hook runs inside of
     the allocation of its job.
     """
-    own = {workload.name for workload in workloads if not set(asking).isdisjoint(workload.names)}
+    names = {name for one in asking for name in names_of(one)}
+    own = {workload.name for workload in workloads if not names.isdisjoint(workload.names)}
     return tuple(claim for claim in claims if not (claim.by == "scheduler" and claim.holder in own))
 
 

@@ -1,10 +1,10 @@
 """
 Stores leases and the final reports of orders in one file: they are on disk before they are reported.
 
-A lease lives as long as its workload: a process of this host by its id and start time, a workload that a job scheduler
-of the host shows by its name, else any process that holds the devices or any workload that they are given to. It has
-a grace period for its start, and a bound where the workload cannot be seen. `judge_lease` is pure; nothing here reads
-/proc, except `process_start`.
+A lease lives as long as its workload: a pod of Kubernetes, a process of this host by its id and start time, a workload
+that a job scheduler of the host shows by its name, else any process that holds the devices or any workload that they
+are given to. It has a grace period for its start, and a bound for the time in which the workload cannot be seen.
+`judge_lease` is pure; nothing here reads /proc, except `process_start` and `ProcessFinder`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,25 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthd.core.model import Allocation, Lease, OrderReport, OrderStatus
+from healthd.core.text import span
+from healthd.core.workload import Pod, Process, pod_of, process_of
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
-from healthd.node.occupancy.model import NO_SCHEDULERS, Scheduled, Workload, describe, foreign, read_process
+from healthd.node.occupancy.model import (
+    NO_SCHEDULERS,
+    Scheduled,
+    Workload,
+    describe,
+    foreign,
+    read_process,
+    read_processes,
+)
+from healthd.node.occupancy.pods import PodLooks, Source, judge_pod
 from healthd.node.state import files
 from healthd.node.state.store import NodeStore
 
@@ -39,10 +50,20 @@ class HeldLease:
     """When it was stored (CLOCK_BOOTTIME)."""
     process_start: int | None = None
     """The start time of its process in clock ticks; None before it was seen."""
+    pod_uid: str | None = None
+    """The UID of its pod; None before it was seen."""
+    seen_by: tuple[Source, ...] = ()
+    """Who has shown its pod: only such a source can tell that it is gone."""
     seen_at: float | None = None
     """When its workload was last seen (CLOCK_BOOTTIME); None before it was seen."""
     claimed: bool = True
     """The devices were looked at and nobody else was seen to have them: then it is accepted. Old files do not say."""
+
+    @property
+    def pod(self) -> Pod | None:
+        """Its pod, with the UID that the hook told or that was seen first; None where it is none."""
+        pod = pod_of(self.lease.workload)
+        return pod if pod is None or pod.uid is not None else dataclasses.replace(pod, uid=self.pod_uid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +184,16 @@ class LeaseStore:
         """Store the final report of an order."""
         self._try_commit(self._held, {**self._final_reports, order_id: report})
 
-    def note_seen(self, lease_id: str, *, process_start: int | None) -> None:
-        """The workload of a lease was seen now. That is written to disk only the first time."""
+    def note_seen(self, lease_id: str, fate: LeaseFate) -> None:
+        """The workload of a lease was seen now. It is written to disk only as what was not known of it before."""
         before = self._held[lease_id]
-        after = dataclasses.replace(before, seen_at=self._clock.boot(), process_start=process_start)
+        seen_by = tuple(dict.fromkeys((*before.seen_by, *fate.seen_by)))
+        known = dataclasses.replace(
+            before, process_start=fate.process_start, pod_uid=fate.pod_uid or before.pod_uid, seen_by=seen_by
+        )
+        after = dataclasses.replace(known, seen_at=self._clock.boot())
         held = {**self._held, lease_id: after}
-        if before.seen_at is None or before.process_start != process_start:
+        if before.seen_at is None or known != before:
             self._try_commit(held, self._final_reports)
         else:
             self._held = held
@@ -194,8 +219,8 @@ class LeaseStore:
 class Observations:
     """What can be seen of workloads now."""
 
-    start_of: Callable[[int], int | None]
-    """The start time of a process in clock ticks; None when there is no such process."""
+    start_of: Callable[[Process], int | None]
+    """The start time of a process in clock ticks; None when there is no such process to be seen."""
     holders: Sequence[str] | None
     """The processes that held devices at `surveyed_at`; None where they cannot be seen."""
     surveyed_at: float
@@ -204,43 +229,78 @@ class Observations:
     """False on plain CPUs: a job need not open a device there, so free devices mean nothing before one was held."""
     scheduled: Scheduled = NO_SCHEDULERS
     """The allocations of the host's job schedulers."""
+    pods: Mapping[str, PodLooks] = field(default_factory=dict)
+    """What is seen of the pods of leases, by NAMESPACE/NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseFate:
-    """Whether a lease goes on: `ended` says why it is over (empty: it goes on); `seen` that its workload was seen."""
+    """
+    Whether a lease goes on: `ended` says why it is over (empty: it goes on); `seen` that its workload was seen.
+
+    The rest is what was seen of it: the start of its process, the UID of its pod and who shows that.
+    """
 
     ended: str
     seen: bool = False
     process_start: int | None = None
+    pod_uid: str | None = None
+    seen_by: tuple[Source, ...] = ()
 
 
 def judge_lease(held: HeldLease, seen: Observations, *, now: float, settle_seconds: float) -> LeaseFate:
     """Whether a lease goes on: pure."""
-    lease = held.lease
-    age = now - held.taken_at
-    pid = process_of(lease.workload)
-    if pid is not None:
-        start = seen.start_of(pid)
-        if start is not None and held.process_start in (None, start):
-            return LeaseFate(ended="", seen=True, process_start=start)
-        if held.process_start is not None:
-            return LeaseFate(ended=f"process {pid} has ended")
-        return _unseen(lease, age, f"process {pid} was not seen")
-    if (known := _by_scheduler(held, seen, age, settle_seconds)) is not None:
+    known = _by_pod(held, seen) or _by_process(held, seen, now) or _by_scheduler(held, seen, now, settle_seconds)
+    if known is not None:
         return known
     if seen.holders or any(reading.workloads for reading in seen.scheduled.readings):
         return LeaseFate(ended="", seen=True)  # a job may compile for long before it opens a device
-    if seen.holders is None or (held.seen_at is None and not seen.jobs_hold):
-        return LeaseFate(ended="" if age < lease.max_seconds else f"its bound of {lease.max_seconds:.0f} s is over")
+    if seen.holders is None or (held.seen_at is None and not seen.jobs_hold) or held.seen_by:
+        return _while_unseen(held, now)
     # Only the time until the last survey counts: after a long sleep of this process nothing is known about the rest.
     if held.seen_at is None:
-        return _unseen(lease, seen.surveyed_at - held.taken_at, "no process took the devices")
+        return _unseen(held.lease, seen.surveyed_at - held.taken_at, "no process took the devices")
     free = seen.surveyed_at - held.seen_at
     return LeaseFate(ended="" if free < settle_seconds else f"the devices have been free for {free:.0f} s")
 
 
-def _by_scheduler(held: HeldLease, seen: Observations, age: float, settle_seconds: float) -> LeaseFate | None:
+def _by_pod(held: HeldLease, seen: Observations) -> LeaseFate | None:
+    """By those who see pods; None where its workload is no pod, and where nobody can tell."""
+    pod = held.pod
+    if pod is None:
+        return None
+    fate = judge_pod(pod, seen.pods.get(pod.full_name, PodLooks()), held.seen_by)
+    if fate.ended:
+        return LeaseFate(ended=fate.ended)
+    return LeaseFate(ended="", seen=True, pod_uid=fate.uid, seen_by=fate.seen_by) if fate.there else None
+
+
+def _by_process(held: HeldLease, seen: Observations, now: float) -> LeaseFate | None:
+    """By the process table; None where its workload is no process, or one of a PID namespace that is not seen here."""
+    process = process_of(held.lease.workload)
+    if process is None:
+        return None
+    age = now - held.taken_at
+    if process.started is not None and held.process_start is None and age >= held.lease.grace_seconds:
+        return None  # looking for it costs a walk through all processes
+    start = seen.start_of(process)
+    if start is not None and held.process_start in (None, start):
+        return LeaseFate(ended="", seen=True, process_start=start)
+    if held.process_start is not None:
+        return LeaseFate(ended=f"process {process.pid} has ended")
+    if process.started is not None:
+        return None
+    return _unseen(held.lease, age, f"process {process.pid} was not seen")
+
+
+def _while_unseen(held: HeldLease, now: float) -> LeaseFate:
+    """Nobody can tell whether the job goes on: the lease lasts for its time from when the job was last seen."""
+    most = held.lease.max_seconds
+    since = held.taken_at if held.seen_at is None else held.seen_at
+    return LeaseFate(ended="" if now - since < most else f"its time of {span(most)} is over, and nobody sees its job")
+
+
+def _by_scheduler(held: HeldLease, seen: Observations, now: float, settle_seconds: float) -> LeaseFate | None:
     """By the scheduler that knows workloads of this kind; None where there is none, or it cannot see them."""
     lease = held.lease
     name = lease.workload or ""
@@ -249,9 +309,11 @@ def _by_scheduler(held: HeldLease, seen: Observations, age: float, settle_second
         return None
     if reading.shows(name):
         return LeaseFate(ended="", seen=True)
+    if reading.has_ended(name):
+        return LeaseFate(ended=f"{name} has ended")
     if reading.remembers(name):
-        return LeaseFate(ended="" if age < lease.max_seconds else f"its bound of {lease.max_seconds:.0f} s is over")
-    if reading.unseen:
+        return _while_unseen(held, now)
+    if reading.unseen or held.pod is not None:  # a pod need not have devices to be there: see `_by_pod`
         return None
     if held.seen_at is None:
         return _unseen(lease, seen.scheduled.read_at - held.taken_at, f"{name} was not seen")
@@ -272,22 +334,53 @@ def others_than(lease: Lease, claims: Sequence[Allocation], workloads: Sequence[
     Where that cannot be seen, a gate takes the node for busy. It grants a lease there only after a hook in the
     job's own container has looked at the devices.
     """
-    own = f"pid {process_of(lease.workload)} "
+    process = process_of(lease.workload)
+    own = "" if process is None else f"pid {process.pid} "
     beside = foreign(claims, workloads, {lease.workload, lease.job})
-    return [one for one in beside if one.by in ("process", "scheduler") and own not in f"{one.holder} "]
-
-
-def process_of(workload: str | None) -> int | None:
-    """The process id in `pid:N`; None for another kind of workload or none."""
-    kind, _, number = (workload or "").partition(":")
-    known = kind == "pid" and number.isdecimal() and len(number) < 11 and 0 < int(number) < 2**31
-    return int(number) if known else None
+    return [one for one in beside if one.by in ("process", "scheduler") and not (own and own in f"{one.holder} ")]
 
 
 def process_start(proc: Path, pid: int) -> int | None:
     """Start time of a process in clock ticks after boot; None when it is gone or a zombie."""
     process = read_process(proc, pid)
     return None if process is None or process.zombie else process.started
+
+
+class ProcessFinder:
+    """
+    Finds processes by what they are called in their own PID namespace.
+
+    One that tells its start time is looked for among all processes, once: from then on by the id that it has here.
+    """
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._here: dict[Process, int] = {}
+
+    def start_of(self, process: Process) -> int | None:
+        """Its start time in clock ticks after boot; None when it is gone, a zombie, or not to be seen here."""
+        if process.started is None:
+            return process_start(self._proc, process.pid)
+        for pid in (self._here.get(process), process.pid):
+            if pid is not None and process_start(self._proc, pid) == process.started:
+                return process.started
+        if self._here.pop(process, None) is not None:
+            return None
+        for one in read_processes(self._proc):
+            if one.started == process.started and not one.zombie and process.pid in _ids(self._proc, one.pid):
+                self._here[process] = one.pid
+                return process.started
+        return None
+
+
+def _ids(proc: Path, pid: int) -> tuple[int, ...]:
+    """The ids of a process in all PID namespaces that it is in; source: proc_pid_status(5), NSpid."""
+    try:
+        text = (proc / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return ()
+    row = next((line for line in text.splitlines() if line.startswith("NSpid:")), "")
+    return tuple(int(word) for word in row.split()[1:] if word.isdecimal())
 
 
 # Gives the devices of the node to a lease: stores it first, so that no probe starts, then looks at who has them.

@@ -20,8 +20,9 @@ from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderRep
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
+from healthd.node.occupancy.pods import PodWatch
 from healthd.node.orders.collectives import Collectives
-from healthd.node.orders.leases import LeaseStore, Observations, claim_devices, judge_lease, process_start
+from healthd.node.orders.leases import LeaseStore, Observations, ProcessFinder, claim_devices, judge_lease
 from healthd.node.settings import NodeSettings
 from healthd.node.state import files
 from healthd.node.state.store import NodeStore
@@ -59,8 +60,9 @@ class Orders:
         clock: Clock,
         tasks: Tasks,
         collectives: Collectives | None = None,
+        pods: PodWatch | None = None,
     ) -> None:
-        """`collectives` None: none are run here."""
+        """`collectives` None: none are run here. `pods` None: no pod is seen."""
         self._store = store
         self._scheduler = scheduler
         self._leases = leases
@@ -68,11 +70,15 @@ class Orders:
         self._clock = clock
         self._tasks = tasks
         self._collectives = collectives
+        self._pods = pods
+        self._processes = ProcessFinder((settings.host_root or Path("/")) / "proc")
         self._open: dict[str, OpenOrder] = {}
         self._unacknowledged: dict[str, OrderReport] = {}
         self._listed: tuple[str, ...] | None = None
         self._wake = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
+        if pods is not None:
+            pods.on_change = self._wake.set
         store.set_leases(leases.with_stamps())
         # Without an aggregator there are no leases, and nothing could ever list them.
         store.set_doubt(leases.doubt if settings.sync.aggregators else "")
@@ -265,23 +271,29 @@ class Orders:
                 if now >= one.due_at + END_SECONDS and one.order.kind != OrderKind.LEASE:
                     ended = dataclasses.replace(one.report, status=OrderStatus.CANCELLED)
                     self._report(one.order.id, dataclasses.replace(ended, message=f"{why}, and it does not end"))
+        self._end_leases(now)
+        if self._pods is not None:
+            self._pods.follow(tuple(held.pod for held in self._leases.held if held.pod is not None))
+
+    def _end_leases(self, now: float) -> None:
+        """End the leases whose workload is gone."""
         if not self._leases.held or self._store.surveyed_at is None:
             return
-        proc = (self._settings.host_root or Path("/")) / "proc"
         described = find_descriptor(self._store.accelerator)
         observations = Observations(
-            start_of=lambda pid: process_start(proc, pid),
+            start_of=self._processes.start_of,
             holders=self._store.holders,
             surveyed_at=self._store.surveyed_at,
             jobs_hold=described is None or described.jobs_open_devices,
             scheduled=self._store.scheduled,
+            pods={} if self._pods is None else self._pods.looks,
         )
         for held in self._leases.held:
             end = judge_lease(held, observations, now=now, settle_seconds=self._settings.lease.settle_seconds)
             if end.ended:
                 self._end_lease(held.lease, OrderReport(status=OrderStatus.DONE, message=end.ended))
             elif end.seen:
-                self._leases.note_seen(held.lease.id, process_start=end.process_start)
+                self._leases.note_seen(held.lease.id, end)
 
 
 def _refusal(why: str) -> OrderReport:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.validation.plan import NOISE_RATIO
 from healthd.localize.model import Outcome
 from tests.benchmarks.localize import hard
 from tests.benchmarks.localize.hard import noisy, parts, trunk, within
 from tests.benchmarks.localize.table import Row, bad, exactly, flaky, nothing_named, path
 
-DEFAULT = Policy().collective_noise_ratio
+DEFAULT = NOISE_RATIO
 TOLD = ("right", "missing", "wrong", "half")
 
 

@@ -7,6 +7,32 @@
 {{- $known -}}
 {{- end -}}
 
+{{/* What the names of all objects begin with. */}}
+{{- define "healthd.fullname" -}}
+{{- default "healthd" .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "healthd.nodeName" -}}
+{{ include "healthd.fullname" . }}-node{{ .Values.nameSuffix }}
+{{- end -}}
+
+{{- define "healthd.aggregatorName" -}}
+{{ include "healthd.fullname" . }}-aggregator
+{{- end -}}
+
+{{/* One more label to select by, where releases of other names may be in the same namespace. */}}
+{{- define "healthd.instance" -}}
+{{- if .Values.fullnameOverride -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+{{- end -}}
+
+{{/* The name of a service account: (list name-by-default values) */}}
+{{- define "healthd.serviceAccount" -}}
+{{- $account := index . 1 -}}
+{{- default (ternary (index . 0) "default" $account.create) $account.name -}}
+{{- end -}}
+
 {{- define "healthd.labels" -}}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -32,7 +58,12 @@ imagePullSecrets:
 {{- end -}}
 
 {{- define "healthd.aggregatorHost" -}}
-healthd-aggregator.{{ .Release.Namespace }}.svc
+{{ include "healthd.aggregatorName" . }}.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{/* The Secret with the hashes of tokens, for who has no service account; empty for none. */}}
+{{- define "healthd.tokens" -}}
+{{- default (ternary "healthd-tokens" "" .Values.monitoring.enabled) .Values.secrets.tokens -}}
 {{- end -}}
 
 {{/* The variables of the node daemon. */}}
@@ -68,7 +99,22 @@ HEALTHD_NODE_KUBERNETES_ACCELERATED_HARDWARE_READY: "true"
 {{- define "healthd.aggregatorSettings" -}}
 HEALTHD_AGGREGATOR_LISTEN: 0.0.0.0:8090
 HEALTHD_AGGREGATOR_STATE_DIR: /var/lib/healthd
+# Node daemons and hooks send the tokens of their service accounts, which are bound to this audience.
+HEALTHD_AGGREGATOR_KUBERNETES_AUDIENCE: {{ .Values.callers.audience | quote }}
+{{- $ours := printf "%s/%s-node*" .Release.Namespace (include "healthd.fullname" .) }}
+{{- $node := include "healthd.serviceAccount" (list (include "healthd.nodeName" .) .Values.node.serviceAccount) }}
+{{- $nodes := uniq (concat (list $ours) (ternary (list (printf "%s/%s" .Release.Namespace $node)) (list) (and .Values.node.enabled (not (empty .Values.node.serviceAccount.name)))) .Values.callers.nodes) }}
+HEALTHD_AGGREGATOR_KUBERNETES_NODES: {{ join "," $nodes | quote }}
+HEALTHD_AGGREGATOR_KUBERNETES_ADMINS: {{ join "," (concat (list (printf "%s/%s-admin" .Release.Namespace (include "healthd.fullname" .))) .Values.callers.admins) | quote }}
+{{- with .Values.callers.hooks }}
+HEALTHD_AGGREGATOR_KUBERNETES_HOOKS: {{ join "," . | quote }}
+{{- end }}
+{{- with .Values.callers.readers }}
+HEALTHD_AGGREGATOR_KUBERNETES_READERS: {{ join "," . | quote }}
+{{- end }}
+{{- if include "healthd.tokens" . }}
 HEALTHD_AGGREGATOR_TOKEN_FILE: /etc/healthd/tokens/tokens.toml
+{{- end }}
 HEALTHD_AGGREGATOR_TLS_CERT: /etc/healthd/tls/tls.crt
 HEALTHD_AGGREGATOR_TLS_KEY: /etc/healthd/tls/tls.key
 # A week of this first: every job is admitted, and what enforce would have said is recorded.

@@ -1,0 +1,57 @@
+"""`healthd kubernetes clean`: what the uninstallation from a cluster runs, in a pod of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import click
+
+from healthd.aggregator.drain.kubernetes import Traces, clean
+from healthd.aggregator.drain.plan import ActuatorSettings, KubernetesActuatorSettings
+from healthd.cli.fleet.line import duration_of
+from healthd.cli.terminal.output import told
+from healthd.core.errors import ConfigError
+from healthd.core.platforms.kubernetes import api_server
+
+
+@click.group(short_help="Uninstallation from a Kubernetes cluster: clean.")
+def kubernetes() -> None:
+    """What is needed inside of a Kubernetes cluster beside the daemons."""
+
+
+@kubernetes.command(name="clean", short_help="Remove what healthd has written to the cluster's nodes.")
+@click.option("--condition", "conditions", multiple=True, metavar="TYPE", help="A condition to remove; repeatable.")
+@click.option("--owner", metavar="NAME", help="Remove the taints, labels and annotations of this actuator's owner.")
+@click.option(
+    "--taint-key", metavar="KEY", default=KubernetesActuatorSettings.taint_key, show_default=True, help="Their key."
+)
+@click.option("--namespace", metavar="NAME", required=True, help="Where the pods of the installation are.")
+@click.option("--pods", multiple=True, metavar="SELECTOR", help="Labels of its pods, which end first; repeatable.")
+@click.option("--wait", metavar="T", default="60s", show_default=True, help="Maximum time to wait for their end.")
+def clean_command(
+    conditions: tuple[str, ...], owner: str | None, taint_key: str, namespace: str, pods: tuple[str, ...], wait: str
+) -> int:
+    """
+    Remove the conditions, and the actuator's taints, labels and annotations, from the nodes of the cluster.
+
+    Runs in a pod whose service account may get, list and patch nodes, patch nodes/status and list pods. The chart runs
+    it after `helm uninstall`; with kustomize, apply deploy/kubernetes/uninstall. A condition stays on nodes where the
+    node daemon of another installation runs.
+    """
+    if not conditions and owner is None:
+        raise ConfigError("nothing to remove: name --condition TYPE, --owner NAME, or both")
+    try:
+        settings = ActuatorSettings(
+            owner=owner or ActuatorSettings.owner, kubernetes=KubernetesActuatorSettings(taint_key=taint_key)
+        )
+    except ValueError as error:
+        option, _, words = str(error).partition(": ")
+        raise ConfigError(f"--{option.replace('_', '-')}: {words}") from None
+    traces = Traces(conditions=conditions, key=taint_key, owner=owner, namespace=namespace, pods=pods)
+    server = api_server(os.environ, settings.kubernetes.service_account)
+    seconds = duration_of("--wait", wait) or 0.0
+    with told(needed=False):
+        for line in asyncio.run(clean(server, traces, wait_seconds=seconds)):
+            click.echo(line)
+    return 0

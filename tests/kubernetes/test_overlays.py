@@ -1,0 +1,112 @@
+"""The overlays as the guide applies them: taken by the server without a difference, and away without a trace."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.manifests import KUBERNETES, ROOT
+from tests.kubernetes.kit import IMAGE, SYSTEM, Cluster, traces, until
+
+pytestmark = pytest.mark.kubernetes
+
+PLATFORMS = ("cpu", "eks-gpu", "eks-neuron")
+COMPONENTS = ("actuator", "accelerated-hardware-ready")
+
+
+def own(folder: Path, image: str, resource: str, *components: str) -> Path:
+    """A kustomization of somebody who has the repository beside it, with an image that is there."""
+    repository, _, tag = image.rpartition(":")
+    folder.mkdir()
+    reach = Path("/".join([".."] * len(folder.resolve().parts[1:]))) / KUBERNETES.relative_to("/")
+    listed = "\n".join(f"  - {reach}/components/{name}" for name in components)
+    (folder / "kustomization.yaml").write_text(
+        f"""\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: healthd-system
+resources:
+  - {reach}/{resource}
+images:
+  - name: registry.example.com/healthd
+    newName: {repository}
+    newTag: "{tag}"
+"""
+        + (f"components:\n{listed}\n" if listed else "")
+    )
+    return folder
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("version", ["cluster", "oldest"])
+def test_overlay_is_taken_and_compares_without_a_difference(
+    request: pytest.FixtureRequest, version: str, platform: str, tmp_path: Path
+) -> None:
+    """One profile over the other, too, with the components that are off by default."""
+    cluster: Cluster = request.getfixturevalue(version)
+    lasting = f"deploy/kubernetes/overlays/{platform}/lasting"
+    try:
+        cluster.kubectl("apply", "--server-side", "-k", lasting)
+        active = own(tmp_path / "active", IMAGE, f"overlays/{platform}/active", *COMPONENTS)
+        for folder in (f"deploy/kubernetes/overlays/{platform}/observe", active):
+            cluster.kubectl("apply", "--server-side", "-k", folder)
+            assert cluster.kubectl("diff", "--server-side", "-k", folder) == ""
+        cluster.kubectl("delete", "-k", active)
+        assert cluster.kubectl("diff", "--server-side", "-k", lasting) == ""
+        assert cluster.get("pvc", "healthd-aggregator", "-n", SYSTEM)
+    finally:
+        cluster.kubectl("delete", "configmaps,serviceaccounts", "-n", SYSTEM, "-l", "!none", "--ignore-not-found")
+        cluster.kubectl("delete", "-k", lasting, "--ignore-not-found", "--timeout=120s")
+        cluster.free_volumes()
+
+
+def test_overlay_runs_and_its_deletion_leaves_secrets_and_history(
+    cluster: Cluster, image: str, system: Path, tmp_path: Path
+) -> None:
+    cluster.kubectl("apply", "--server-side", "-k", "deploy/kubernetes/overlays/cpu/lasting", "--force-conflicts")
+    folder = own(tmp_path / "own", image, "overlays/cpu/observe")
+    cluster.kubectl("apply", "--server-side", "-k", folder)
+    for kind in ("deployment/healthd-aggregator", "daemonset/healthd-node"):
+        cluster.kubectl("rollout", "status", kind, "-n", SYSTEM, "--timeout=300s")
+    until("every node has its condition", lambda: set(cluster.conditions()) == set(cluster.nodes()))
+
+    cluster.kubectl("delete", "-k", folder)
+    uninstall = own(tmp_path / "uninstall", image, "uninstall")
+    cluster.kubectl("apply", "-k", uninstall)
+    words = ("wait", "--for=condition=complete", "--timeout=4m", "job/healthd-uninstall", "-n", SYSTEM)
+    cluster.kubectl(*words)
+    cluster.kubectl("delete", "-k", uninstall)
+    assert traces(cluster) == []
+    assert cluster.get("secret", "healthd-aggregator-tls", "-n", SYSTEM)
+    assert cluster.get("pvc", "healthd-aggregator", "-n", SYSTEM)["status"]["phase"] == "Bound"
+    left = {f"{item['kind']} {item['metadata']['name']}" for item in cluster.items("all,networkpolicies", "-n", SYSTEM)}
+    assert left <= {"ReplicaSet", "Pod"} or not left, left
+
+
+@pytest.mark.parametrize("version", ["cluster", "oldest"])
+def test_examples_are_taken_by_the_server(request: pytest.FixtureRequest, version: str) -> None:
+    server: Cluster = request.getfixturevalue(version)
+    with server.namespace(SYSTEM):
+        dry = ("apply", "--server-side", "--dry-run=server")
+        server.kubectl(*dry, "-k", "deploy/kubernetes/examples/second-pool")
+        for name in ("gated-job", "preflight-job"):
+            server.kubectl(*dry, "-f", ROOT / f"deploy/kubernetes/examples/{name}.yaml")
+
+
+def test_rule_of_the_readiness_controller_is_taken_by_its_definition(oldest: Cluster) -> None:
+    """TESTS_CRDS names a folder with the definitions that projects publish, by their kubebuilder names."""
+    folder = os.environ.get("TESTS_CRDS")
+    if not folder:
+        pytest.skip("TESTS_CRDS names no folder with readiness.node.x-k8s.io_nodereadinessrules.yaml")
+    definition = Path(folder) / "readiness.node.x-k8s.io_nodereadinessrules.yaml"
+    oldest.kubectl("apply", "--server-side", "-f", definition)
+    name = "crd/nodereadinessrules.readiness.node.x-k8s.io"
+    oldest.kubectl("wait", "--for=condition=Established", "--timeout=60s", name)
+    rule = ROOT / "deploy/kubernetes/readiness-rule.yaml"
+    until("the kind is served", lambda: "nodereadinessrules" in oldest.kubectl("api-resources"))
+    oldest.kubectl("apply", "--server-side", "-f", rule)
+    assert oldest.kubectl("diff", "--server-side", "-f", rule) == ""
+    wrong = rule.read_text().replace("requiredStatus", "wantedStatus")
+    assert "wantedStatus" in oldest.kubectl("apply", "--server-side", "-f", "-", text=wrong, wrong=True)
