@@ -40,8 +40,11 @@ class Fleet:
     def start(self, name: str, pods: int, *gate: str, **more: Any) -> None:
         command = more.pop("command", BRIEFLY)
         changes, cpu = more.pop("spec", {}), more.pop("cpu", None)
+        shared = more.pop("shared", False)
         job = gated_job(JOBS, name, pods, self.image, *CHEAP, *gate, command=command, **more)
         job["spec"].update(changes)
+        if shared:
+            job["spec"]["template"]["spec"]["volumes"] = [volume_of_shared_token()]
         if cpu is not None:
             job["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
         self.cluster.apply(job)
@@ -164,6 +167,11 @@ def shared_token(cluster: Cluster, keys: Path) -> None:
         cluster.kubectl("create", "secret", "generic", name, "-n", namespace, f"--from-literal={file}")
 
 
+def volume_of_shared_token() -> dict[str, Any]:
+    sources = [{"secret": {"name": "shared-token"}}, {"configMap": {"name": "healthd-ca"}}]
+    return {"name": "gate", "projected": {"sources": sources}}
+
+
 def rolled_out(cluster: Cluster) -> None:
     for kind in ("deployment/healthd-aggregator", "daemonset/healthd-node"):
         cluster.kubectl("rollout", "status", kind, "-n", SYSTEM, "--timeout=300s")
@@ -176,11 +184,18 @@ def node_of(pod: dict[str, Any]) -> str:
 # --- the two codes that trying again would not change --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "option"), [(2, "--tier=quack"), (1, "--node=nowhere")])
-def test_what_cannot_be_fails_the_job_at_once(fleet: Fleet, code: int, option: str) -> None:
-    """1 and 2: impossible as asked, and a mistake in the lines; no pod is made anew."""
-    name = f"ends-with-{code}"
-    fleet.start(name, 1, option)
+@pytest.mark.parametrize(
+    ("code", "option", "shared"),
+    [(2, "--tier=quack", False), (2, "--node=nowhere", False), (1, "--node=nowhere", True)],
+    ids=["mistake", "another-node", "impossible"],
+)
+def test_what_cannot_be_fails_the_job_at_once(fleet: Fleet, code: int, option: str, shared: bool) -> None:
+    """
+    1 and 2: impossible as asked, and a mistake in the lines; no pod is made anew. With its own token a pod that asks for
+    another node than its own is refused.
+    """
+    name = f"ends-with-{code}{'-shared' if shared else ''}{option.rpartition('=')[2]}"
+    fleet.start(name, 1, option, shared=shared)
     ended = until(f"{name} ends", lambda: fleet.ended(name), JOB_SECONDS, told=fleet.told)
     assert ended == ("Failed", "PodFailurePolicy")
     (pod,) = fleet.pods(name, gone=True)
@@ -316,8 +331,7 @@ def test_fifty_hooks_keep_their_places_while_the_aggregator_moves_to_another_nod
     job = gated_job(JOBS, "many", HOOKS // 10, fleet.image, command=BRIEFLY)
     pod = job["spec"]["template"]["spec"]
     del pod["affinity"]
-    sources = [{"secret": {"name": "shared-token"}}, {"configMap": {"name": "healthd-ca"}}]
-    pod["volumes"] = [{"name": "gate", "projected": {"sources": sources}}]
+    pod["volumes"] = [volume_of_shared_token()]
     pod["initContainers"][0]["command"] = ["sh", "-c", line, "sh", "$(RANK)"]
     fleet.cluster.apply(job)
 
