@@ -191,8 +191,8 @@ def node_of(pod: dict[str, Any]) -> str:
 )
 def test_what_cannot_be_fails_the_job_at_once(fleet: Fleet, code: int, option: str, shared: bool) -> None:
     """
-    1 and 2: impossible as asked, and a mistake in the lines; no pod is made anew. With its own token a pod that asks for
-    another node than its own is refused.
+    1 and 2: impossible as asked, and a mistake in the lines; no pod is made anew. A pod that asks with its own token
+    for another node than its own is refused.
     """
     name = f"ends-with-{code}{'-shared' if shared else ''}{option.rpartition('=')[2]}"
     fleet.start(name, 1, option, shared=shared)
