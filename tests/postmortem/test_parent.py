@@ -6,19 +6,19 @@ import contextlib
 import hashlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE
+from tests.postmortem.parent_kit import children, end, read_until, wait_for
 
 PARENT = Path(__file__).parent.parent.parent / "healthd/postmortem/parent.py"
 SHELL_CODES = {"exit 0": 0, "exit 7": 7, "kill -TERM $$": 143, "kill -KILL $$": 137, "kill -SEGV $$": 139}
@@ -51,26 +51,6 @@ def started(*command: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a parent and its command, which would outlive it."""
-    both = children(process.pid) if process.poll() is None else []
-    for pid in (process.pid, *both):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def read_until(descriptor: int, text: bytes) -> bytes:
-    """What is read up to a text."""
-    read = b""
-    deadline = time.monotonic() + 20 * PATIENCE
-    while text not in read:
-        assert select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0], read
-        data = os.read(descriptor, 65536)
-        assert data, read
-        read += data
-    return read
 
 
 @pytest.mark.parametrize(("script", "code"), SHELL_CODES.items())
@@ -178,13 +158,6 @@ def test_descendant_that_outlives_the_command_keeps_its_output() -> None:
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20 * PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Screen:
@@ -354,10 +327,6 @@ def test_it_is_small_and_idle_while_the_command_runs() -> None:
         wait_for(lambda: not wakes())
         process.stdin.write(b"\n")
         assert process.wait(20 * PATIENCE) == 0
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def memory_of(pid: int) -> int:
