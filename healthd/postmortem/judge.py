@@ -303,10 +303,9 @@ def _match(line: Line, order: int) -> Finding | None:
         if not line.kernel and signature.place is not Place.TEARDOWN and _MILD.search(line.text):
             return None
         told = {name: value for name, value in found.groupdict().items() if value is not None}
-        node = told.get("node") or told.get("node2") or line.node
-        rank = told.get("rank") or told.get("rank2")
-        code = told.get("code")
-        by_signal = next((value for name, value in told.items() if name.startswith("signal")), None)
+        node = _first(told, "node") or line.node
+        rank, code = _first(told, "rank"), _first(told, "code")
+        by_signal = _first(told, "signal")
         return Finding(
             signature=replace(signature, fact=False) if quoted else signature,
             node=node,
@@ -318,6 +317,11 @@ def _match(line: Line, order: int) -> Finding | None:
             code=int(code) if code else -_SIGNALS.get(by_signal, 0) if by_signal else None,
         )
     return None
+
+
+def _first(told: Mapping[str, str], name: str) -> str | None:
+    """The value of a group; a regex with several forms numbers their groups (`rank`, `rank2`)."""
+    return next((value for group, value in told.items() if group.rstrip("0123456789") == name), None)
 
 
 # The kernel's lines in other output: somebody's copy, which proposes and proves nothing.
@@ -406,6 +410,8 @@ _FAILED = _own("a rank ended with an error first", Kind.UNKNOWN, Place.INITIATIN
 _LAUNCHER = _own(
     "ended by its launcher", Kind.UNKNOWN, Place.TEARDOWN, Outlook.HERE, "See the other ranks.", accuses=False
 )
+_GAVE_UP = _own("a rank aborted itself after it had waited", Kind.UNKNOWN, Place.CASCADE, Outlook.HERE,
+                "See the rank that did not come.", accuses=False)  # fmt: skip
 _EARLY = _own("a rank ended without an error while others still worked", Kind.SOFTWARE, Place.INITIATING, Outlook.NONE,
               "Look for an end that depends on the rank or on its share of the data.", general=True)  # fmt: skip
 _ABSENT = _own("a rank did not come to what the others waited in", Kind.UNKNOWN, Place.INITIATING, Outlook.HERE,
@@ -455,6 +461,9 @@ def _of_processes(case: Case, findings: Sequence[Finding], summary: Sequence[End
             found.append(_process(_OOM, ended, f"oom_kill of the control group rose by {count} while the job ran"))
         elif ended.signal == 9 and not any(stop.signal == 9 for stop in case.stops):
             found.append(_process(_KILLED, ended, f"{_who(ended)} was ended by SIGKILL"))
+        elif ended.signal == 6 and any(_waits(each) and each.node == ended.node for each in findings):
+            # The watchdog of a rank that waited in vain aborts it.
+            found.append(_process(_GAVE_UP, ended, f"{_who(ended)} aborted itself after it had waited"))
         elif ended.signal in _CRASHES:
             found.append(_process(_CRASHES[ended.signal], ended, f"{_who(ended)} was ended by signal {ended.signal}"))
     told = {ended.node for ended in case.ended if ended.signal == 9}
