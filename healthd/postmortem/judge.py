@@ -655,6 +655,8 @@ _COMPUTES_WRONGLY = {
     *("HardwareErrors", "CollectiveMismatch", "RankFault"),
 }
 """What makes programs fail that are right."""
+_STOPS = {"MissingDevice", "Stuck", "RankHung", "RankDied", "DeviceLinkFault"}
+"""What a rank waits for in vain, or loses."""
 KIND_OF_REASON = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons}
 
 
@@ -677,17 +679,19 @@ def _settle(
     signature = cause.signature
     kind, outlook, action = signature.kind, signature.outlook, signature.action
     suspected, confidence = True, "low" if signature.general or kind is Kind.UNKNOWN else "medium"
-    hardware = next(
-        ((node, problem) for node, told in bad.items() for kind_, problem in told if kind_ is Kind.HARDWARE), None
-    )
+    hardware = _hardware_of(cause, bad)
     agreeing = next((problem for kind_, problem in bad.get(cause.node, []) if kind_ is kind), None)
     passed = _all_passed(case, signature)
-    if hardware is not None and not signature.fact and _may_be_hardware(kind, hardware[1]):
-        # A device that computes wrongly makes programs fail in every way; the reverse is never so.
+    sentence = ""
+    if hardware is not None:
+        # A device that computes wrongly makes programs fail in every way; the reverse is never so. That of another node
+        # may have, through what the ranks exchange; and of an end that says nothing itself nobody knows what it was.
         node, problem = hardware
-        cause = cause if cause.node == node else replace(cause, node=node, rank=None)
-        kind, suspected, confidence, outlook = Kind.HARDWARE, False, "high", Outlook.ELSEWHERE
-        action = f"Keep {node} out: {problem.reason}."
+        suspected = kind is Kind.UNKNOWN or node != cause.node
+        kind, confidence, outlook = Kind.HARDWARE, "medium" if suspected else "high", Outlook.ELSEWHERE
+        action = f"Keep {node} out: {problem.reason}, and see its runbook."
+        sentence = f"{'suspected ' if suspected else ''}hardware: {node} fails now: {problem.reason} {problem.target}; "
+        sentence += _sentence(cause, signature.kind, True)
     elif agreeing is not None or signature.fact:
         suspected, confidence = False, "high"
     elif kind is Kind.SOFTWARE and passed:
@@ -705,9 +709,9 @@ def _settle(
         suspected=suspected,
         confidence=confidence,
         name=signature.name,
-        sentence=_sentence(cause, kind, suspected),
-        node=cause.node or None,
-        rank=cause.rank,
+        sentence=sentence or _sentence(cause, kind, suspected),
+        node=(hardware[0] if hardware is not None else cause.node) or None,
+        rank=cause.rank if hardware is None or hardware[0] == cause.node else None,
         at=cause.at,
         outlook=outlook,
         action=action,
@@ -719,11 +723,26 @@ def _settle(
     )
 
 
-def _may_be_hardware(kind: Kind, problem: Problem) -> bool:
-    """Whether what was measured can be the cause of what looks like this kind."""
+def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, Problem]]]) -> tuple[str, Problem] | None:
+    """The node and the failed check of a device that can be the cause of this; that of its own node first."""
+    if cause.signature.fact:
+        return None
+    found = [
+        (node, problem)
+        for node, told in bad.items()
+        for kind, problem in told
+        if kind is Kind.HARDWARE and _explains_end(problem.reason, cause.signature.kind)
+    ]
+    return next((each for each in found if each[0] == cause.node), found[0] if found else None)
+
+
+def _explains_end(reason: str, kind: Kind) -> bool:
+    """Whether a device of which a check says this can have ended a job in this way. A slow one ends none."""
     if kind is Kind.SOFTWARE:
-        return problem.reason in _COMPUTES_WRONGLY
-    return kind in (Kind.HARDWARE, Kind.UNKNOWN, Kind.NETWORK)
+        return reason in _COMPUTES_WRONGLY
+    if kind in (Kind.NETWORK, Kind.UNKNOWN):
+        return reason in _COMPUTES_WRONGLY or reason in _STOPS
+    return kind is Kind.HARDWARE
 
 
 def _all_passed(case: Case, signature: Signature) -> bool:
@@ -737,7 +756,7 @@ def _all_passed(case: Case, signature: Signature) -> bool:
 def _sentence(cause: Finding, kind: Kind, suspected: bool) -> str:
     who = "the command" if cause.rank is None else f"rank {cause.rank}"
     where = f" on {cause.node}" if cause.node else ""
-    word = f"{'suspected ' if suspected else ''}{kind.value}"
+    word = f"{'suspected ' if suspected and kind is not Kind.UNKNOWN else ''}{kind.value}"
     return f"{word}: {who}{where}: {cause.signature.suggests.rstrip('.')}"
 
 

@@ -301,6 +301,24 @@ def test_a_device_that_computes_wrongly_explains_an_exception_and_a_full_disk_do
     assert "DiskFull" in other.measurement
 
 
+def test_a_device_of_another_node_and_a_slow_one_are_not_said_to_be_the_cause() -> None:
+    def failed(reason: str, node: str) -> tuple[Measured, ...]:
+        problem = Problem(reason=reason, target="gpu:1", message="m")
+        return (Measured(node=node, tier="quick", status="fail", problems=(problem,)),)
+
+    lost = "NCCL WARN NET/IB : Got completion from peer 10.2.0.5<1> with error 12, opcode 0, len 0, vendor err 129"
+    other = judge(case(f"[rank1]: {lost}", measured=failed("DeviceLost", "n2")))
+    assert (other.kind, other.suspected, other.node, other.rank) == (Kind.HARDWARE, True, "n2", None)
+    assert other.evidence[0].node == "n1"
+    own = judge(case(f"[rank1]: {lost}", measured=failed("DeviceLost", "n1")))
+    assert (own.kind, own.suspected, own.node, own.rank) == (Kind.HARDWARE, False, "n1", 1)
+    slow = judge(case(f"[rank1]: {lost}", measured=failed("Throttled", "n1")))
+    assert (slow.kind, slow.suspected) == (Kind.NETWORK, True)
+    killed = (Ended(node="n1", rank=1, at=1.0, code=137, signal=9),)
+    silent = judge(case(ended=killed, measured=failed("WrongResult", "n1")))
+    assert (silent.kind, silent.suspected) == (Kind.HARDWARE, True)
+
+
 def test_what_fails_now_is_only_suspected_where_the_output_says_nothing() -> None:
     failed = Measured(node="n1", tier="passive", status="fail",
                       problems=(Problem(reason="EccErrors", target="gpu:1", message="2"),))  # fmt: skip
