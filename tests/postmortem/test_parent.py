@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from healthd.postmortem.parent import MAX_CHUNKS, Stream
 from tests.patience import PATIENCE
 from tests.postmortem.parent_kit import children, end, read_until, wait_for
 
@@ -267,6 +269,16 @@ def test_last_words_are_bounded(tmp_path: Path) -> None:
     assert stream["bytes"] == 5_000_008
     assert 2**20 <= len(kept) < 2**20 + 2**17
     assert kept.endswith("the end\n")
+
+
+def test_words_that_come_one_by_one_for_days_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream("stdout", 0, 1)
+    moments = itertools.count(1e9)
+    monkeypatch.setattr(time, "time", lambda: next(moments))
+    for _ in range(3 * MAX_CHUNKS):
+        stream.keep(b".")
+    chunks: Any = stream.noted()["chunks"]
+    assert (len(chunks), stream.bytes) == (MAX_CHUNKS, 3 * MAX_CHUNKS)
 
 
 def test_notes_say_who_sent_a_signal(tmp_path: Path) -> None:
