@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from healthd import __version__
-from healthd.aggregator.api.openapi import describe
-from healthd.aggregator.application import ROUTERS
+from healthd.aggregator.application import Application
 from healthd.aggregator.ui.rendering import swagger_ui
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +47,7 @@ def collect(folder: Path) -> None:
     for name in PAGES:
         shutil.copy(ROOT / name, folder / name)
     shutil.copy(ROOT / "README.md", folder / "index.md")
-    described = describe(route for router in ROUTERS for route in router.routes)
+    described = Application(preflight=False).openapi()
     (folder / "docs/openapi.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
     (folder / "docs/api-reference.md").write_text(REFERENCE, encoding="utf-8")
     for path in swagger_ui():

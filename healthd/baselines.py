@@ -76,7 +76,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class SampleSeries:
     """
     What devices of one kind of machine measured under one name: `values` of `devices` devices.
 
@@ -117,7 +117,7 @@ class Learned:
 
 
 def learn(
-    series: Series, *, comparisons: int, false_alarms: float = FALSE_ALARMS, share_ratio: float = SHARE_RATIO
+    series: SampleSeries, *, comparisons: int, false_alarms: float = FALSE_ALARMS, share_ratio: float = SHARE_RATIO
 ) -> Learned | None:
     """
     The limit of a series; None where there are too few samples or devices, or they are no rates or durations.
@@ -198,7 +198,7 @@ def samples_of(state: NodeState, *, now: float) -> Iterator[Sample]:
                 )
 
 
-def series_of(samples: Iterable[tuple[Kind, Sample]]) -> tuple[Series, ...]:
+def series_of(samples: Iterable[tuple[Kind, Sample]]) -> tuple[SampleSeries, ...]:
     """
     The samples by kind of machine and name: one of each device and day, and none that is older than the window.
 
@@ -213,7 +213,7 @@ def series_of(samples: Iterable[tuple[Kind, Sample]]) -> tuple[Series, ...]:
     for (kind, name), values in sorted(by_day.items(), key=lambda item: (str(item[0][0]), item[0][1])):
         recent = {key: value for key, value in values.items() if newest - key[2] < WINDOW_DAYS}
         found.append(
-            Series(
+            SampleSeries(
                 hardware=kind.hardware,
                 accelerator=kind.accelerator,
                 versions=dict(kind.versions),

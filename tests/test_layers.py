@@ -45,6 +45,7 @@ AGGREGATOR = {
     "metrics": {"inventory", "calibration"},
     "auth": set[str](),
     "settings": {"auth"},
+    "service_accounts": {"auth", "settings"},
     "api": {
         "auth",
         "controller",
@@ -69,6 +70,7 @@ AGGREGATOR = {
         "drain",
         "store",
         "metrics",
+        "service_accounts",
         "settings",
     },
 }

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
@@ -30,7 +31,8 @@ from healthd.aggregator.inventory.ungated import UNGATED, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
-from healthd.aggregator.settings import AggregatorSettings
+from healthd.aggregator.service_accounts import TokenReviews
+from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.aggregator.store.rows import PutDuplicate
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
@@ -38,6 +40,7 @@ from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, Server, address_of, bind, closing_on_error
 from healthd.core.model import GateTerm
+from healthd.core.platforms.kubernetes import api_server
 from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import use_daemon_threads
 
@@ -125,7 +128,7 @@ async def aggregator(
             check_file(file, what)
     sock = bind(settings.listen, backlog=BACKLOG)
     with closing_on_error(sock):
-        guard = Guard(settings.token_file)
+        guard = Guard(settings.token_file, platform=_platform(settings.kubernetes))
         _make_state_dir(settings)
         # Opening migrates and checks the file; nobody is served yet, so it may take the loop.
         store = Store.open(settings.database_url)
@@ -187,6 +190,7 @@ def _build(
         clock=clock,
         first_seq=store.term * ANSWERS_EACH_START,
         keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),
+        replace_key=lambda node, key, who: engine.rekey(node, who, key),
     )
     for row in store.load().nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
@@ -233,6 +237,13 @@ def _build(
         callers_may=callers_may,
         tasks=tasks,
     )
+
+
+def _platform(settings: KubernetesCallers) -> TokenReviews | None:
+    if not settings.on:
+        return None
+    server = api_server(os.environ, settings.service_account, settings.api_server)
+    return TokenReviews(settings, server)
 
 
 async def _release(parts: Parts) -> None:

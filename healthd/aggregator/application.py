@@ -1,40 +1,39 @@
 """
-The aggregator over HTTP: the application, its errors, and the paths for machines (liveness, metrics, targets).
+The aggregator over HTTP: the application and its description, its errors, and the paths for machines (liveness,
+metrics, targets).
 
 Paths for programs are in `api`, those for people in `ui`; syncs are answered before all of this, in
-`healthd.aggregator.api.sync`. What the former take and answer is described by `healthd.aggregator.api.openapi`.
+`healthd.aggregator.api.sync`.
 """
 
 from __future__ import annotations
 
 import http
+import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+import threading
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.dependencies.models import Dependant
+from fastapi import APIRouter, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
-from healthd.aggregator.api import gates, peers
-from healthd.aggregator.api import gates as api_gates
-from healthd.aggregator.api import gates as api_preflight
-from healthd.aggregator.api import nodes as api_nodes
-from healthd.aggregator.api.handling import READ, Answer, ApiRoute, Parts, TargetGroup, parts_of
+from healthd import __version__
+from healthd.aggregator.api import gates, nodes, peers
+from healthd.aggregator.api.handling import READ, SYNC, ApiRoute, Parts, TargetGroup, Wait, parts_of, problems
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
+from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH
 from healthd.aggregator.controller.bulkheads import Fault, Where
 from healthd.aggregator.ui import ROUTERS as PAGE_ROUTERS
 from healthd.aggregator.ui import add_to as add_page_to
-from healthd.aggregator.ui.session import check_origin
-from healthd.core.config import nearest
 from healthd.core.errors import BadInputError, HealthdError
-from healthd.core.http.addresses import host_of
-from healthd.core.model import Problem
+from healthd.core.model import Problem, SyncAnswer, SyncRequest
 from healthd.core.tasks import TaskFailure
 from healthd.core.wire import encode
 
@@ -43,61 +42,91 @@ log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
 
 
-class Application(FastAPI):
-    """All paths but syncs; `routers` are those for programs."""
+ABOUT = """The aggregator answers whether a job may start on nodes now, and shows what it knows of them.
 
-    routers: Sequence[APIRouter] = ()
+Every error is one record, `Problem` (`application/problem+json`, RFC 9457); `detail` says what was wrong and what to
+do. A parameter or a member of a body that is not listed is an error. Times are in seconds since the epoch. Where an
+answer may be held back (`wait`), it comes as soon as there is something to say. `None` in a text is null."""
+
+TAGS = {
+    "gates": "May this job start on these nodes, now?",
+    "validations": "Collectives over nodes by hand, without a lease.",
+    "nodes": "What is known of each node, and who is kept out.",
+    "fleet": "The fleet as a whole.",
+    "overrides": "Jobs that a person admits by hand.",
+    "peers": "Nodes compared with their peers, and the samples that limits are learned from.",
+    "preflight": "The roll call of a preflight; only its own aggregator has it.",
+    "service": "For load balancers, Prometheus and the daemons of nodes.",
+}
+
+
+class Application(FastAPI):
+    """All paths but syncs, which it describes only."""
+
+    def __init__(self, *, preflight: bool) -> None:
+        routers = (*ROUTERS, *((gates.preflight_router,) if preflight else ()), *PAGE_ROUTERS)
+        # FastAPI's documentation pages load scripts from elsewhere and need no token; ours: `ui.docs`.
+        # A path with a slash at its end is no other path: nobody is sent to where a Host header points.
+        super().__init__(
+            title="healthd aggregator",
+            version=__version__,
+            description=ABOUT,
+            openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+            separate_input_output_schemas=False,
+            # As they are: `include_router` would build each anew for this application, all in a fifth of a second.
+            routes=[route for one in routers for route in one.routes],
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+        )
+        self._describing = threading.Lock()
 
     def openapi(self) -> dict[str, Any]:
-        """The description of the API; it takes a tenth of a second to make, once."""
-        if self.openapi_schema is None:
-            from healthd.aggregator.api.openapi import describe
+        """
+        FastAPI's description of the API, but: what is only ever answered has all of its members, and no path answers
+        422, which is a 400 here. Threads may ask for it.
+        """
+        with self._describing:
+            made = self.openapi_schema
+            found = super().openapi()
+            if made is None:
+                schemas = found["components"]["schemas"]
+                schemas["Problem"] = TypeAdapter(Problem).json_schema()
+                operations = [one for path in found["paths"].values() for one in path.values()]
+                for one in operations:
+                    one["responses"].pop("422", None)
+                for name in ("HTTPValidationError", "ValidationError"):
+                    schemas.pop(name, None)
+                taken = _reached([one.get("requestBody") for one in operations], schemas)
+                for name in schemas.keys() - taken:
+                    if "properties" in schemas[name]:
+                        schemas[name]["required"] = list(schemas[name]["properties"])
+        return found
 
-            self.openapi_schema = describe(route for one in self.routers for route in one.routes)
-        return self.openapi_schema
+
+def _reached(value: object, schemas: dict[str, Any]) -> set[str]:
+    """The names of all schemas that are used in it."""
+    found: set[str] = set()
+    left = [value]
+    while left:
+        for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(left.pop())):
+            if name not in found:
+                found.add(name)
+                left.append(schemas[name])
+    return found
 
 
 def make_app(parts: Parts) -> Application:
     """The application: every path but syncs."""
-    # FastAPI's documentation pages load scripts from elsewhere and need no token; ours: `healthd.aggregator.ui.docs`.
-    # A path with a slash at its end is no other path: nobody is sent to where a Host header points.
-    app = Application(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = Application(preflight=parts.settings.preflight)
     app.state.parts = parts
-    known = [Depends(_only_known_query), Depends(_from_here)]
-    app.routers = [*ROUTERS, api_preflight.preflight_router] if parts.settings.preflight else ROUTERS
-    for one in app.routers:
-        app.include_router(one, dependencies=known)
-    add_page_to(app, parts, known)
+    add_page_to(app, parts)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_unforeseen)
     return app
-
-
-async def _only_known_query(request: Request) -> None:
-    """A parameter that a path does not have is an error: a filter with a typo would answer something else."""
-    if not request.query_params:
-        return
-    route = request.scope["route"]
-    known = dict.fromkeys(_query_names(route.dependant)) if isinstance(route, APIRoute) else {}
-    for name in request.query_params:
-        if name not in known:
-            raise BadInputError(f"unknown query parameter {name[:80]!r}{nearest(name, known)}")
-
-
-async def _from_here(request: Request) -> None:
-    """Where no token is asked for, no web page of another site may change anything through a browser on this host."""
-    host_of(request.headers.get("host", ""))  # one that holds no host is refused on every path
-    if parts_of(request).guard.open and request.method not in ("GET", "HEAD"):
-        check_origin(request)
-
-
-def _query_names(dependant: Dependant) -> Iterator[str]:
-    """The query parameters of a path and of all that it depends on."""
-    yield from (parameter.alias for parameter in dependant.query_params)
-    for inner in dependant.dependencies:
-        yield from _query_names(inner)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -134,8 +163,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 def _methods(app: Application, path: str) -> str:
     """The methods that a path has, of all routes: the framework names those of the first one alone."""
-    routes = [route for one in (*app.routers, *PAGE_ROUTERS) for route in one.routes if isinstance(route, APIRoute)]
-    found = (route.methods or () for route in routes if route.path_regex.match(path))
+    routes = (route for route in app.routes if isinstance(route, APIRoute) and route.path_regex.match(path))
+    found = (route.methods or () for route in routes)
     return ", ".join(sorted({method for methods in found for method in methods}))
 
 
@@ -177,6 +206,8 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
         return PlainTextResponse(f"{printable_line(trouble)}\n", status_code=503)
     recovering = parts.engine.recovering()
     said = f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n"
+    if trouble := parts.guard.trouble():
+        said += f"tokens of service accounts cannot be reviewed: {printable_line(trouble)}\n"
     reasons = (printable_line(breaker.reason) for breaker in parts.engine.breakers().values())
     tripped = "".join(f"the breaker of the rules is open: {reason}\n" for reason in reasons)
     faults, failures = parts.engine.faults(), parts.tasks.failures()
@@ -220,7 +251,7 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/v1/sd/prometheus", dependencies=[READ])
-async def targets(request: Request, pool: str | None = None) -> Answer[list[TargetGroup]]:
+async def targets(request: Request, pool: str | None = None) -> list[TargetGroup]:
     """
     Every node as a target of Prometheus' http_sd.
 
@@ -232,14 +263,40 @@ async def targets(request: Request, pool: str | None = None) -> Answer[list[Targ
         own = {"node": state.node, "pool": state.labels.get("pool", ""), "instance_type": state.instance_type or ""}
         if state.address and _ADDRESS.fullmatch(state.address) and pool in (None, own["pool"]):
             found.append(TargetGroup(targets=(state.address,), labels=own))
-    return Answer(found)
+    return found
+
+
+@router.post("/v1/nodes/{node}/sync", dependencies=[SYNC], responses=problems(409))
+async def sync(
+    node: str,
+    wait: Wait,
+    said: SyncRequest,
+    key: Annotated[
+        str,
+        Header(
+            alias=KEY_HEADER.decode(),
+            min_length=MIN_KEY_LENGTH,
+            description="The node's own key: the first one that comes under a name owns it.",
+        ),
+    ],
+    executor: Annotated[
+        str | None,
+        Query(description="The member of a gate's group that runs the node's checks, in the place of its daemon."),
+    ] = None,
+) -> SyncAnswer:
+    """
+    A node tells its state, and hears what the aggregator wants of it.
+
+    Spoken by `healthd node`. Orders repeat until they are called off, reports until acknowledged.
+    """
+    raise NotImplementedError("this describes what SyncEndpoint answers before the application is asked")
 
 
 ROUTERS = [
     router,
-    api_gates.router,
+    gates.router,
     gates.validation_router,
-    api_nodes.router,
+    nodes.router,
     gates.override_router,
     peers.router,
     gates.report_router,

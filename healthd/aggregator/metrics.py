@@ -20,8 +20,7 @@ from healthd.aggregator.inventory.comparison import Standing
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.calibration import STARTED, Ended
 from healthd.aggregator.model.gates import Gate
-from healthd.aggregator.model.quarantines import Mode as RuleMode
-from healthd.aggregator.model.quarantines import Rule
+from healthd.aggregator.model.quarantines import Rule, RuleMode
 from healthd.core.http.server import exposition, task_errors_metric
 from healthd.core.model import Health, Verdict
 

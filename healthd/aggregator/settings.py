@@ -2,12 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthd.aggregator.auth import check_exposure
 from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import parse_listen
+
+_ACCOUNT = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.-]{1,253}")
+_OF_NAMESPACE = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.*?-]{1,253}")
+_ACCOUNTS = re.compile(r"[a-z0-9.*?-]{1,63}/[a-z0-9.*?-]{1,253}")
+MOST_ACCOUNTS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesCallers:
+    """
+    Service accounts of Kubernetes that may speak here with the tokens that it projects into their pods. ValueError.
+
+    Where an account is in several lists, `admins` beats `nodes`, then come `readers` and `hooks`.
+    """
+
+    audience: str | None = None
+    """The audience that their tokens are bound to, such as `healthd`: no other service can use what it is sent. None:
+    tokens of the token file alone."""
+
+    nodes: tuple[str, ...] = ()
+    """Accounts of node daemons, as NAMESPACE/NAME, or patterns of the names of one namespace (`healthd/node-*`). Each
+    speaks for the node on which its pod runs, and for no other."""
+
+    hooks: tuple[str, ...] = ()
+    """Accounts of jobs, as NAMESPACE/NAME or patterns of it (`train/*`). Each asks for jobs of its namespace, for the
+    node on which its pod runs, with the scope `gate`."""
+
+    readers: tuple[str, ...] = ()
+    """Accounts with the scope `read`, such as Prometheus', as NAMESPACE/NAME."""
+
+    admins: tuple[str, ...] = ()
+    """Accounts with the scope `admin`, as NAMESPACE/NAME: who may create tokens of them (`kubectl create token`) may do
+    everything here."""
+
+    review_seconds: float = 300.0
+    """How long the API server's word on a token counts: so long a deleted pod may still speak. Five minutes: each node
+    costs the API server a call in that time."""
+
+    outage_seconds: float = 1800.0
+    """How long it counts while the API server cannot be asked. Half an hour: an update of a control plane is over by
+    then."""
+
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Directory with `token` and `ca.crt` of the aggregator's own account, which may create `tokenreviews`. Both are
+    read again for each request."""
+
+    api_server: str | None = None
+    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+
+    def __post_init__(self) -> None:
+        accounts = {name: getattr(self, name) for name in ("nodes", "hooks", "readers", "admins")}
+        if self.audience is None:
+            if named := next((name for name, some in accounts.items() if some), None):
+                raise ValueError(f"{named}: goes with an audience that their tokens are bound to; set 'audience' too")
+            return
+        if not self.audience or not self.audience.isprintable() or len(self.audience) > 253:
+            raise ValueError(f"audience: must be 1 to 253 printable characters, not {self.audience[:40]!r}")
+        if not any(accounts.values()):
+            raise ValueError("audience: is of use to nobody; name accounts in 'nodes', 'hooks', 'readers' or 'admins'")
+        for name, listed in accounts.items():
+            if len(listed) > MOST_ACCOUNTS:
+                raise ValueError(f"{name}: {len(listed)} accounts; {MOST_ACCOUNTS} are allowed, or use patterns")
+            form = {"hooks": _ACCOUNTS, "nodes": _OF_NAMESPACE}.get(name, _ACCOUNT)
+            for account in listed:
+                if not form.fullmatch(account) or account.count("*") > 4:
+                    raise ValueError(f"{name}: {account[:80]!r} must be NAMESPACE/NAME, as healthd-system/healthd-node")
+        if not 10 <= self.review_seconds <= self.outage_seconds <= 86400:
+            raise ValueError(
+                f"review: must be between 10 s and outage ({self.outage_seconds:g} s), and that a day at most, not "
+                f"{self.review_seconds:g} s"
+            )
+
+    @property
+    def on(self) -> bool:
+        """Whether tokens of service accounts are taken at all."""
+        return self.audience is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +105,9 @@ class AggregatorSettings:
     token_file: Path | None = None
     """TOML file of bearer tokens; None means that everyone who reaches the port may do everything, which is allowed on
     loopback alone."""
+
+    kubernetes: KubernetesCallers = field(default_factory=KubernetesCallers)
+    """Which service accounts of Kubernetes may speak here, beside the tokens of the file."""
 
     tls_cert: Path | None = None
     """PEM file of the server's certificate chain; None is plain HTTP, allowed on loopback alone."""
@@ -88,7 +168,7 @@ class AggregatorSettings:
             raise ConfigError(f"runbooks_url must begin with https:// or http://, not {self.runbooks_url[:80]!r}")
         check_exposure(
             hosts=[self.address[0]],
-            tokens=self.token_file is not None,
+            tokens=self.token_file is not None or self.kubernetes.on,
             tls=self.tls_cert is not None,
             insecure=self.insecure,
         )

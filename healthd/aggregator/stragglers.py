@@ -31,7 +31,7 @@ from healthd import baselines
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.store.rows import PutEvent
 from healthd.aggregator.store.store import Store
-from healthd.baselines import Kind, Series
+from healthd.baselines import Kind, SampleSeries
 from healthd.core.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class Peers:
             if kind != other_than and node in runs:
                 self._values -= len(runs.pop(node).values)
 
-    async def series(self) -> tuple[Series, ...]:
+    async def series(self) -> tuple[SampleSeries, ...]:
         """
         What there is to learn limits from, by kind of machine and name; of too many series those with the most devices.
 
@@ -254,7 +254,7 @@ class Peers:
         self._told.update(one.key for one in suspects)
 
 
-def _series(measured: Sequence[tuple[Kind, str, Mapping[str, _Run]]]) -> tuple[Series, ...]:
+def _series(measured: Sequence[tuple[Kind, str, Mapping[str, _Run]]]) -> tuple[SampleSeries, ...]:
     """Off the loop: the numbers of a large fleet take a second."""
     largest = sorted(measured, key=lambda one: -sum(len(run.values) for run in one[2].values()))[:MOST_SERIES]
     found = []
@@ -264,7 +264,7 @@ def _series(measured: Sequence[tuple[Kind, str, Mapping[str, _Run]]]) -> tuple[S
         if len(values) > baselines.MOST_SAMPLES:
             drawn = random.Random(name).sample(values, baselines.MOST_SAMPLES)  # noqa: S311
         found.append(
-            Series(
+            SampleSeries(
                 hardware=kind.hardware,
                 accelerator=kind.accelerator,
                 versions=dict(kind.versions),

@@ -76,16 +76,23 @@ def checks(as_json: bool, **options: Any) -> int:
 @click.argument("name")
 @click.option("--scope", multiple=True, default=("read",), help="read, sync, gate or admin; repeat.")
 @click.option(
+    "--node",
+    multiple=True,
+    metavar="PATTERN",
+    help="Speak for these nodes alone, as 'trn-a-*'; with scope sync or gate. Repeat.",
+)
+@click.option(
     "--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the token to this file and do not show it."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
-def token(name: str, scope: tuple[str, ...], write: Path | None, as_json: bool) -> int:
+def token(name: str, scope: tuple[str, ...], node: tuple[str, ...], write: Path | None, as_json: bool) -> int:
     """
     Make a bearer token for NAME, and the lines that let it in.
 
     The token goes into a new file that only you can read (--write) or to standard error, the lines for the
     aggregator's token file (its hash alone) to standard output:
-    'healthd token ci --scope gate --write ci.token >> tokens.toml'.
+    'healthd token ci --scope gate --write ci.token >> tokens.toml'. Give the nodes of each rack or pool a token of
+    their own: 'healthd token trn-a --scope sync --node "trn-a-*"'.
     """
     from healthd.aggregator.auth import Scope, new_token
 
@@ -93,7 +100,7 @@ def token(name: str, scope: tuple[str, ...], write: Path | None, as_json: bool) 
     for text in scope:
         if text not in known:
             raise ConfigError(f"--scope {text!r} is none of: {', '.join(known)}")
-    secret, entry = new_token(name, [known[text] for text in scope])
+    secret, entry = new_token(name, [known[text] for text in scope], node)
     if write is not None:
         _write_new(write, secret)
     if as_json:

@@ -6,6 +6,7 @@ The library is imported by the first call: a passive round of `healthd check` ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from checks.json_text import TooDeepError, require_shallow
@@ -13,6 +14,17 @@ from checks.printable import printable_bytes
 from healthd.core.errors import BadInputError
 
 T = TypeVar("T")
+
+FROM_OUTSIDE: Mapping[str, str | bool] = {
+    "extra": "forbid",
+    "strict": True,
+    "allow_inf_nan": False,
+    "use_attribute_docstrings": True,
+}
+"""
+The `__pydantic_config__` of records that the API takes: an unknown member is an error, since a typo must not be lost;
+"1" is no number; what stands under a member describes it. A plain mapping, since this room knows nothing of pydantic.
+"""
 
 
 def encode(value: Any) -> bytes:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from healthd.localize.judge import Evidence
-from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict
 from healthd.localize.rounds import Found, by_rounds, final
 from healthd.localize.verdict import verdict_of
 
@@ -29,9 +29,9 @@ class Course:
         self._found = Found()
         self._steps = by_rounds(self._ev, self._found)
         self._asked: tuple[tuple[str, ...], ...] | None = None  # None: the first whole was not given yet
-        self._verdict: Verdict | None = None
+        self._verdict: ValidationVerdict | None = None
 
-    def step(self, outcomes: Iterable[GroupOutcome], *, last: bool = False) -> NextRound | Verdict:
+    def step(self, outcomes: Iterable[GroupOutcome], *, last: bool = False) -> NextRound | ValidationVerdict:
         """
         What to test next, now that these are known; a group without outcome counts as unknown.
 
@@ -57,7 +57,7 @@ class Course:
         self._asked = tuple(tuple(ev.names[v] for v in group) for group in groups)
         return NextRound(number=ev.rounds + 1, groups=self._asked, why=why)
 
-    def conclude(self, *, spent: bool = True) -> Verdict:
+    def conclude(self, *, spent: bool = True) -> ValidationVerdict:
         """The verdict on what is known now, final. `spent`: ended by a bound or by the caller, which it says."""
         if self._verdict is None:
             self._steps.close()
@@ -65,7 +65,7 @@ class Course:
         return self._verdict
 
 
-def replay(problem: Problem, history: Iterable[GroupOutcome]) -> tuple[Course, NextRound | Verdict]:
+def replay(problem: Problem, history: Iterable[GroupOutcome]) -> tuple[Course, NextRound | ValidationVerdict]:
     """
     The course of the tests up to the end of this history, and what comes next: groups to test, or the verdict.
 

@@ -159,7 +159,7 @@ class TrunkFault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ValidationVerdict:
     """
     What is known at the end. No member outside `culprits` is accused.
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from healthd.localize.judge import SILENT, Evidence, Ids, Judged, Parts, judge
-from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, TrunkFault, Verdict
+from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, TrunkFault, ValidationVerdict
 from healthd.localize.rounds import Found, in_doubt, passed_parts, rest_of, rest_state
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
 
 
-def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
+def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> ValidationVerdict:
     """What rounds of disjoint groups have shown. `spent`: ended by a bound or by the caller."""
     judged = judge(ev)
     remain = rest_of(ev, judged)
@@ -25,7 +25,7 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
     one_of = _untold(ev, judged, rest if passed is True else ())
     # No fault of scale if one of its members turned out to be the cause after all.
     scale = found.scale if found.scale and set(ev.say(judged.blamed())).isdisjoint(found.scale.members) else None
-    verdict = Verdict(
+    verdict = ValidationVerdict(
         culprits=tuple(_culprit(ev, v, counted) for v, counted in sorted(judged.accused.items())),
         paths=tuple(
             PathFault(ends=(ev.names[a], ev.names[b]), failed=ev.own((a, b))[0], slow=_is_slow(ev, ev.bad_pairs[a, b]))
@@ -108,7 +108,7 @@ def _untold(ev: Evidence, judged: Judged, passed: Ids) -> list[list[int]]:
     return list(links.of(sorted(ends)).values())
 
 
-def _faults(verdict: Verdict, whole: int) -> Iterator[str]:
+def _faults(verdict: ValidationVerdict, whole: int) -> Iterator[str]:
     """A sentence for each statement but that on the rest."""
     for culprit in verdict.culprits:
         how = {Manner.ALWAYS: "fails always", Manner.SOMETIMES: "fails sometimes", Manner.SLOW: "is slow"}

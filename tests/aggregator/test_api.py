@@ -277,11 +277,23 @@ MANY_NODES = json.dumps({"job": "j", "nodes": [f"n{number}" for number in range(
         ("GET", "/v1/nodes?health=well", None, 400, "health"),
         ("GET", "/v1/nodes?helth=healthy", None, 400, "did you mean 'health'"),
         ("GET", "/v1/nodes?label=x", None, 400, "name=value"),
-        ("POST", "/v1/gates?wait=x", b"{}", 400, "wait='x'"),
+        ("POST", "/v1/gates?wait=x", b'{"job":"j"}', 400, "wait='x'"),
         ("POST", "/v1/gates", b"", 400, "body: "),
         ("POST", "/v1/gates", b"[]", 400, "body: "),
         ("POST", "/v1/gates", b'{"job":"j","nods":["a"]}', 400, "did you mean 'nodes'"),
         ("POST", "/v1/gates", b'{"job":"j","nodes":"a"}', 400, "$.nodes"),
+        ("POST", "/v1/gates", b'{"job":"j","nodes":["a",1]}', 400, "$.nodes[1]"),
+        ("POST", "/v1/gates", b'{"job":"j","nodes":["a"],"attempt":"1"}', 400, "$.attempt"),
+        ("POST", "/v1/gates", b'{"job":"j","nodes":["a"],"attempt":true}', 400, "$.attempt"),
+        ("POST", "/v1/gates", b'{"job":"j","nodes":["a"],"lease":1}', 400, "$.lease"),
+        ("POST", "/v1/gates", b'{"job":"j","nodes":["a"],"wait_seconds":NaN}', 400, "$.wait_seconds"),
+        ("POST", "/v1/gates", b'{"job":"j","nodes":["a"],"wait_seconds":1e999}', 400, "$.wait_seconds"),
+        ("POST", "/v1/gates", b'{"job":"j","join":{"member":"m","sise":2}}', 400, "unknown member 'sise'"),
+        ("POST", "/v1/gates", b'{"job":"j","nodes":[' + b"1," * 500_000 + b"1]}", 400, "string - at `$.nodes[0]`"),
+        ("POST", "/v1/gates", b"{" + b",".join(b'"x%d":1' % n for n in range(10_000)) + b"}", 400, "10001 members"),
+        ("POST", "/v1/gates", b'{"job":"\xff"}', 400, "body: "),
+        ("POST", "/v1/gates", b'{"job":"j","' + b"\x01\n\x9b" * 2000 + b'":1}', 400, "body: "),
+        ("POST", "/v1/gates", b'{"job":"j","\\n\\u001b' + b"x" * 900 + b'":1}', 400, "unknown member"),
         ("POST", "/v1/gates", b'{"job":"j","pool":"p","count":-1}', 400, "not -1"),
         ("POST", "/v1/gates", b'{"job":"j","nodes":["a"],"max_age_seconds":-1}', 400, "max_age"),
         ("POST", "/v1/gates", b'{"job":"","nodes":["a"]}', 400, "job"),
@@ -528,5 +540,16 @@ def test_body_that_is_nested_too_deep_is_a_400_that_says_so(tmp_path: Path) -> N
                     answer = await client.post(path, content=body, headers={"x-healthd-node-key": KEY})
                     assert answer.status_code == 400, (path, answer.text)
                     assert "nested more than 64 deep" in answer.json()["detail"]
+
+    scenario(test, tmp_path)
+
+
+def test_control_characters_of_a_node_are_escaped_in_an_answer(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        evil = "\x1b[2J \x9b1A \x7f \u202e"
+        async with living(client, "n1", versions={"driver": evil}):
+            answer = await client.get("/v1/nodes/n1")
+            assert answer.json()["state"]["versions"] == {"driver": evil}
+            assert answer.text.isprintable()
 
     scenario(test, tmp_path)

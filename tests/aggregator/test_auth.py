@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,25 @@ def test_a_new_token_opens_what_its_scopes_say_and_nothing_else(tmp_path: Path) 
     with pytest.raises(AuthError) as refused:
         guard.require(f"Bearer {token}", Scope.SYNC)
     assert refused.value.status == 403
+
+
+def test_a_token_of_some_nodes_speaks_for_names_that_match_a_pattern_whole(tmp_path: Path) -> None:
+    token, lines = new_token("trn-a", [Scope.SYNC, Scope.GATE], ["trn-a-*", "head?"])
+    caller = Guard(write(tmp_path / "tokens", lines)).require(f"Bearer {token}", Scope.SYNC)
+    assert [name for name in ("trn-a-1", "trn-a-", "head1") if not caller.speaks_for(name)] == []
+    assert [name for name in ("trn-b-1", "x-trn-a-1", "Trn-a-1", "head", "head12", "") if caller.speaks_for(name)] == []
+    caller.check_speaks_for(["trn-a-1", "head1"])
+    with pytest.raises(AuthError, match="token 'trn-a' may not speak for node 'trn-b-1', only for trn-a") as refused:
+        caller.check_speaks_for(["trn-a-1", "trn-b-1"])
+    assert refused.value.status == 403
+
+
+def test_a_pattern_with_as_many_wildcards_as_are_allowed_is_quick_against_the_worst_name(tmp_path: Path) -> None:
+    token, lines = new_token("a", [Scope.SYNC], ["*a" * 8])
+    caller = Guard(write(tmp_path / "tokens", lines)).require(f"Bearer {token}", Scope.SYNC)
+    began = time.process_time()
+    assert not caller.speaks_for("a" * 252 + "b")
+    assert time.process_time() - began < 0.1
 
 
 @pytest.mark.parametrize(
@@ -114,6 +134,12 @@ HASH = "a" * 64
         ('[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "ABC"', "64 hexadecimal"),
         ('[[token]]\nname = "a"\nscopes = ["read"]\nsha265 = "x"', "unknown key 'sha265'"),
         (f'[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "{HASH}"\n' * 2, "there twice"),
+        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = "n1"', "'nodes' must be a list"),
+        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = []', "names 0 patterns"),
+        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = {["n"] * 33}', "1 to 32"),
+        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = ["n[12]"]', "no pattern"),
+        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = ["{"*" * 9}"]', "at most 8"),
+        (f'[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "{HASH}"\nnodes = ["n*"]', "not with read"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:

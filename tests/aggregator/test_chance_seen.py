@@ -12,7 +12,7 @@ from healthd.aggregator.validation.plan import MOST_TESTS, add
 from healthd.core.model import Decision, Order, OrderReport, Verdict
 from healthd.localize.judge import Evidence, chance_of
 from healthd.localize.model import Outcome, Problem
-from healthd.localize.model import Verdict as Found
+from healthd.localize.model import ValidationVerdict as Found
 from tests.aggregator.lab import POLICY, Lab, inventory
 from tests.aggregator.test_engine import Running, running
 from tests.aggregator.test_localize import accused, seen, verdict_on

@@ -49,10 +49,9 @@ async def application(folder: Path, *, tokens: bool) -> AsyncIterator[tuple[Sync
 
 def paths(app: FastAPI) -> list[tuple[str, str]]:
     """Every method and path that there is, one that is not, and the path of syncs."""
-    routes = [route for one in app.routes for route in getattr(getattr(one, "original_router", None), "routes", [one])]
     found = [
         (method, re.sub(r"\{[^}]*\}", "n1", route.path))
-        for route in routes
+        for route in app.routes
         if isinstance(route, APIRoute)
         for method in sorted(route.methods)
     ]

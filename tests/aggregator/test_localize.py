@@ -9,7 +9,7 @@ import pytest
 
 from healthd.core.errors import BadInputError
 from healthd.localize import Course
-from healthd.localize.model import GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
+from healthd.localize.model import GroupOutcome, Manner, NextRound, Outcome, Problem, ValidationVerdict
 from tests.benchmarks.localize.__main__ import SURE, is_met, main, measure, rows
 from tests.benchmarks.localize.hard_rows import hard_rows
 from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of
@@ -22,13 +22,13 @@ def seen(round_number: int, members: str, outcome: Outcome) -> GroupOutcome:
     return GroupOutcome(members=tuple(members), outcome=outcome, round=round_number)
 
 
-def verdict_on(problem: Problem, *history: GroupOutcome) -> Verdict:
+def verdict_on(problem: Problem, *history: GroupOutcome) -> ValidationVerdict:
     verdict = localize(problem, history, conclude=True)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, ValidationVerdict)
     return verdict
 
 
-def accused(verdict: Verdict) -> set[str]:
+def accused(verdict: ValidationVerdict) -> set[str]:
     return {culprit.member for culprit in verdict.culprits}
 
 
@@ -39,7 +39,7 @@ def test_the_first_question_is_the_whole() -> None:
 
 def test_a_whole_that_passes_needs_nothing_more() -> None:
     verdict = localize(Problem(members=("a", "b", "c")), [seen(0, "abc", PASS)])
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, ValidationVerdict)
     assert (verdict.decided, verdict.rest, verdict.rounds) == (True, ("a", "b", "c"), 0)
     assert verdict.reasons == ("all 3 are healthy: they passed together",)
 
@@ -47,7 +47,7 @@ def test_a_whole_that_passes_needs_nothing_more() -> None:
 def test_two_alone_are_one_of_two_and_neither_is_accused() -> None:
     """Fault 26 of the rivals."""
     verdict = localize(Problem(members=("a", "b")), [seen(0, "ab", FAIL)])
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, ValidationVerdict)
     assert not verdict.culprits
     assert verdict.one_of == (("a", "b"),)
     assert not verdict.decided
@@ -193,7 +193,7 @@ def test_slow_beside_others_is_measured_again_alone_before_blame() -> None:
 
 def test_unknown_is_no_evidence_and_ends() -> None:
     verdict = localize(Problem(members=tuple("abcd")), [seen(0, "abcd", UNKNOWN), seen(1, "abcd", UNKNOWN)])
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, ValidationVerdict)
     assert not verdict.decided
     assert not accused(verdict)
     assert verdict.not_measured == tuple("abcd")
@@ -292,7 +292,7 @@ def test_idle_nodes_that_join_do_not_make_a_flaky_node_pass_for_good() -> None:
     """The whole failed before they came; that all of them pass together once does not undo it."""
     job, idle = tuple("abcd"), tuple("xy")
     problem = Problem(members=(*job, *idle))
-    step: NextRound | Verdict = localize(problem, history := [seen(0, "abcd", FAIL)])
+    step: NextRound | ValidationVerdict = localize(problem, history := [seen(0, "abcd", FAIL)])
     while isinstance(step, NextRound) and step.number <= 6:
         assert all(len(group) == 2 for group in step.groups), step
         history += [GroupOutcome(members=group, outcome=PASS, round=step.number) for group in step.groups]

@@ -14,7 +14,7 @@ from healthd.aggregator.validation.plan import NOISE_RATIO
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.model import Verdict
 from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem
-from healthd.localize.model import Verdict as Found
+from healthd.localize.model import ValidationVerdict as Found
 from tests.aggregator.lab import Lab
 from tests.aggregator.test_chance_seen import validation
 from tests.aggregator.test_localize import accused, seen, verdict_on

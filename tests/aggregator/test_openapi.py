@@ -12,9 +12,11 @@ import jsonschema
 import pytest
 
 from healthd import __version__
+from healthd.aggregator.api.handling import STATUSES
 from healthd.aggregator.auth import Scope
 from tests.aggregator.described import METHODS, description
 from tests.aggregator.test_api import running
+from tests.patience import PATIENCE
 from tests.ui.stage import tokens
 
 OPERATIONS = [
@@ -42,10 +44,7 @@ def test_the_description_is_whole() -> None:
     assert (told["openapi"][:4], told["info"]["version"]) == ("3.1.", __version__)
     names = [one["operationId"] for methods in told["paths"].values() for one in methods.values()]
     assert len(names) == len(set(names))
-    assert {one.rpartition("/")[2] for one in references(told)} <= {
-        *told["components"]["schemas"],
-        *told["components"]["responses"],
-    }
+    assert {one.removeprefix("#/components/schemas/") for one in references(told)} <= {*told["components"]["schemas"]}
     for name, schema in told["components"]["schemas"].items():
         assert re.fullmatch(r"[A-Z][A-Za-z0-9]+", name)
         jsonschema.Draft202012Validator.check_schema(schema)
@@ -66,10 +65,8 @@ def test_every_path_says_its_statuses_with_the_one_error_record(method: str, pat
     assert ("requestBody" in told) == ("413" in told["responses"])
     for status, one in told["responses"].items():
         if status != "200" and (path, status) != ("/readyz", "503"):
-            assert one == {"$ref": f"#/components/responses/Problem{status}"}
-    problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    for one in description()["components"]["responses"].values():
-        assert one["content"]["application/problem+json"] == problem
+            assert one["description"] == STATUSES[int(status)]
+            assert one["content"]["application/problem+json"]["schema"] == {"$ref": "#/components/schemas/Problem"}
 
 
 def test_two_records_of_one_name_are_told_apart() -> None:
@@ -80,9 +77,19 @@ def test_two_records_of_one_name_are_told_apart() -> None:
 
 def test_a_body_takes_no_other_members_and_an_answer_has_all_of_its_own() -> None:
     schemas = description()["components"]["schemas"]
-    assert schemas["GateRequest"]["additionalProperties"] is False
+    for name in (
+        "GateRequest",
+        "Join",
+        "HandshakeBody",
+        "OutcomeBody",
+        "PersonDecision",
+        "RollCallBody",
+        "ValidationBody",
+    ):
+        assert schemas[name]["additionalProperties"] is False, name
     assert schemas["GateRequest"]["required"] == ["job"]
     assert "would" in schemas["Decision"]["required"]
+    assert "how long" in schemas["GateRequest"]["properties"]["runtime_seconds"]["description"].lower()
     # A node of another version may leave it out.
     assert "hostname" not in schemas["NodeState"]["required"]
 
@@ -125,3 +132,16 @@ def test_who_may_read_gets_the_description_of_this_aggregator(tmp_path: Path) ->
             assert answer.json()["paths"].keys() == expected
 
     asyncio.run(main())
+
+
+def test_who_is_not_known_is_told_so_before_a_body_is_read(tmp_path: Path) -> None:
+    file, _ = tokens(tmp_path, hook=Scope.GATE)
+
+    async def main() -> None:
+        async with running(tmp_path, token_file=file) as client:
+            reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            writer.write(b"POST /v1/gates HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20 * PATIENCE))

@@ -8,8 +8,16 @@ import dataclasses
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.inventory.registry import DuplicateError, Fleet, FullError
-from healthd.core.errors import BadInputError, StoreError
+from healthd.aggregator.inventory.registry import (
+    ANYBODY,
+    REPLACED_SECONDS,
+    DuplicateError,
+    Fleet,
+    FullError,
+    NotVouchedError,
+    Speaker,
+)
+from healthd.core.errors import BadInputError, ConflictError, StoreError
 from healthd.core.model import Allocation, Health, Order, OrderReport, Quarantine
 from tests.aggregator.parts import Clock, Node, fleet, key_hash, state
 
@@ -493,5 +501,90 @@ def test_key_of_a_node_that_was_forgotten_meanwhile_is_taken() -> None:
         registry.rekey("n1", key_hash("second-key-second-key"))
         await Node(registry, clock, key="second-key-second-key", incarnation="i2").join(state())
         assert registry.names() == ["n1"]
+
+    asyncio.run(run())
+
+
+# A machine that is replaced under its name, where its platform vouches for it.
+
+
+def vouched(pod: str) -> Speaker:
+    return Speaker(speaks_for=lambda name: name == "n1", vouched=f"pod {pod}", vouched_id=f"uid of {pod}")
+
+
+async def spoken(node: Node, pod: str | None) -> None:
+    """A whole state, by a pod that the platform says is on this node."""
+    speaker = ANYBODY if pod is None else vouched(pod)
+    request = node.request(state(node.name))
+    answer = await node.fleet.sync(node.name, key_hash(node.key), request, 0.0, speaker=speaker)
+    node.answer, node.received_at = answer, node.clock()
+
+
+def test_replaced_pod_is_refused_while_the_new_one_reports_and_let_in_again_once_that_is_silent() -> None:
+    """As after a rollback: the pod that was kept is the node's daemon again, with the key that it has."""
+
+    async def run() -> None:
+        clock = Clock()
+        registry = fleet(clock, silent_seconds=60.0)
+        old, new = (Node(registry, clock, key=f"key-of-{name}-pod-1234", incarnation=name) for name in ("old", "new"))
+        await spoken(old, "old")
+        await spoken(new, "new")
+        clock.now += REPLACED_SECONDS + 1
+        with pytest.raises(ConflictError, match="pod old was replaced by pod new, which reports"):
+            await spoken(old, "old")
+        await spoken(new, "new")
+        clock.now += 61
+        await spoken(old, "old")
+        clock.now += REPLACED_SECONDS + 1
+        with pytest.raises(ConflictError, match="pod new was replaced by pod old"):
+            await spoken(new, "new")
+        seen = registry.node("n1")
+        assert seen is not None
+        assert not seen.duplicate
+
+    asyncio.run(run())
+
+
+def test_pods_with_one_key_are_one_node_whoever_of_them_speaks() -> None:
+    """An update that starts the new pod first, and is taken back: the key is in a directory of the host."""
+
+    async def run() -> None:
+        clock = Clock()
+        registry = fleet(clock)
+        node = Node(registry, clock)
+        for pod in ("old", "new", "old"):
+            await spoken(node, pod)
+        with pytest.raises(NotVouchedError, match="is that of pod old by the word of its platform"):
+            await spoken(Node(registry, clock, key="key-of-a-stranger-1234", incarnation="x"), None)
+        await spoken(node, None)
+
+    asyncio.run(run())
+
+
+def test_key_that_cannot_be_kept_is_not_let_in() -> None:
+    async def fail(_node: str, _key: str, _who: str) -> None:
+        raise StoreError("the disk is full")
+
+    async def run() -> None:
+        clock = Clock()
+        registry = fleet(clock, replace_key=fail)
+        old, new = (Node(registry, clock, key=f"key-of-{name}-pod-1234", incarnation=name) for name in ("old", "new"))
+        await spoken(old, "old")
+        with pytest.raises(StoreError):
+            await spoken(new, "new")
+        await spoken(old, "old")
+
+    asyncio.run(run())
+
+
+def test_other_names_count_where_the_credential_covers_them() -> None:
+    async def run() -> None:
+        clock = Clock()
+        registry = fleet(clock)
+        node = Node(registry, clock)
+        request = node.request(state("n1", aliases=("i-1", "n1.example.com")))
+        speaker = Speaker(speaks_for=lambda name: name.startswith("n1"))
+        await registry.sync("n1", key_hash(node.key), request, 0.0, speaker=speaker)
+        assert (registry.called("i-1"), registry.called("n1.example.com")) == ((), ("n1",))
 
     asyncio.run(run())

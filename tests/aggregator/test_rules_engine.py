@@ -10,7 +10,7 @@ import pytest
 
 from checks.contract import Action, Blame, Status
 from healthd.aggregator.model.gates import Accuse
-from healthd.aggregator.model.quarantines import Mode
+from healthd.aggregator.model.quarantines import RuleMode
 from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import StoreError
 from healthd.core.model import CheckResult, DeviceRecord, Inventory, OrderReport, Quarantine, Reason, Verdict
@@ -173,7 +173,7 @@ def test_the_breaker_trips_at_a_tenth_of_the_pool_says_so_and_stays_open_over_a_
             await run.engine.run_once()
             assert [name for name in sorted(world.daemons) if kept(run, name)] == ["n00", "n01", "n02"]
             assert "rules keep 3 of 30 nodes out and may keep 3" in run.engine.breakers()["a"].reason
-            assert run.engine.rule_words()["hard", Mode.HELD.value] == 2
+            assert run.engine.rule_words()["hard", RuleMode.HELD.value] == 2
             assert await kinds(run, "fleet") == ["breaker tripped"]
             measured(run, "lone", with_wrong(1.0))
             await run.engine.run_once()

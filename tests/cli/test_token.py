@@ -33,6 +33,19 @@ def test_a_token_in_use_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "node.token").read_text() == "in use"
 
 
+def test_a_token_of_some_nodes_says_so_in_its_lines(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "token", "trn-a", "--scope", "sync", "--node", "trn-a-*", "--node", "head", "--json")
+    assert 'nodes = ["trn-a-*", "head"]\n' in said.json["entry"]
+    for options, why in (
+        (("--scope", "admin", "--node", "n1"), "go with the scopes sync and gate alone, not with admin"),
+        (("--node", "n1"), "not with read"),
+        (("--scope", "sync", "--node", "a b"), "'a b' is no pattern of node names"),
+    ):
+        refused = healthd(tmp_path, "token", "trn-a", *options)
+        assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+        assert why in refused.err
+
+
 def test_json_leaves_out_a_token_that_was_written(tmp_path: Path) -> None:
     said = healthd(tmp_path, "token", "ci", "--scope", "gate", "--write", str(tmp_path / "ci.token"), "--json")
     assert sorted(said.json) == ["entry"]

@@ -22,7 +22,7 @@ from healthd.baselines import (
     Kind,
     Learned,
     Sample,
-    Series,
+    SampleSeries,
     kind_of,
     limit_name,
     samples_of,
@@ -58,7 +58,7 @@ def measured_values(count: int, *, value: float = 1e12, noise: float = 0.02) -> 
 def learn(
     values: Sequence[float], name: str = MATMUL, *, devices: int = 11, comparisons: int = 1000, **rule: float
 ) -> Learned | None:
-    series = Series(
+    series = SampleSeries(
         hardware=KIND.hardware,
         accelerator=KIND.accelerator,
         versions=dict(KIND.versions),
@@ -398,8 +398,8 @@ def test_learned_limits_go_into_a_new_file_and_none_is_written_over(tmp_path: Pa
 
 
 def test_series_of_too_few_samples_are_told_beside_those_that_have_a_limit() -> None:
-    def series(name: str, count: int) -> Series:
-        return Series(
+    def series(name: str, count: int) -> SampleSeries:
+        return SampleSeries(
             hardware='x" \x7f\n', accelerator="cpu", versions={}, name=name, devices=count, values=(1e9,) * count
         )
 
@@ -454,7 +454,7 @@ def test_a_check_judges_by_its_kind_shows_the_origin_and_leaves_other_versions_u
     survey = wire.decode(healthd(tmp_path, "check", "device_count", "--json").out.encode(), NodeState, what="state")
     kind = kind_of(dataclasses.replace(survey, versions={"torch": version("torch")}))
     assert kind is not None
-    one = Series(
+    one = SampleSeries(
         hardware=kind.hardware,
         accelerator=kind.accelerator,
         versions=dict(kind.versions),

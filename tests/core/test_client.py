@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -306,3 +308,66 @@ def test_an_answer_whose_head_comes_by_drops_is_none() -> None:
         finally:
             over.set()
             thread.join()
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[tuple[str, list[str | None]]]:
+    """A server that lets everybody in, and hears with which words."""
+    heard: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.headers["authorization"])
+            self.wfile.write(answer(b"{}"))
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Nothing on the terminal."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{made.server_port}", heard
+        made.shutdown()
+        thread.join()
+
+
+def project(volume: Path, token: str) -> None:
+    """Write a token as the kubelet does: a new directory, to which a link is turned."""
+    fresh = volume / f"..{token}"
+    fresh.mkdir(parents=True)
+    (fresh / "token").write_text(token)
+    (volume / "..data_tmp").symlink_to(fresh.name)
+    (volume / "..data_tmp").replace(volume / "..data")
+    if not (volume / "token").is_symlink():
+        (volume / "token").symlink_to("..data/token")
+
+
+def test_a_token_that_the_kubelet_replaces_is_sent_from_the_next_request_on(tmp_path: Path) -> None:
+    project(tmp_path, "first")
+    endpoint = Endpoint(url="", token=None, ca_file=None, token_file=tmp_path / "token")
+    with hearing() as (url, heard), GateClient(dataclasses.replace(endpoint, url=url)) as line:
+        line.get("/v1/fleet")
+        project(tmp_path, "second")
+        line.get("/v1/fleet")
+        (tmp_path / "..data").unlink()  # the last one stays good for a while
+        line.get("/v1/fleet")
+    assert heard == ["Bearer first", "Bearer second", "Bearer second"]
+
+
+def test_a_token_out_of_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """As `--token-file <(kubectl create token ...)`."""
+    pipe = tmp_path / "token"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("secret\n",))
+    writer.start()
+    endpoint = Endpoint(url="", token=None, ca_file=None, token_file=pipe)
+    with hearing() as (url, heard), GateClient(dataclasses.replace(endpoint, url=url)) as line:
+        line.get("/v1/fleet")
+        line.get("/v1/fleet")
+    writer.join()
+    assert heard == ["Bearer secret"] * 2
+
+
+def test_a_token_file_that_is_not_there_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the token cannot be read"):
+        GateClient(Endpoint(url="http://127.0.0.1:1", token=None, ca_file=None, token_file=tmp_path / "none"))

@@ -7,6 +7,7 @@ No cluster was at hand: what is proved is the schema, and that what the manifest
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import math
 import os
@@ -26,6 +27,7 @@ from checks.discover import builtin_checks
 from deploy.kubernetes import generate
 from healthd.aggregator.auth import check_exposure
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
+from healthd.aggregator.service_accounts import NEEDS as NEEDS_REVIEWS
 from healthd.cli.hooks.gate import gate, own_workload
 from healthd.cli.hooks.preflight import preflight
 from healthd.cli.settings.tree import Settings
@@ -43,7 +45,8 @@ pytestmark = pytest.mark.system("kubectl")
 OVERLAYS = [f"{kind}/{profile}" for kind in ("eks-neuron", "eks-gpu", "cpu") for profile in ("observe", "active")]
 COMPONENTS = ("monitoring", "actuator", "accelerated-hardware-ready")
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
-SECRETS = {"healthd-tokens", "healthd-node-token", "healthd-aggregator-tls", "healthd-gate", "healthd-prometheus"}
+SECRETS = {"healthd-tokens", "healthd-aggregator-tls", "healthd-prometheus"}
+WITHOUT_COMPONENTS = {"healthd-aggregator-tls"}
 
 
 @pytest.fixture(scope="module", name="whole")
@@ -265,6 +268,41 @@ def test_secrets_are_those_that_the_guide_makes(whole: tuple[dict[str, Any], ...
     assert used == SECRETS
     for name in used:
         assert f"secret generic {name}" in guide or f"secret tls {name}" in guide
+    for overlay in OVERLAYS:
+        assert set(re.findall(r"'secretName': '([^']+)'", str(built(overlay)))) == WITHOUT_COMPONENTS
+
+
+def projected(pod: dict[str, Any]) -> dict[str, Any]:
+    """The token of its service account that a pod has projected into it."""
+    sources = [source for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", ())]
+    (found,) = [source["serviceAccountToken"] for source in sources if "serviceAccountToken" in source]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_nodes_and_hooks_send_tokens_that_are_bound_to_the_aggregators_audience(
+    whole: tuple[dict[str, Any], ...],
+) -> None:
+    callers = of_config_map("", "healthd-aggregator", whole).aggregator.kubernetes
+    hooks = [
+        template["spec"]
+        for item in examples()
+        for template in templates(item)
+        if "/etc/healthd/gate/token" in str(template)
+    ]
+    assert len(hooks) == 3
+    for pod in (node_pod("eks-neuron/active"), *hooks):
+        assert projected(pod)["audience"] == callers.audience
+        assert projected(pod)["path"] == "token"
+        assert projected(pod)["expirationSeconds"] >= 600, "Kubernetes refuses less"
+    for items in (whole, kustomize(KUBERNETES / "examples/second-pool")):
+        (daemon,) = [item for item in items if item["kind"] == "DaemonSet"]
+        account = f"healthd-system/{daemon['spec']['template']['spec']['serviceAccountName']}"
+        assert any(fnmatch.fnmatchcase(account, pattern) for pattern in callers.nodes)
+    (admin,) = callers.admins
+    the(whole, "ServiceAccount", admin.partition("/")[2])
+    guide = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    assert f"create token {admin.partition('/')[2]} --audience {callers.audience}" in guide
 
 
 # --- what the manifests say fits what healthd reads -----------------------------------------------------------------
@@ -322,7 +360,9 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
     of_pods = {f"{verb} on pods" for verb in PODS_NEED.removesuffix(" on pods").split(" and ")}
     assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods}
     assert rights("healthd-actuator") == {READ, WRITE, LIST}
-    for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", "healthd-aggregator")):
+    assert rights("healthd-aggregator") == {NEEDS_REVIEWS}
+    ours = "healthd-aggregator"
+    for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", ours), (ours, ours)):
         binding = the(whole, "ClusterRoleBinding", name)
         assert binding["roleRef"]["name"] == name
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "healthd-system"}]
@@ -341,10 +381,12 @@ def test_every_hook_says_which_pod_it_is() -> None:
 
 
 def test_token_of_the_api_server_is_mounted_only_where_it_is_used(whole: tuple[dict[str, Any], ...]) -> None:
-    plain = the(built("cpu/observe"), "Deployment", "healthd-aggregator")["spec"]["template"]["spec"]
-    assert plain["automountServiceAccountToken"] is False
-    acting = the(whole, "Deployment", "healthd-aggregator")["spec"]["template"]["spec"]
-    assert acting["automountServiceAccountToken"] is True
+    for kind, name in (("DaemonSet", "healthd-node"), ("Deployment", "healthd-aggregator")):
+        assert the(whole, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    for account in [item for item in whole if item["kind"] == "ServiceAccount"]:
+        assert account["automountServiceAccountToken"] is False, "nor in other pods of the account"
+    for pod in pods(examples()):
+        assert pod["automountServiceAccountToken"] is False
 
 
 def test_monitors_find_the_pods_and_give_the_job_names_of_the_rules(whole: tuple[dict[str, Any], ...]) -> None:

@@ -39,6 +39,7 @@ from tests.kubernetes.kit import (
     TORCH_IMAGE,
     TORCH_REPOSITORY,
     Cluster,
+    authority,
     gate_exit_code,
     gated_job,
     secrets,
@@ -128,6 +129,8 @@ class Stage:
         return text
 
     def _healthd(self, *words: str) -> str:
+        token = self.cluster.kubectl("create", "token", "healthd-admin", "--audience", "healthd", "-n", SYSTEM)
+        (self.folder / "admin.token").write_text(token)
         named = ["--aggregator", self.aggregator, "--token-file", str(self.folder / "admin.token")]
         named += ["--ca-file", str(self.folder / "ca.pem")]
         done = subprocess.run(
@@ -240,10 +243,7 @@ def install(stage: Stage) -> None:
         line += ["--set-string" if ".settings." in value else "--set", value]
     stage.cluster.helm(*line)
     stage.show(shlex.join(["helm", *line]), "")
-    for key in ("healthd-gate",):
-        found = stage.cluster.get("secret", key, "-n", SYSTEM)
-        found["metadata"] = {"name": key, "namespace": NAMESPACE}
-        stage.cluster.apply(found)
+    authority(stage.cluster, stage.folder, NAMESPACE)
     source = TRAINING.read_text(encoding="utf-8")
     meta = {"name": "train", "namespace": NAMESPACE}
     stage.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"train.py": source}})
@@ -266,7 +266,7 @@ def trained(stage: Stage) -> None:
     stage.kubectl("logs", first, "-n", NAMESPACE, "-c", "gate")
     stage.kubectl("logs", "-n", NAMESPACE, "-l", "job-name=train-1", "-c", "train", "--prefix=false")
     stage.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide")
-    stage.healthd("fleet", "explain", "train-1")
+    stage.healthd("fleet", "explain", f"{NAMESPACE}/train-1")
     stage.say("The pods have ended, and with them the lease of each on its node:")
     ended = time.monotonic()
     stage.wait("the leases end", lambda: not stage.leases(), LEASE_SECONDS)
@@ -316,7 +316,7 @@ def told(stage: Stage) -> None:
     jobs = ("get", "events", "-n", NAMESPACE, "--field-selector", "involvedObject.kind=Job", "-o", columns)
     stage.kubectl(*jobs, "--sort-by=.lastTimestamp")
     stage.healthd("fleet", "status")
-    stage.healthd("fleet", "explain", "train-2")
+    stage.healthd("fleet", "explain", f"{NAMESPACE}/train-2")
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

@@ -131,8 +131,10 @@ class Cluster:
             finally:
                 process.terminate()
 
-    def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM) -> str:
-        """What `healthd fleet` prints to a person who may do everything; `folder` is that of `secrets`."""
+    def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM, wrong: bool = False) -> str:
+        """As `kubectl`, `healthd fleet` of a person who may do everything; `folder` is that of `secrets`."""
+        words_of_guide = ("create", "token", "healthd-admin", "--audience", "healthd", "-n", namespace)
+        (folder / "admin.token").write_text(self.kubectl(*words_of_guide))
         with self.forward("healthd-aggregator", 8090, namespace) as port:
             options = ("--token-file", str(folder / "admin.token"), "--ca-file", str(folder / "ca.pem"))
             line = [
@@ -145,7 +147,7 @@ class Cluster:
                 f"https://localhost:{port}",
                 *options,
             ]
-            return self._run([*line], None, False)
+            return self._run([*line], None, wrong)
 
     def load(self, archive: Path) -> None:
         """Bring an image to every node."""
@@ -247,6 +249,7 @@ def gated_job(
     ]
     every = {"image": image, "imagePullPolicy": "IfNotPresent"}
     mounts = [{"name": "gate", "mountPath": "/etc/healthd/gate", "readOnly": True}]
+    token = {"serviceAccountToken": {"audience": "healthd", "expirationSeconds": 3600, "path": "token"}}
     apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"job-name": name}}}
     affinity: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     if prefer:
@@ -261,7 +264,7 @@ def gated_job(
         "affinity": affinity,
         "initContainers": [{"name": "gate", **every, "command": ask, "env": env, "volumeMounts": mounts}],
         "containers": [{"name": "train", **every, "command": list(command), "env": list(env)}],
-        "volumes": [{"name": "gate", "secret": {"secretName": "healthd-gate"}}],
+        "volumes": [{"name": "gate", "projected": {"sources": [token, {"configMap": {"name": "healthd-ca"}}]}}],
     }
     disrupted = [{"type": "DisruptionTarget", "status": "True"}]
     rules = [
@@ -282,6 +285,11 @@ def gated_job(
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
+def authority(cluster: Cluster, folder: Path, namespace: str) -> None:
+    """What gates in a namespace need: the CA of the aggregator's certificate, of the folder of `secrets`."""
+    cluster.kubectl("create", "configmap", "healthd-ca", "-n", namespace, f"--from-file=ca.crt={folder / 'ca.pem'}")
+
+
 def gate_exit_code(pod: Mapping[str, Any]) -> int | None:
     """That of the gate of a pod of `gated_job`; None while it runs."""
     for status in pod["status"].get("initContainerStatuses", ()):
@@ -291,23 +299,12 @@ def gate_exit_code(pod: Mapping[str, Any]) -> int | None:
 
 
 def secrets(cluster: Cluster, folder: Path, namespace: str = SYSTEM) -> Path:
-    """The Secrets of the guide in a namespace; the folder has the certificates and the tokens."""
+    """The Secret of the guide in a namespace; the folder has the certificates."""
     folder.mkdir(parents=True, exist_ok=True)
     program = [sys.executable, "-m", "healthd"]
     host = f"healthd-aggregator.{namespace}.svc"
     subprocess.run([*program, "tls", "init", host, "--dir", str(folder)], check=True, capture_output=True, cwd=ROOT)
-    lines = ""
-    for name, scope in (("node", "sync"), ("gate", "gate"), ("prometheus", "read"), ("admin", "admin")):
-        line = [*program, "token", name, "--scope", scope, "--write", str(folder / f"{name}.token")]
-        lines += subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    (folder / "tokens.toml").write_text(lines)
-    files = {
-        "healthd-aggregator-tls": {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"},
-        "healthd-tokens": {"tokens.toml": "tokens.toml"},
-        "healthd-node-token": {"token": "node.token"},
-        "healthd-prometheus": {"token": "prometheus.token"},
-        "healthd-gate": {"token": "gate.token", "ca.crt": "ca.pem"},
-    }
+    files = {"healthd-aggregator-tls": {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"}}
     cluster.apply(
         *(
             {

@@ -127,7 +127,7 @@ def test_two_releases_where_the_namespaces_enforce_pod_security(cluster: Cluster
     ):
         folder = secrets(cluster, tmp_path / "secrets", "tests-restricted")
         secrets_of_nodes(cluster, folder, "tests-privileged")
-        given = values(image, **{"node.enabled": "false"})
+        given = values(image, **{"node.enabled": "false", "callers.nodes[0]": "tests-privileged/healthd-node"})
         cluster.helm("install", "healthd", CHART, "-n", "tests-restricted", *given)
         url = "https://healthd-aggregator.tests-restricted.svc:8090"
         given = values(image, **{"aggregator.enabled": "false", "node.aggregator": url})
@@ -151,12 +151,9 @@ def test_two_releases_where_the_namespaces_enforce_pod_security(cluster: Cluster
 
 
 def secrets_of_nodes(cluster: Cluster, folder: Path, namespace: str) -> None:
-    """What the node daemons need in a namespace of their own: the same CA, their token."""
-    for name, key, file in (
-        ("healthd-aggregator-tls", "ca.crt", "ca.pem"),
-        ("healthd-node-token", "token", "node.token"),
-    ):
-        cluster.kubectl("create", "secret", "generic", name, "-n", namespace, f"--from-file={key}={folder / file}")
+    """What the node daemons need in a namespace of their own: the same CA."""
+    words = ("create", "secret", "generic", "healthd-aggregator-tls", f"--from-file=ca.crt={folder / 'ca.pem'}")
+    cluster.kubectl(*words, "-n", namespace)
 
 
 def test_notes_name_what_the_pods_wait_for_and_the_image_of_the_profile(cluster: Cluster) -> None:
@@ -173,11 +170,14 @@ def test_notes_name_what_the_pods_wait_for_and_the_image_of_the_profile(cluster:
         return cluster.helm(*words).partition("\nNOTES:\n")[2]
 
     alone = notes(**{"platform": "eks-neuron", "profile": "active", "aggregator.enabled": "false"})
-    assert {"healthd-node-token:", "healthd-aggregator-tls:"} <= set(alone.split())
+    assert "healthd-aggregator-tls:" in alone.split()
     assert "healthd-tokens" not in alone
+    assert "callers.nodes" in alone
     assert "registry.example.com/healthd-torch:0.1.0" in alone
     assert "set node.aggregator" in alone
     whole = notes()
-    assert "healthd-tokens" in whole
+    assert "healthd-tokens" not in whole
+    assert "healthd-tokens" in notes(**{"monitoring.enabled": "true"})
+    assert "create token healthd-admin --audience healthd" in whole
     assert "healthd-torch" not in whole
     assert "pod-security" not in notes(**{"node.enabled": "false"})

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.deploy.manifests import ROOT
-from tests.kubernetes.kit import CHART, SYSTEM, Cluster, gate_exit_code, gated_job, secrets, until
+from tests.kubernetes.kit import CHART, SYSTEM, Cluster, authority, gate_exit_code, gated_job, secrets, until
 
 pytestmark = pytest.mark.kubernetes
 
@@ -68,7 +68,7 @@ class Fleet:
         """The gate of a job once it holds with as many members heard."""
 
         def held() -> dict[str, Any] | None:
-            for gate in self.gates(job=name):
+            for gate in self.gates(job=f"{JOBS}/{name}"):
                 members = self.ask(f"/v1/gates/{gate['id']}/evidence")["gate"]["members"]
                 if gate["phase"] != "done" and len(members) == pods:
                     return gate
@@ -97,7 +97,7 @@ class Fleet:
     def ask(self, path: str, *, method: str = "GET", **query: str | int) -> Any:
         """The aggregator at the address of its pod: a port-forward would end with it."""
         (pod,) = until("there is an aggregator", lambda: self.cluster.items("pods", "-n", SYSTEM, "-l", AGGREGATOR))
-        token = (self.keys / "admin.token").read_text(encoding="utf-8").strip()
+        token = self.token()
         context = ssl.create_default_context(cafile=str(self.keys / "ca.pem"))
         with httpx.Client(verify=context, trust_env=False, timeout=30) as client:
             request = client.build_request(
@@ -110,6 +110,14 @@ class Fleet:
             answer = client.send(request)
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    def token(self) -> str:
+        """That of a person who may do everything; it lasts for an hour."""
+        file = self.keys / "admin.token"
+        if not file.exists():
+            words = ("create", "token", "healthd-admin", "--audience", "healthd", "-n", SYSTEM)
+            file.write_text(self.cluster.kubectl(*words).strip())
+        return file.read_text()
 
     def told(self) -> str:
         """What to read when something did not come about."""
@@ -137,8 +145,7 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
     }
     with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
         keys = secrets(cluster, tmp_path_factory.mktemp("jobs"))
-        files = (f"--from-file=token={keys / 'gate.token'}", f"--from-file=ca.crt={keys / 'ca.pem'}")
-        cluster.kubectl("create", "secret", "generic", "healthd-gate", "-n", JOBS, *files)
+        authority(cluster, keys, JOBS)
         given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
         try:
@@ -236,7 +243,7 @@ def test_pod_that_is_deleted_while_it_waits_is_replaced_in_the_same_gate(fleet: 
     until("another pod has come", lambda: len(fleet.pods("replaced")) == 2 and fleet.waits("replaced", 2), JOB_SECONDS)
     fleet.patch("replaced", parallelism=3)
     fleet.completes("replaced")
-    assert gate["id"] in {one["id"] for one in fleet.gates(job="replaced")}
+    assert gate["id"] in {one["id"] for one in fleet.gates(job=f"{JOBS}/replaced")}
     fleet.delete("replaced")
 
 
@@ -295,7 +302,7 @@ def test_fifty_hooks_keep_their_places_while_the_aggregator_moves_to_another_nod
     each = " ".join(
         [
             f"healthd gate --aggregator=https://{HOST}:8090 --token-file=/etc/healthd/gate/token",
-            "--ca-file=/etc/healthd/gate/ca.crt --tier=passive --no-collective --wait=20m --pool=cpu --count=3",
+            "--ca-file=/etc/healthd/gate/ca.crt --tier=passive --no-collective --wait=20m --node=$(NODE_NAME)",
         ]
     )
     # One after the other, so that their order is one that can be told.
@@ -308,7 +315,9 @@ def test_fifty_hooks_keep_their_places_while_the_aggregator_moves_to_another_nod
 
     def waiting() -> list[str]:
         return [
-            one["id"] for one in fleet.gates(limit=200) if one["job"].startswith("hook-") and one["phase"] != "done"
+            one["id"]
+            for one in fleet.gates(limit=200)
+            if one["job"].startswith(f"{JOBS}/hook-") and one["phase"] != "done"
         ]
 
     before = until(f"{HOOKS} hooks wait", lambda: waiting() if len(waiting()) == HOOKS else [], 180.0, told=fleet.told)
@@ -338,7 +347,9 @@ def test_fifty_hooks_keep_their_places_while_the_aggregator_moves_to_another_nod
     fleet.cluster.kubectl("delete", "job", "first", "-n", JOBS, "--wait=true")
     admitted = until(
         "one of them is admitted",
-        lambda: [one for one in fleet.gates(limit=200) if one["job"].startswith("hook-") and one["phase"] == "done"],
+        lambda: [
+            one for one in fleet.gates(limit=200) if one["job"].startswith(f"{JOBS}/hook-") and one["phase"] == "done"
+        ],
         JOB_SECONDS,
         told=fleet.told,
     )

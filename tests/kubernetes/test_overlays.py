@@ -78,7 +78,7 @@ def test_overlay_runs_and_its_deletion_leaves_secrets_and_history(
     cluster.kubectl(*words)
     cluster.kubectl("delete", "-k", uninstall)
     assert traces(cluster) == []
-    assert cluster.get("secret", "healthd-tokens", "-n", SYSTEM)
+    assert cluster.get("secret", "healthd-aggregator-tls", "-n", SYSTEM)
     assert cluster.get("pvc", "healthd-aggregator", "-n", SYSTEM)["status"]["phase"] == "Bound"
     left = {f"{item['kind']} {item['metadata']['name']}" for item in cluster.items("all,networkpolicies", "-n", SYSTEM)}
     assert left <= {"ReplicaSet", "Pod"} or not left, left

@@ -38,7 +38,11 @@ ASKED = [
 ]
 MAY = {
     "healthd-node": {("get", "/nodes"), ("patch", "/nodes/status"), ("create", "/events")},
-    "healthd-aggregator": {("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")},
+    "healthd-aggregator": {
+        *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
+        ("create", "authentication.k8s.io/tokenreviews"),
+    },
+    "healthd-admin": set[tuple[str, str]](),
     "healthd-uninstall": {
         *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
         *(("patch", "/nodes/status"), ("list", "/pods")),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.localize import Course
-from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict
 from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of, switches
 
 MEMBERS = names(7)
@@ -37,7 +37,7 @@ def histories(draw: st.DrawFn, members: tuple[str, ...]) -> list[GroupOutcome]:
     return draw(st.lists(one, max_size=25))
 
 
-def answer(problem: Problem, seed: int, kinds: list[Outcome]) -> tuple[Verdict, list[GroupOutcome]]:
+def answer(problem: Problem, seed: int, kinds: list[Outcome]) -> tuple[ValidationVerdict, list[GroupOutcome]]:
     """Play against a fleet that answers at random."""
     chance, history = random.Random(seed), []
     while isinstance(step := localize(problem, history), NextRound):
@@ -113,7 +113,7 @@ def test_never_both_of_two_alone(seen: list[tuple[Outcome, bool]], seed: int) ->
         for number, (outcome, straight) in enumerate(seen)
     ]
     verdict = localize(Problem(members=pair, seed=seed), history, conclude=True)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, ValidationVerdict)
     assert not verdict.culprits
     assert not verdict.paths
 

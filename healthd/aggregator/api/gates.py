@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
-from msgspec import Meta
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
 from checks.contract import Tier
 from healthd.aggregator.api.handling import (
     GATE,
     READ,
     Admin,
-    Answer,
     ApiRoute,
-    Body,
+    Evidence,
     GateCaller,
     GateList,
     GateReleased,
@@ -26,21 +27,24 @@ from healthd.aggregator.api.handling import (
     OutcomeKept,
     OverrideEnded,
     Parts,
+    Reader,
     ValidationState,
     Wait,
     parts_of,
     problems,
 )
-from healthd.aggregator.api.nodes import Word, checked, end_of, owner_of
+from healthd.aggregator.api.nodes import PersonDecision, checked, end_of, owner_of
 from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
 from healthd.aggregator.controller.admission import less_than_policy
-from healthd.aggregator.controller.engine import Engine, Explanation, GivenBack
+from healthd.aggregator.controller.engine import Engine, GivenBack
 from healthd.aggregator.controller.preflights import HandshakeAnswer, HandshakeBody, RollCallAnswer, RollCallBody
-from healthd.aggregator.model.gates import Gate, Override
+from healthd.aggregator.model.gates import Gate, LeaseRow, Override
 from healthd.aggregator.store.rows import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Mode, ValidationKind, Verdict
+from healthd.core.wire import FROM_OUTSIDE, plain
+from healthd.core.workload import pod_of, process_of
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
@@ -52,17 +56,21 @@ router = APIRouter(prefix="/v1/gates", route_class=ApiRoute, tags=["gates"])
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeBody:
-    """
-    How a job ended: `status` is ok, failed (the job's own fault) or infra (a device, link or host stopped it); any
-    other word of the launcher's is kept and counts as none of them. `message` is for people.
-    """
+    """How a job ended."""
 
-    status: Annotated[str, Meta(min_length=1, max_length=64)]
-    message: Annotated[str, Meta(max_length=4096)] = ""
+    __pydantic_config__ = FROM_OUTSIDE
+
+    status: Annotated[str, Field(min_length=1, max_length=64)]
+    """
+    ok, failed (the job's own fault) or infra (a device, link or host stopped it); any other word of the launcher's is
+    kept and counts as none of them.
+    """
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """For people."""
 
 
 @router.post("", responses=problems(409))
-async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[GateRequest]) -> Answer[Decision]:
+async def ask(request: Request, response: Response, caller: GateCaller, wait: Wait, asked: GateRequest) -> Decision:
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
@@ -72,106 +80,120 @@ async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[Gate
     """
     began = time.perf_counter()
     parts = parts_of(request)
+    asked = _of_caller(caller, asked)
     _check_floor(parts, caller, asked)
+    _check_asked(parts, caller, asked)
     gate = await _asked(parts, asked, wait)
     if asked.join is not None:
         wait = min(wait, parts.engine.policy.tuning.member_seconds / 4)  # a member is heard only when it asks
-    response = await _decision(parts, gate.id, wait)
+    decision = await _decision(parts, gate.id, wait, response)
     granted_at = parts.metrics.granted_at(gate.id)
     if granted_at is not None and granted_at > began:
         # What the aggregator itself took, up to the leases on disk: without the nodes' round trip.
         response.headers["server-timing"] = f"grant;dur={1000 * (granted_at - began):.3f}"
-    return response
+    return decision
 
 
-@router.get("", dependencies=[READ])
+@router.get("")
 async def listed(
     request: Request,
+    caller: Reader,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
     before: str | None = None,
     job: str | None = None,
-) -> Answer[GateList]:
+) -> GateList:
     """Gates, newest first; `next` is the `before` of the next page."""
     parts = parts_of(request)
-    gates = await parts.engine.gates(limit=limit, before=before, job=job)
+    wanted = None if job is None else _own_job(caller, job)
+    gates = await parts.engine.gates(limit=limit, before=before, job=wanted)
     rows = tuple(_summary(parts, gate) for gate in gates)
-    return Answer(GateList(gates=rows, next=gates[-1].id if len(gates) == limit else None))
+    return GateList(gates=rows, next=gates[-1].id if len(gates) == limit else None)
 
 
 # A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
-@router.get("/{gate:path}/evidence", dependencies=[READ])
-async def evidence(request: Request, gate: str) -> Answer[Explanation]:
+@router.get("/{gate:path}/evidence")
+async def evidence(request: Request, caller: Reader, gate: str) -> Evidence:
     """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
     parts = parts_of(request)
-    return Answer(await parts.engine.explain(await _find(parts, gate)))
+    told = await parts.engine.explain(await _find(parts, caller, gate))
+    return Evidence(gate=plain(told.gate), states=told.states, leases=told.leases, outcome=told.outcome)
 
 
-@router.get("/{gate:path}", dependencies=[READ])
-async def follow(request: Request, gate: str, wait: Wait) -> Answer[Decision]:
+@router.get("/{gate:path}")
+async def follow(request: Request, response: Response, caller: Reader, gate: str, wait: Wait) -> Decision:
     """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
     parts = parts_of(request)
-    return await _decision(parts, await _find(parts, gate), wait)
+    return await _decision(parts, await _find(parts, caller, gate), wait, response)
 
 
-@router.delete("/lease", dependencies=[GATE], responses=problems(404))
+@router.delete("/lease", responses=problems(404))
 async def release_job(
     request: Request,
+    caller: GateCaller,
     job: Annotated[str, Query(max_length=256)],
     attempt: Annotated[int, Query(ge=0, le=LARGEST_ATTEMPT)] = 0,
-) -> Answer[GateReleased]:
+) -> GateReleased:
     """As the release of a gate, by its job and attempt; also leases that were adopted after the loss of a database."""
-    engine = parts_of(request).engine
-    return _released(engine, await engine.release_job(job, attempt))
+    parts, job = parts_of(request), _own_job(caller, job)
+    await _check_job(parts, caller, job, attempt)
+    return _released(parts.engine, await parts.engine.release_job(job, attempt))
 
 
-@router.delete("/{gate}/lease", dependencies=[GATE])
-async def release(request: Request, gate: str) -> Answer[GateReleased]:
+@router.delete("/{gate}/lease")
+async def release(request: Request, caller: GateCaller, gate: str) -> GateReleased:
     """
     Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
     attempt that were adopted after the loss of a database.
 
     Safe to repeat until the leases have ended on their nodes; then, and where there was none, 404.
     """
-    engine = parts_of(request).engine
-    return _released(engine, await engine.release(gate))
+    parts = parts_of(request)
+    await _check_gate(parts, caller, gate)
+    return _released(parts.engine, await parts.engine.release(gate))
 
 
-def _released(engine: Engine, done: GivenBack) -> Answer[GateReleased]:
+def _released(engine: Engine, done: GivenBack) -> GateReleased:
     decision = None if done.gate is None else engine.answer(done.gate)
-    return Answer(GateReleased(decision=decision, released=done.leases))
+    return GateReleased(decision=decision, released=done.leases)
 
 
-@router.delete("/{gate}/members/{member:path}", dependencies=[GATE])
-async def leave(request: Request, gate: str, member: str) -> Answer[Decision]:
+@router.delete("/{gate}/members/{member:path}")
+async def leave(request: Request, caller: GateCaller, gate: str, member: str) -> Decision:
     """A member of a group ends without starting the job, whatever it has acknowledged. Safe to repeat."""
     parts = parts_of(request)
+    await _check_member(parts, caller, gate, member)
     left = await parts.engine.leave(gate, member)
     node = next((one.node for one in left.members if one.member == member), None)
     if left.decision is not None and node in {one.node for one in left.decision.nodes}:
         body = HandshakeBody(node=node, event="withdraw")  # or the others would start without it
         await parts.handshakes.step(left.id, left.request.nodes, left.decision, body, 0.0)
-    return Answer(parts.engine.answer(left))
+    return parts.engine.answer(left)
 
 
-@router.post("/{gate}/outcome", dependencies=[GATE])
-async def outcome(request: Request, gate: str, body: Body[OutcomeBody]) -> Answer[OutcomeKept]:
+@router.post("/{gate}/outcome")
+async def outcome(request: Request, caller: GateCaller, gate: str, body: OutcomeBody) -> OutcomeKept:
     """Write down how the job ended."""
     parts = parts_of(request)
+    await _check_gate(parts, caller, gate)
     ended = await parts.engine.outcome(gate, body.status, body.message)
     if ended is not None:
         parts.metrics.job_ended(ended)
-    return Answer(OutcomeKept(gate=gate, status=body.status))
+    return OutcomeKept(gate=gate, status=body.status)
 
 
-@router.post("/{gate}/handshake", dependencies=[GATE])
-async def handshake(request: Request, gate: str, wait: Wait, body: Body[HandshakeBody]) -> Answer[HandshakeAnswer]:
+@router.post("/{gate}/handshake")
+async def handshake(
+    request: Request, caller: GateCaller, gate: str, wait: Wait, body: HandshakeBody
+) -> HandshakeAnswer:
     """One step of a preflight's end; held back until there is an outcome, or the job is over."""
     parts = parts_of(request)
     found = await parts.engine.get(gate)
+    caller.check_speaks_for((body.node,))
+    _check_namespace(caller, gate, (found.request.job,))
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
     came = parts.rollcall.nodes or None
-    return Answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came))
+    return await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came)
 
 
 def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
@@ -183,7 +205,7 @@ def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
         opened = ", ".join(f'"{term}"' for term in (*sorted(parts.callers_may), *refused))
         raise AuthError(
             403,
-            f"token {caller.name!r} may not ask for less than the aggregator's settings: "
+            f"{caller} may not ask for less than the aggregator's settings: "
             f"{', '.join(refused.values())}; "
             "leave that out, ask with a token of scope admin, or have the operator of the aggregator set "
             f"[gate] callers_may = [{opened}] there",
@@ -201,24 +223,24 @@ async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
         raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
 
 
-async def _decision(parts: Parts, gate_id: str, wait: float) -> Answer[Decision]:
+async def _decision(parts: Parts, gate_id: str, wait: float, response: Response) -> Decision:
     began = time.monotonic()
     decision = await parts.engine.wait(gate_id, wait)
     if parts.drain is not None:
         # A retry must not land on the node that was just rejected, so that one is taken out of the way first.
         decision = await parts.drain.settle(gate_id, decision, wait - (time.monotonic() - began))
-    headers = {"location": f"/v1/gates/{gate_id}"}
+    response.headers["location"] = f"/v1/gates/{gate_id}"
     if decision.decision is Verdict.HOLD:
-        headers["retry-after"] = str(HOLD_RETRY_SECONDS)
-    return Answer(decision, headers)
+        response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
+    return decision
 
 
-async def _find(parts: Parts, name: str) -> str:
+async def _find(parts: Parts, caller: Caller, name: str) -> str:
     """The id of a gate by its id, or by its job: then the newest."""
     try:
         return (await parts.engine.get(name)).id
     except NotFoundError:
-        found = await parts.engine.gates(limit=1, job=name)
+        found = await parts.engine.gates(limit=1, job=_own_job(caller, name))
         if not found:
             raise NotFoundError(
                 f"no gate and no job {name[:80]!r} is known; 'healthd fleet history NODE' lists those of a node"
@@ -254,13 +276,13 @@ override_router = APIRouter(prefix="/v1/overrides", route_class=ApiRoute, tags=[
 
 
 @override_router.get("/{job:path}", dependencies=[READ])
-async def override(request: Request, job: str) -> Answer[Override]:
+async def override(request: Request, job: str) -> Override:
     """The override of a job that is in force."""
-    return Answer(_override(parts_of(request), job))
+    return _override(parts_of(request), job)
 
 
 @override_router.put("/{job:path}")
-async def put_override(request: Request, job: str, caller: Admin, body: Body[Word]) -> Answer[Override]:
+async def put_override(request: Request, job: str, caller: Admin, body: PersonDecision) -> Override:
     """Admit a job by hand, whatever its nodes are, until a time that must be given."""
     word, now = checked(body), parts_of(request).engine.now()
     until = end_of(word, now)
@@ -270,16 +292,16 @@ async def put_override(request: Request, job: str, caller: Admin, body: Body[Wor
         raise BadInputError("override: the job's name has 1 to 256 printable characters")
     record = Override(job=job, reason=word.reason, owner=owner_of(word.owner, caller), since=now, until=until)
     await parts_of(request).engine.override(job, record)
-    return Answer(record)
+    return record
 
 
 @override_router.delete("/{job:path}")
-async def delete_override(request: Request, job: str, _caller: Admin) -> Answer[OverrideEnded]:
+async def delete_override(request: Request, job: str, _caller: Admin) -> OverrideEnded:
     """Take an override back."""
     parts = parts_of(request)
     _override(parts, job)
     await parts.engine.override(job, None)
-    return Answer(OverrideEnded(job=job))
+    return OverrideEnded(job=job)
 
 
 def _override(parts: Parts, job: str) -> Override:
@@ -296,9 +318,9 @@ preflight_router = APIRouter(prefix="/v1/preflight", route_class=ApiRoute, tags=
 
 
 @preflight_router.post("/ranks", dependencies=[GATE], responses=problems(409))
-async def ranks(request: Request, body: Body[RollCallBody]) -> Answer[RollCallAnswer]:
+async def ranks(request: Request, body: RollCallBody) -> RollCallAnswer:
     """A rank has come: whether all who have were started alike, and how long the gate will hold. Safe to repeat."""
-    return Answer(parts_of(request).rollcall.answer(body))
+    return parts_of(request).rollcall.answer(body)
 
 
 # The paths of validations by hand: collectives over nodes, with the search for who is at fault, and no lease.
@@ -309,10 +331,9 @@ validation_router = APIRouter(prefix="/v1/validations", route_class=ApiRoute, ta
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationBody:
-    """
-    Which nodes: `nodes`, or `pool` and `count`. `kind`: what they run together. `wait_seconds` None means the
-    aggregator's policy.
-    """
+    """Which nodes: `nodes`, or `pool` and `count`. The members are those of a `GateRequest`."""
+
+    __pydantic_config__ = FROM_OUTSIDE
 
     nodes: tuple[str, ...] = ()
     pool: str | None = None
@@ -323,25 +344,30 @@ class ValidationBody:
     wait_seconds: float | None = None
 
 
-@validation_router.post("", dependencies=[GATE])
-async def start(request: Request, wait: Wait, body: Body[ValidationBody]) -> Answer[ValidationState]:
+@validation_router.post("")
+async def start(
+    request: Request, response: Response, caller: GateCaller, wait: Wait, body: ValidationBody
+) -> ValidationState:
     """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
     parts = parts_of(request)
-    gate = await parts.engine.ask(request_of(body))
+    asked = request_of(body)
+    _check_asked(parts, caller, asked)
+    gate = await parts.engine.ask(asked)
     await parts.engine.wait(gate.id, wait)
     found = await parts.engine.get(gate.id)
-    return Answer(_told(found, parts.engine.answer(found)), {"location": f"/v1/validations/{gate.id}"})
+    response.headers["location"] = f"/v1/validations/{gate.id}"
+    return _told(found, parts.engine.answer(found))
 
 
 @validation_router.get("/{gate}", dependencies=[READ])
-async def follow_validation(request: Request, gate: str, wait: Wait) -> Answer[ValidationState]:
+async def follow_validation(request: Request, gate: str, wait: Wait) -> ValidationState:
     """The validations of a gate or of one started by hand, round by round; held back while it is open."""
     parts = parts_of(request)
     await parts.engine.wait(gate, wait)
     found = await parts.engine.get(gate)
     if not found.terms.collective:
         raise NotFoundError(f"gate {gate} runs no collectives over its nodes")
-    return Answer(_told(found, parts.engine.answer(found)))
+    return _told(found, parts.engine.answer(found))
 
 
 def request_of(body: ValidationBody) -> GateRequest:
@@ -382,9 +408,110 @@ report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 
 @report_router.get("/report", dependencies=[READ])
-async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Answer[Report]:
+async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
     parts = parts_of(request)
     since = parts.engine.now() - days * 86400.0
     counts = await parts.store.read(lambda connection: read_counts(connection, since))
-    return Answer(report_of(counts, days=days, ungated=parts.ungated.figure))
+    return report_of(counts, days=days, ungated=parts.ungated.figure)
+
+
+# What a caller may ask of gates whose credential speaks for some nodes alone, or for a pod of a job: whose nodes, whose
+# jobs. A refusal (403) comes before anything is changed; what it may read does not depend on it.
+
+
+def _own_job(caller: Caller, job: str) -> str:
+    """
+    The job that a caller means: a hook's, in a pod, is one of its namespace, `NAMESPACE/JOB`, written so or without it.
+
+    So the jobs of two namespaces never meet, whatever they are called.
+    """
+    if not job or caller.hook is None or job.startswith(f"{caller.hook.namespace}/"):
+        return job
+    return f"{caller.hook.namespace}/{job}"
+
+
+def _of_caller(caller: Caller, asked: GateRequest) -> GateRequest:
+    """A request as it is meant: of a job of the caller's namespace, and for the pod that joins where it names none."""
+    asked, pod = dataclasses.replace(asked, job=_own_job(caller, asked.job)), caller.hook
+    if pod is None or asked.join is None or asked.workload is not None:
+        return asked
+    return dataclasses.replace(asked, workload=f"pod:{pod.full_name}/{pod.uid}")
+
+
+def _check_namespace(caller: Caller, gate: str, jobs: Iterable[str]) -> None:
+    """AuthError where a hook in a pod means a gate of a job that is none of its namespace."""
+    if caller.hook is not None and not all(job.startswith(f"{caller.hook.namespace}/") for job in jobs):
+        namespace = caller.hook.namespace
+        raise AuthError(
+            403, f"{caller} may end and follow up jobs of namespace {namespace} alone, not gate {gate[:80]}"
+        )
+
+
+def _check_asked(parts: Parts, caller: Caller, asked: GateRequest) -> None:
+    """AuthError where a gate is asked for nodes, or for a workload, for which the caller may not speak."""
+    if caller.nodes is None:
+        return
+    if asked.pool is not None:
+        raise AuthError(
+            403,
+            f"{caller} speaks for named nodes alone, and the aggregator chooses those of pool {asked.pool[:80]!r}; "
+            "name the nodes, or use a token without 'nodes'",
+        )
+    joins = () if asked.join is None else (asked.join.node,)
+    caller.check_speaks_for(_own_names(parts, (*asked.nodes, *joins)))
+    if caller.hook is not None and asked.workload is not None and process_of(asked.workload) is None:
+        told = pod_of(asked.workload)
+        if told is None or dataclasses.replace(told, uid=told.uid or caller.hook.uid) != caller.hook:
+            raise AuthError(403, f"{caller} asks for itself alone, not for workload {asked.workload[:120]!r}")
+
+
+async def _check_gate(parts: Parts, caller: Caller, gate: str) -> None:
+    """AuthError where a gate, or a lease of it, is not the caller's to end or to follow up; NotFoundError."""
+    if caller.nodes is None:
+        return
+    held = tuple(row for row in parts.engine.leases() if row.lease.gate == gate)
+    try:
+        found: Gate | None = await parts.engine.get(gate)
+    except NotFoundError:
+        if not held:
+            raise
+        found = None
+    _check_concerned(caller, gate, found, held)
+
+
+async def _check_job(parts: Parts, caller: Caller, job: str, attempt: int) -> None:
+    """As `_check_gate`, of the newest gate of a job and of its leases."""
+    if caller.nodes is None:
+        return
+    held = tuple(row for row in parts.engine.leases() if (row.lease.job, row.lease.attempt) == (job, attempt))
+    newest = await parts.engine.gates(limit=1, job=job)
+    if newest or held:
+        _check_concerned(caller, f"of job {job}", newest[0] if newest else None, held)
+
+
+async def _check_member(parts: Parts, caller: Caller, gate: str, member: str) -> None:
+    """AuthError where a member of a gate is not on a node for which the caller may speak; NotFoundError."""
+    if caller.nodes is not None:
+        found = await parts.engine.get(gate)
+        caller.check_speaks_for(one.node for one in found.members if one.member == member)
+        _check_namespace(caller, gate, (found.request.job,))
+
+
+def _check_concerned(caller: Caller, gate: str, found: Gate | None, held: Sequence[LeaseRow]) -> None:
+    """A job in pods belongs to its namespace; for others all nodes must be those for which the caller may speak."""
+    gates = () if found is None else (found,)
+    if caller.hook is not None:
+        _check_namespace(caller, gate, (*(one.request.job for one in gates), *(row.lease.job for row in held)))
+        return
+    if any(one.request.pool is not None for one in gates):
+        raise AuthError(403, f"{caller} speaks for named nodes alone, and gate {gate[:80]} is of a pool")
+    for one in gates:
+        caller.check_speaks_for((*one.request.nodes, *(member.node for member in one.members), *one.granted))
+    caller.check_speaks_for(row.node for row in held)
+
+
+def _own_names(parts: Parts, names: Iterable[str]) -> Iterable[str]:
+    """The nodes that are meant, by their own names; a name that no node has stands for itself."""
+    for name in names:
+        yield from parts.fleet.called(name) or (name,)

@@ -1,20 +1,27 @@
-"""What all handlers of the aggregator use: its parts, the caller, bodies in, records out."""
+"""What all handlers of the aggregator use: its parts, the caller, their kind of route; and what the API answers."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Mapping
+import dataclasses
+import ipaddress
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
-import msgspec
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Query, Request, Security
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer, SecurityScopes
+from pydantic import TypeAdapter
+from pydantic_core import SchemaValidator, ValidationError
 from starlette.responses import Response
 
+from checks.json_text import TooDeepError, require_shallow
+from checks.printable import printable_bytes, printable_line
+from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError
 from healthd.aggregator.api.sync import WAIT_PATTERN, parse_wait, read_body
-from healthd.aggregator.auth import Caller, Guard, Scope
+from healthd.aggregator.auth import Caller, Guard, Scope, is_loopback
 from healthd.aggregator.controller.engine import Engine
 from healthd.aggregator.controller.preflights import Handshakes, RollCall
 from healthd.aggregator.drain.controller import DrainController
@@ -27,10 +34,12 @@ from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.reading import HistoryEvent
+from healthd.aggregator.store.rows import PutOutcome
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.stragglers import Stragglers
 from healthd.core.config import nearest
 from healthd.core.errors import BadInputError
+from healthd.core.http.addresses import host_of, split_header
 from healthd.core.model import (
     Allocation,
     Decision,
@@ -45,9 +54,6 @@ from healthd.core.model import (
     Verdict,
 )
 from healthd.core.tasks import Tasks
-from healthd.core.wire import decode, encode
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +61,7 @@ class Parts:
     """
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
-    `hand` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
+    `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
     the terms in which a token of scope `gate` may ask for less than the policy does.
     """
 
@@ -82,50 +88,183 @@ def parts_of(request: Request) -> Parts:
     return parts
 
 
-@dataclass(frozen=True)
-class Needs:
-    """A dependency: the caller, who may do what `scope` allows."""
-
-    scope: Scope
-
-    async def __call__(self, request: Request) -> Caller:
-        return parts_of(request).guard.require(request.headers.get("authorization"), self.scope)
+TOKEN = HTTPBearer(
+    scheme_name="token",
+    auto_error=False,
+    description="A token of the aggregator's file. It has scopes: read, sync, gate (also read), admin (all). "
+    "An aggregator on loopback without a token file asks for none.",
+)
 
 
-READ = Depends(Needs(Scope.READ))
-GATE = Depends(Needs(Scope.GATE))
-GateCaller = Annotated[Caller, Depends(Needs(Scope.GATE))]
-Admin = Annotated[Caller, Depends(Needs(Scope.ADMIN))]
+async def caller(request: Request, needed: SecurityScopes, _: Annotated[object, Depends(TOKEN)]) -> Caller:
+    """A dependency: the caller, who may do what the scope of the path allows."""
+    return await parts_of(request).guard.admit(request.headers.get("authorization"), Scope(needed.scope_str))
+
+
+READ = Security(caller, scopes=[Scope.READ.value])
+GATE = Security(caller, scopes=[Scope.GATE.value])
+SYNC = Security(caller, scopes=[Scope.SYNC.value])
+Reader = Annotated[Caller, READ]
+GateCaller = Annotated[Caller, GATE]
+Admin = Annotated[Caller, Security(caller, scopes=[Scope.ADMIN.value])]
+
+
+STATUSES = {
+    400: "The request cannot be used: a parameter, a header or a member of the body makes no sense.",
+    401: "No token, or none that is known here.",
+    403: "The token lacks the scope or may not ask a gate for so little, or a page of another site made the request.",
+    404: "Nothing of this name is known.",
+    405: "The path is another one: a name with a slash in it.",
+    408: "The body did not come in time.",
+    409: "It contradicts what was asked before, or what is in force.",
+    413: "The body is too large.",
+    431: "The headers are too large.",
+    500: "An internal error; the aggregator's log has more.",
+    503: "The database cannot be written, or there are too many connections or nodes; try again later.",
+}
+"""What the status of a problem means; its text says it of the case."""
+
+BY_CONNECTION = (400, 431, 500, 503)
+"""Every path may answer these; where a request does not reach the application, as plain text."""
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Problems that a path may answer, for `responses=`. `ApiRoute` adds those of its token, names and body."""
+    told: dict[str, Any] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    by_connection = {**told, "text/plain": {"schema": {"type": "string"}}}
+    return {
+        status: {"description": STATUSES[status], "content": by_connection if status in BY_CONNECTION else told}
+        for status in statuses
+    }
+
+
+# --- how a path is served --------------------------------------------------------------------------------------------
+
+
+def check_origin(request: Request) -> None:
+    """HttpError 403 for a request that another site made the browser send."""
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    host = request.headers.get("host", "")
+    if site not in (None, "same-origin") or (origin is not None and split_header("Origin", origin).netloc != host):
+        raise HttpError(403, "this was sent from another site; use the page or the command of this one")
+    parts = parts_of(request)
+    if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host_of(host)):
+        # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
+        raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
+
+
+def _names_no_one(name: str) -> bool:
+    """Whether a Host header holds localhost or an address, which no other site can be known by."""
+    if name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def check_request(request: Request, dependant: Dependant) -> None:
+    """
+    What holds on every path, before anything else is done: BadInputError, or HttpError 403.
+
+    A parameter that the path does not have is an error: a filter with a typo would answer something else. Where no
+    token is asked for, no web page of another site may change anything through a browser on this host.
+    """
+    if request.query_params:
+        known = dict.fromkeys(_query_names(dependant))
+        for name in request.query_params:
+            if name not in known:
+                raise BadInputError(f"unknown query parameter {name[:80]!r}{nearest(name, known)}")
+    host_of(request.headers.get("host", ""))  # one that holds no host is refused on every path
+    if parts_of(request).guard.open and request.method not in ("GET", "HEAD"):
+        check_origin(request)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """The query parameters of a path and of all that it depends on."""
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
 
 
 class ApiRoute(APIRoute):
     """
-    A path for programs. Its records are coded by `healthd.core.wire`; FastAPI reads parameters alone.
+    A path for programs: FastAPI's, with models in and models out, but that
 
-    A handler names its record by `Body[Record]` and its answer by `-> Answer[Record]`: what these decode and encode is
-    what `healthd.aggregator.api.openapi` describes.
+    - the caller is known before a body is read, which is bounded in size and time (FastAPI reads it first);
+    - a body is validated as JSON, strictly: "1" is no number, and no member is unknown. FastAPI validates the objects
+      that Python has read from it, of which pydantic's strict mode takes neither lists for tuples nor texts for enums;
+    - control characters in an answer are escaped (see `checks.printable`);
+    - the first sentence of its docstring is the summary, and the description names the scope, which Swagger UI hides.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint, **{**options, "response_model": None})
+        super().__init__(path, endpoint, **options)
+        self.operation_id = f"{self.tags[0]}_{self.name}"
+        first, _, rest = self.description.partition("\n\n")
+        self.summary = " ".join(first.split()).replace("`", "")
+        self.description = "\n\n".join([rest, *(f"Scope: `{scope.value}`." for scope in self._scopes)]).strip()
+        self.responses = self.responses | problems(
+            *(status for status in BY_CONNECTION if status not in self.responses),
+            *((401, 403) if self._scopes else ()),
+            *((404, 405) if self.param_convertors else ()),
+            *((408, 413) if self.body_field else ()),
+        )
+
+    @property
+    def _scopes(self) -> list[Scope]:
+        asked = (one for one in self.dependant.dependencies if one.call is caller)
+        return [Scope(name) for one in asked for name in one.own_oauth_scopes or ()]
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request."""
+        handle, scopes = super().get_route_handler(), self._scopes
+        body = None if self.body_field is None else _Body(self.body_field.field_info.annotation)
+
+        async def handler(request: Request) -> Response:
+            check_request(request, self.dependant)
+            if body is not None:
+                for scope in scopes:
+                    await parts_of(request).guard.admit(request.headers.get("authorization"), scope)
+                request = _Validated(request, await body.read(request))
+            answer = await handle(request)
+            if answer.media_type == "application/json":
+                answer.body = printable_bytes(bytes(answer.body))
+                answer.headers["content-length"] = str(len(answer.body))
+            return answer
+
+        return handler
 
 
-class Answer(Response, Generic[T]):
-    """A record as JSON."""
+class _Validated(Request):
+    """A request whose body is a record already: FastAPI hands an instance of the type that it wants on as it is."""
 
-    media_type = "application/json"
+    def __init__(self, request: Request, record: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._record = record
 
-    def __init__(self, value: T, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(encode(value), headers=headers)
+    async def body(self) -> Any:
+        return self._record
+
+    async def json(self) -> Any:
+        return self._record
 
 
-class BodyOf(Generic[T]):
-    """A dependency: the JSON body as a record. An unknown member is an error, since a typo must not be lost."""
+MOST_ERRORS = 100
+"""More errors of a body are only counted: two megabytes can hold 150,000; to tell them takes a third of a second."""
 
-    def __init__(self, wanted: type[T]) -> None:
-        self.wanted = wanted
 
-    async def __call__(self, request: Request) -> T:
+class _Body:
+    """Reads the bodies of one path. `wanted` is a dataclass."""
+
+    def __init__(self, wanted: Any) -> None:
+        self._validator = SchemaValidator(_at_first(TypeAdapter(wanted).core_schema))
+        self._known = {one.name: None for one in dataclasses.fields(wanted)}
+
+    async def read(self, request: Request) -> object:
+        """The body as a record; BadInputError names the member and what is wrong with it."""
         settings = parts_of(request).settings
         body = await read_body(
             request.receive,
@@ -133,35 +272,39 @@ class BodyOf(Generic[T]):
             max_bytes=settings.max_body_bytes,
             timeout_seconds=settings.read_timeout_seconds,
         )
-        members = decode(body, dict[str, msgspec.Raw], what="body")
-        for name in members:
-            if name not in self._known:
-                raise BadInputError(f"body: unknown member {name[:80]!r}{nearest(name, self._known)}")
-        return decode(body, self.wanted, what="body")
+        try:
+            require_shallow(body)
+            return self._validator.validate_json(body)
+        except TooDeepError as error:
+            raise BadInputError(f"body: {error}") from None
+        except ValidationError as error:
+            raise BadInputError(f"body: {self._text(error)}") from None
 
-    @functools.cached_property
-    def _known(self) -> dict[str, None]:
-        info = msgspec.inspect.type_info(self.wanted)
-        return {item.name: None for item in info.fields}  # type: ignore[attr-defined]
-
-
-if TYPE_CHECKING:
-    Body = Annotated[T, "of the request"]
-else:
-
-    class Body:
-        """`Body[Record]` is the record to the type checker, and to FastAPI the dependency that decodes it."""
-
-        def __class_getitem__(cls, wanted: type) -> Any:
-            return Annotated[wanted, Depends(BodyOf(wanted))]
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route may answer beside what its dependencies do (see `openapi`): for `responses=`."""
-    return {status: {} for status in statuses}
+    def _text(self, error: ValidationError) -> str:
+        if error.error_count() > MOST_ERRORS:
+            return f"{error.error_count()} members are unknown or wrong"
+        found = error.errors(include_url=False, include_input=False)
+        # A member with a typo is also one that is missing.
+        first = next((one for one in found if one["type"] == "unexpected_keyword_argument"), found[0])
+        text, place = first["msg"], first["loc"]
+        if first["type"] == "unexpected_keyword_argument":
+            name, place = str(place[-1]), place[:-1]
+            text = f"unknown member {name[:80]!r}" + ("" if place else nearest(name, self._known))
+        where = "".join(f"[{one}]" if isinstance(one, int) else f".{one[:80]}" for one in place)
+        return printable_line(f"{text} - at `${where}`" if where else text)
 
 
-def wait_seconds(
+def _at_first(schema: Any) -> Any:
+    """A schema of pydantic in which a collection is refused at its first wrong item, of which it may have a million."""
+    if isinstance(schema, list):
+        return [_at_first(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _at_first(one) for key, one in schema.items()}
+    return {**inner, "fail_fast": True} if schema.get("type") in ("tuple", "list", "dict") else inner
+
+
+async def wait_seconds(
     request: Request,
     wait: Annotated[
         str, Query(description="Seconds to hold the answer back.", json_schema_extra={"pattern": WAIT_PATTERN})
@@ -208,6 +351,16 @@ class GateList:
 
     gates: tuple[GateRow, ...]
     next: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A gate with all that is stored of it. `gate` has the members with which it is kept, and they may change."""
+
+    gate: Mapping[str, Any]
+    states: tuple[NodeState, ...]
+    leases: tuple[LeaseRow, ...]
+    outcome: PutOutcome | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from msgspec import Meta
+from pydantic import Field
 
 from healthd.aggregator.api.handling import (
     READ,
     Admin,
-    Answer,
     ApiRoute,
-    Body,
     BreakersReset,
     FleetSummary,
     Forgotten,
@@ -41,6 +39,7 @@ from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name
+from healthd.core.wire import FROM_OUTSIDE
 
 MOST_LISTED = 1000
 MOST_REASONS = 8
@@ -51,21 +50,23 @@ router = APIRouter(prefix="/v1", route_class=ApiRoute)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
-    """
-    What a person says of a node or job: why, who, and until when: an end (seconds since the epoch) or a time from now.
+class PersonDecision:
+    """What a person says of a node or job: why, who, and until when: `until` or `for_seconds`."""
 
-    `owner` None is the name of the caller's token.
-    """
+    __pydantic_config__ = FROM_OUTSIDE
 
-    reason: Annotated[str, Meta(min_length=1, max_length=MAX_REASON_LENGTH)]
-    owner: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_LENGTH)]
+    """One line that people read."""
+    owner: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Who says so. None: the name of the caller's token."""
     until: float | None = None
+    """When it ends, in seconds since the epoch."""
     for_seconds: float | None = None
+    """How long from now it lasts."""
 
 
 @router.get("/fleet", dependencies=[READ], tags=["fleet"])
-async def fleet(request: Request) -> Answer[FleetSummary]:
+async def fleet(request: Request) -> FleetSummary:
     """The fleet in numbers, and what keeps it from admitting."""
     parts = parts_of(request)
     healths: Counter[Health] = Counter()
@@ -73,20 +74,18 @@ async def fleet(request: Request) -> Answer[FleetSummary]:
     for health, _, quarantine, _ in parts.fleet.survey():
         healths[health] += 1
         quarantined += quarantine is not None
-    return Answer(
-        FleetSummary(
-            issuer=parts.fleet.issuer,
-            nodes=len(parts.fleet),
-            health={health: healths[health] for health in Health},
-            pools=parts.fleet.pools(),
-            quarantined=quarantined,
-            accused=len(parts.accusations.all()),
-            leased=len({row.node for row in parts.engine.leases()}),
-            gates_holding=len(parts.engine.open_gates()),
-            overrides=parts.engine.overrides(),
-            recovering=parts.engine.recovering(),
-            breakers=parts.engine.breakers(),
-        )
+    return FleetSummary(
+        issuer=parts.fleet.issuer,
+        nodes=len(parts.fleet),
+        health={health: healths[health] for health in Health},
+        pools=parts.fleet.pools(),
+        quarantined=quarantined,
+        accused=len(parts.accusations.all()),
+        leased=len({row.node for row in parts.engine.leases()}),
+        gates_holding=len(parts.engine.open_gates()),
+        overrides=parts.engine.overrides(),
+        recovering=parts.engine.recovering(),
+        breakers=parts.engine.breakers(),
     )
 
 
@@ -98,7 +97,7 @@ async def nodes(
     health: Health | None = None,
     pool: str | None = None,
     label: Annotated[str | None, Query(description="name=value")] = None,
-) -> Answer[NodeList]:
+) -> NodeList:
     """Nodes by name; `next` is the `after` of the next page, null on the last."""
     registry = parts_of(request).fleet
     key, separator, value = (label or "").partition("=")
@@ -120,11 +119,11 @@ async def nodes(
             found.append(view)
     parts = parts_of(request)
     rows = tuple(NodeRow(**_row(parts, view)) for view in found)
-    return Answer(NodeList(nodes=rows, next=found[-1].node.node if more else None))
+    return NodeList(nodes=rows, next=found[-1].node.node if more else None)
 
 
 @router.get("/nodes/{node}", dependencies=[READ], tags=["nodes"], responses=problems(409))
-async def node(request: Request, node: str) -> Answer[NodeDetail]:
+async def node(request: Request, node: str) -> NodeDetail:
     """All that is known of one node, by any of its names: its state with ages as of now, with our verdict in it."""
     parts = parts_of(request)
     view = _meant(parts, node)
@@ -135,23 +134,21 @@ async def node(request: Request, node: str) -> Answer[NodeDetail]:
             state, health=view.health, reasons=view.reasons, quarantine=view.node.quarantine or state.quarantine
         )
     events = await parts.store.read(lambda connection: read_history(connection, node, limit=MOST_EVENTS))
-    return Answer(
-        NodeDetail(
-            **{**_row(parts, view), "reasons": view.reasons},
-            state=state,
-            orders=view.orders,
-            reports=view.node.orders,
-            grants=tuple(row for row in parts.engine.leases() if row.node == node),
-            events=events,
-            rules=parts.engine.remembered(node),
-        )
+    return NodeDetail(
+        **{**_row(parts, view), "reasons": view.reasons},
+        state=state,
+        orders=view.orders,
+        reports=view.node.orders,
+        grants=tuple(row for row in parts.engine.leases() if row.node == node),
+        events=events,
+        rules=parts.engine.remembered(node),
     )
 
 
 @router.put("/nodes/{node}/quarantine", tags=["nodes"])
 async def quarantine(
-    request: Request, node: str, caller: Admin, body: Body[Word], unseen: bool = False
-) -> Answer[Quarantine]:
+    request: Request, node: str, caller: Admin, body: PersonDecision, unseen: bool = False
+) -> Quarantine:
     """Keep a node out of admissions; with `unseen` also one that was never heard of, so that it does not slip in."""
     check_name(node)
     word, now = checked(body), parts_of(request).engine.now()
@@ -161,7 +158,7 @@ async def quarantine(
     if not unseen:
         _known(parts_of(request), node, "; one that has yet to come can be kept out with ?unseen=true (--unseen)")
     await parts_of(request).engine.quarantine(node, record)
-    return Answer(record)
+    return record
 
 
 @router.delete("/nodes/{node}/quarantine", tags=["nodes"], responses=problems(409))
@@ -170,7 +167,7 @@ async def unquarantine(
     node: str,
     caller: Admin,
     reason: Annotated[str | None, Query(min_length=1, max_length=MAX_REASON_LENGTH)] = None,
-) -> Answer[Unquarantined]:
+) -> Unquarantined:
     """Let a node in again, by any of its names; takes back what the rules hold against it. Safe to repeat."""
     parts = parts_of(request)
     view = _meant(parts, node)
@@ -178,11 +175,11 @@ async def unquarantine(
     if view.node.quarantine is not None or parts.engine.remembered(node) is not None:
         await parts.engine.quarantine(node, None, why=f"by {caller.name}" + (f": {reason}" if reason else ""))
     parts.accusations.clear(node)
-    return Answer(Unquarantined(node=node, by=caller.name))
+    return Unquarantined(node=node, by=caller.name)
 
 
 @router.delete("/nodes/{node}", tags=["nodes"], responses=problems(409))
-async def forget(request: Request, node: str, caller: Admin) -> Answer[Forgotten]:
+async def forget(request: Request, node: str, caller: Admin) -> Forgotten:
     """
     Drop a node that is gone, with its key; its next sync is a first one. The answer says what else went with it.
 
@@ -193,32 +190,30 @@ async def forget(request: Request, node: str, caller: Admin) -> Answer[Forgotten
     gone = await parts.engine.forget(node, caller.name)
     accused = parts.accusations.of(node)
     parts.accusations.clear(node)
-    return Answer(
-        Forgotten(node=node, quarantine=gone.quarantine, rules=gone.rules, accused=accused, leases=gone.leases)
-    )
+    return Forgotten(node=node, quarantine=gone.quarantine, rules=gone.rules, accused=accused, leases=gone.leases)
 
 
 @router.delete("/nodes/{node}/leases", tags=["nodes"], responses=problems(409))
-async def release_leases(request: Request, node: str, caller: Admin) -> Answer[Released]:
+async def release_leases(request: Request, node: str, caller: Admin) -> Released:
     """End every lease on a node, no matter which gate gave it; its job is not touched. Safe to repeat."""
     parts = parts_of(request)
     node = _meant(parts, node).node.node
-    return Answer(Released(node=node, released=await parts.engine.release_node(node, caller.name)))
+    return Released(node=node, released=await parts.engine.release_node(node, caller.name))
 
 
 @router.post("/nodes/{node}/rekey", tags=["nodes"], responses=problems(409))
-async def rekey(request: Request, node: str, caller: Admin) -> Answer[Rekeyed]:
+async def rekey(request: Request, node: str, caller: Admin) -> Rekeyed:
     """The key that was refused last is the node's from now on: for a machine that was replaced and kept its name."""
     parts = parts_of(request)
     _known(parts, node)
     await parts.engine.rekey(node, caller.name)
-    return Answer(Rekeyed(node=node))
+    return Rekeyed(node=node)
 
 
 @router.post("/fleet/recover", tags=["fleet"])
-async def recover(request: Request, caller: Admin) -> Answer[Recovered]:
+async def recover(request: Request, caller: Admin) -> Recovered:
     """Say that the fleet is known again after the loss of the database. `recovered` is false when nothing was lost."""
-    return Answer(Recovered(recovered=await parts_of(request).engine.recover(caller.name)))
+    return Recovered(recovered=await parts_of(request).engine.recover(caller.name))
 
 
 def _known(parts: Parts, node: str, more: str = "; 'healthd fleet status' lists all") -> NodeView:
@@ -236,14 +231,14 @@ def _meant(parts: Parts, name: str) -> NodeView:
     return _known(parts, called[0] if called else name)
 
 
-def checked(word: Word) -> Word:
+def checked(word: PersonDecision) -> PersonDecision:
     """The same; BadInputError for what cannot be shown to people in one line."""
     if not word.reason.strip() or not word.reason.isprintable():
         raise BadInputError(f"'reason' must be one line of 1 to {MAX_REASON_LENGTH} characters")
     return word
 
 
-def end_of(word: Word, now: float) -> float | None:
+def end_of(word: PersonDecision, now: float) -> float | None:
     """When it ends, in seconds since the epoch; None when nobody said. `now` by the clock that will compare them."""
     if word.until is not None and word.for_seconds is not None:
         raise BadInputError("give either 'until' or 'for_seconds'")
@@ -300,7 +295,7 @@ async def history(
     node: str,
     limit: Annotated[int, Query(ge=1, le=RULES_MOST_EVENTS)] = 100,
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
-) -> Answer[History]:
+) -> History:
     """What happened on a node, newest first; `next` is the `before` of the next page, null on the last."""
     check_name(node)
     parts = parts_of(request)
@@ -311,16 +306,16 @@ async def history(
     if not found and parts.fleet.view(node) is None:
         raise NotFoundError(f"no node {node[:80]!r} was ever heard of; 'healthd fleet status' lists all")
     page = found[:limit]
-    return Answer(History(node=node, events=tuple(page), next=page[-1].id if len(found) > limit else None))
+    return History(node=node, events=tuple(page), next=page[-1].id if len(found) > limit else None)
 
 
 @router.get("/fleet/breaker", dependencies=[READ], tags=["fleet"])
-async def breaker(request: Request) -> Answer[OpenBreakers]:
+async def breaker(request: Request) -> OpenBreakers:
     """Breakers of the rules that are open, by pool; the empty name stands for nodes without one."""
-    return Answer(OpenBreakers(open=parts_of(request).engine.breakers()))
+    return OpenBreakers(open=parts_of(request).engine.breakers())
 
 
 @router.post("/fleet/breaker/reset", tags=["fleet"])
-async def reset_breaker(request: Request, caller: Admin, pool: str | None = None) -> Answer[BreakersReset]:
+async def reset_breaker(request: Request, caller: Admin, pool: str | None = None) -> BreakersReset:
     """Somebody has looked: rules may quarantine again, everywhere or in one pool. Safe to repeat."""
-    return Answer(BreakersReset(reset=await parts_of(request).engine.reset_breaker(caller.name, pool)))
+    return BreakersReset(reset=await parts_of(request).engine.reset_breaker(caller.name, pool))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 
-from healthd.aggregator.api.handling import READ, Answer, ApiRoute, parts_of
+from healthd.aggregator.api.handling import READ, ApiRoute, parts_of
 from healthd.aggregator.inventory.comparison import DigestComparison, Standing
 from healthd.aggregator.stragglers import Suspect
-from healthd.baselines import Series
+from healthd.baselines import SampleSeries
 
 MOST_LISTED = 1000
 
@@ -39,7 +39,7 @@ class SampleList:
     `devices` is how many devices measured it; `values` are at most 256 of theirs, drawn by chance.
     """
 
-    series: tuple[Series, ...]
+    series: tuple[SampleSeries, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,62 +95,56 @@ class StepList:
 
 
 @router.get("/stragglers")
-async def stragglers(request: Request) -> Answer[StragglerList]:
+async def stragglers(request: Request) -> StragglerList:
     """Who is slow among its peers: `confirmed` by two runs, or `suspects` of one, which accuse nobody yet."""
     peers = parts_of(request).stragglers.peers
     await peers.search()
     found = peers.suspects
-    return Answer(
-        StragglerList(
-            nodes=peers.compared,
-            confirmed=tuple(one for one in found if one.confirmed),
-            suspects=tuple(one for one in found if not one.confirmed),
-        )
+    return StragglerList(
+        nodes=peers.compared,
+        confirmed=tuple(one for one in found if one.confirmed),
+        suspects=tuple(one for one in found if not one.confirmed),
     )
 
 
 @router.get("/samples")
-async def samples(request: Request) -> Answer[SampleList]:
+async def samples(request: Request) -> SampleList:
     """What the devices of the fleet measured last: what `healthd baseline` learns limits from."""
-    return Answer(SampleList(series=await parts_of(request).stragglers.peers.series()))
+    return SampleList(series=await parts_of(request).stragglers.peers.series())
 
 
 @router.get("/digests")
-async def digests(request: Request) -> Answer[DigestList]:
+async def digests(request: Request) -> DigestList:
     """Nodes whose training step gives other bits than that of nodes like them: `accused` ones, and `suspects`."""
     found = parts_of(request).fleet.peers.digests
-    return Answer(
-        DigestList(
-            nodes=len(found),
-            compared=found.compared(),
-            accused=_differing(found, Standing.MINORITY),
-            suspects=_differing(found, Standing.UNDECIDED),
-        )
+    return DigestList(
+        nodes=len(found),
+        compared=found.compared(),
+        accused=_differing(found, Standing.MINORITY),
+        suspects=_differing(found, Standing.UNDECIDED),
     )
 
 
 @router.get("/steps")
-async def steps(request: Request) -> Answer[StepList]:
+async def steps(request: Request) -> StepList:
     """Running jobs by the times of their steps, and the nodes that are slow in them by their own time."""
     found = parts_of(request).fleet.peers.jobs
-    return Answer(
-        StepList(
-            jobs=tuple(
-                SteppingJob(job=name, nodes=len(job.ranks), ranks=job.size, step_seconds=job.step_seconds)
-                for name, job in sorted(found.jobs.items())[:MOST_LISTED]
-            ),
-            slow=tuple(
-                SlowNodeRow(
-                    job=one.job,
-                    node=one.node,
-                    ranks=one.ranks,
-                    own_seconds=one.slow.own_seconds,
-                    peers_seconds=one.slow.peers_seconds,
-                    message=one.message,
-                )
-                for one in found.slow[:MOST_LISTED]
-            ),
-        )
+    return StepList(
+        jobs=tuple(
+            SteppingJob(job=name, nodes=len(job.ranks), ranks=job.size, step_seconds=job.step_seconds)
+            for name, job in sorted(found.jobs.items())[:MOST_LISTED]
+        ),
+        slow=tuple(
+            SlowNodeRow(
+                job=one.job,
+                node=one.node,
+                ranks=one.ranks,
+                own_seconds=one.slow.own_seconds,
+                peers_seconds=one.slow.peers_seconds,
+                message=one.message,
+            )
+            for one in found.slow[:MOST_LISTED]
+        ),
     )
 
 

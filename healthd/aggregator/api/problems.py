@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import http
+from collections.abc import Mapping, Sequence
 
 from healthd.aggregator.auth import AuthError
-from healthd.aggregator.inventory.registry import DuplicateError, FullError, NotExecutorError
+from healthd.aggregator.inventory.registry import DuplicateError, FullError, NotExecutorError, NotVouchedError
 from healthd.core.errors import BadInputError, ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.model import Problem
 
@@ -21,28 +22,31 @@ class HttpError(HealthdError):
         self.headers = headers or {}
 
 
+_Told = tuple[int, str | None, Mapping[str, str]]
+"""Status, title where the status does not say it, and headers."""
+
+_KINDS: Sequence[tuple[type[HealthdError], _Told]] = (
+    (DuplicateError, (409, "DuplicateNode", {})),
+    (NotVouchedError, (403, None, {})),
+    (NotExecutorError, (409, "NotExecutor", {})),
+    (ConflictError, (409, None, {})),
+    (NotFoundError, (404, None, {})),
+    (BadInputError, (400, None, {})),
+    (StoreError, (503, "StoreFailed", {"retry-after": "5"})),
+    (FullError, (503, None, {"retry-after": "60"})),
+)
+_OTHER: _Told = (500, None, {})
+_OF_AUTH: Mapping[int, Mapping[str, str]] = {
+    401: {"www-authenticate": 'Bearer realm="healthd"'},
+    503: {"retry-after": "5"},
+}
+
+
 def problem_of(error: HealthdError) -> tuple[Problem, dict[str, str]]:
     """The problem that tells of an error, and headers that go with it."""
-    headers: dict[str, str] = {}
-    status, title = 500, None
+    status, title, headers = next((of_kind for kind, of_kind in _KINDS if isinstance(error, kind)), _OTHER)
     if isinstance(error, HttpError):
         status, headers = error.status, error.headers
     elif isinstance(error, AuthError):
-        status = error.status
-        if status == 401:
-            headers = {"www-authenticate": 'Bearer realm="healthd"'}
-    elif isinstance(error, DuplicateError):
-        status, title = 409, "DuplicateNode"
-    elif isinstance(error, NotExecutorError):
-        status, title = 409, "NotExecutor"
-    elif isinstance(error, ConflictError):
-        status = 409
-    elif isinstance(error, NotFoundError):
-        status = 404
-    elif isinstance(error, BadInputError):
-        status = 400
-    elif isinstance(error, StoreError):
-        status, title, headers = 503, "StoreFailed", {"retry-after": "5"}
-    elif isinstance(error, FullError):
-        status, headers = 503, {"retry-after": "60"}
-    return Problem(title=title or http.HTTPStatus(status).phrase, status=status, detail=str(error)), headers
+        status, headers = error.status, _OF_AUTH.get(error.status, {})
+    return Problem(title=title or http.HTTPStatus(status).phrase, status=status, detail=str(error)), dict(headers)

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
-from healthd.aggregator.auth import Guard, Scope, key_hash
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.auth import AuthError, Caller, Guard, Scope, key_hash
+from healthd.aggregator.inventory.registry import ANYBODY, Fleet, Speaker
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import BadInputError, HealthdError
 from healthd.core.http.server import keep_connection
@@ -80,7 +80,7 @@ class SyncEndpoint:
             body = await self._answer(match[1], scope, receive)
         except HealthdError as error:
             problem, headers = problem_of(error)
-            if problem.status >= 500:
+            if problem.status >= 500 and not isinstance(error, AuthError):  # who cannot be asked is said once
                 log.warning("sync of %s: %s", match[1], error)
             await respond(send, problem.status, encode(problem), MEDIA_TYPE, headers)
         else:
@@ -91,15 +91,18 @@ class SyncEndpoint:
             raise HttpError(405, f"{scope['method']} is not for this path; a sync is a POST", {"allow": "POST"})
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization")
+        said = None if authorization is None else authorization.decode("latin-1")
         wait_seconds, executor = _query(scope["query_string"])
         # A hook that executes has the token that it asked its gate with, and is heard for that gate alone.
-        needed = Scope.SYNC if executor is None else Scope.GATE
-        self._guard.require(None if authorization is None else authorization.decode("latin-1"), needed)
+        caller = await self._guard.admit(said, Scope.SYNC if executor is None else Scope.GATE)
+        caller.check_speaks_for((node,))
         key = headers.get(KEY_HEADER, b"").decode("latin-1")
         if len(key) < MIN_KEY_LENGTH:
             raise HttpError(
                 401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
             )
+        if executor is None and caller.hook is not None:
+            raise AuthError(403, f"{caller} is a job's hook, and does not speak for the daemon of node {node}")
         wait_seconds = min(wait_seconds, self._settings.hold_seconds)
         body = await read_body(
             receive,
@@ -116,7 +119,7 @@ class SyncEndpoint:
             executed = await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds)
             keep_connection(scope)
             return encode(executed)
-        answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds)
+        answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds, speaker=_speaker(caller))
         keep_connection(scope)
         # Not what was sent: of a node's former process, say, nothing is taken in.
         if request.state is not None and (taken := self._fleet.node(node)) is not None and taken.state is not None:
@@ -181,6 +184,17 @@ async def respond(send: Send, status: int, body: bytes, media_type: str, headers
     sent += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": sent})
     await send({"type": "http.response.body", "body": body})
+
+
+def _speaker(caller: Caller) -> Speaker:
+    if caller.nodes is None:
+        return ANYBODY
+    pod = caller.pod
+    return Speaker(
+        speaks_for=caller.speaks_for,
+        vouched=None if pod is None else f"pod {pod.full_name}",
+        vouched_id=None if pod is None else pod.uid,
+    )
 
 
 def _query(query: bytes) -> tuple[float, str | None]:

@@ -341,15 +341,16 @@ class Engine:
 
         return await self.submit(act)
 
-    async def rekey(self, node: str, owner: str) -> None:
+    async def rekey(self, node: str, owner: str, key_hash: str | None = None) -> None:
         """
-        The key that was refused last is the node's from now on: for a machine that was replaced and kept its name.
+        Another key is the node's from now on: for a machine that was replaced and kept its name. None: the one that was
+        refused last.
 
         ConflictError where no other key came under the name.
         """
 
         def act(batch: Batch) -> str:
-            key = self._registry.refused_key_hash(node)
+            key = key_hash or self._registry.refused_key_hash(node)
             if key is None:
                 raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
             batch.changes.append(rows.PutKey(node=node, key_hash=key, seen_at=batch.now))

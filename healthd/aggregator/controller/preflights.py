@@ -15,6 +15,7 @@ from healthd.aggregator.gate.rendezvous import Handshake
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, Verdict
 from healthd.core.node_name import can_name
+from healthd.core.wire import FROM_OUTSIDE
 
 # Gates whose end is being settled at once; a preflight's aggregator has one.
 MOST_HANDSHAKES = 1000
@@ -22,7 +23,9 @@ MOST_HANDSHAKES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class HandshakeBody:
-    """A step of a preflight's end: `event` is acknowledge, withdraw, wait, told or ended."""
+    """A step of a preflight's end."""
+
+    __pydantic_config__ = FROM_OUTSIDE
 
     node: str
     event: Literal["acknowledge", "withdraw", "wait", "told", "ended"]
@@ -139,20 +142,22 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RollCallBody:
-    """
-    One process of a preflight: it runs `node`, number `rank`, and was started with `options`, each as people write it.
+    """One process of a preflight: it runs `node`, number `rank`."""
 
-    `local_rank` counts the processes of a node. `wait_seconds` is how long the gate is to hold; the main node says it.
-    `host` is what its machine calls itself; empty: not known. `asked` are ranks whose hosts it wants to know.
-    """
+    __pydantic_config__ = FROM_OUTSIDE
 
     node: str
     rank: int
     options: Mapping[str, str]
+    """What it was started with, each as people write it."""
     local_rank: int = 0
+    """It counts the processes of a node."""
     wait_seconds: float | None = None
+    """How long the gate is to hold; the main node says it."""
     host: str = ""
+    """What its machine calls itself; empty: not known."""
     asked: tuple[int, ...] = ()
+    """Ranks whose hosts it wants to know."""
 
 
 @dataclass(frozen=True, kw_only=True)

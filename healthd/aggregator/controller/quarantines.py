@@ -24,10 +24,10 @@ from healthd.aggregator.model.quarantines import (
     HistoryNote,
     Latch,
     LiftQuarantine,
-    Mode,
     OpenBreaker,
     PoolLimit,
     Rule,
+    RuleMode,
     RuleRecord,
     RuleVerdict,
     SetQuarantine,
@@ -174,7 +174,7 @@ class Breakers:
             self._memory.put_breaker(batch, name, None)
         if closed:
             for name, record in self._memory.records.items():
-                if record.word is not None and record.word.mode is Mode.HELD:
+                if record.word is not None and record.word.mode is RuleMode.HELD:
                     self._memory.set(self._memory.due, name, batch.now)
         return closed
 
@@ -367,8 +367,8 @@ class Quarantines:
             self.breakers.trip(batch, effect)
         elif isinstance(effect, RuleVerdict):
             self._told.append((effect.rule.value, effect.mode.value))
-            if effect.mode in (Mode.OBSERVED, Mode.HELD):
-                why = "only observed" if effect.mode is Mode.OBSERVED else "the breaker is open"
+            if effect.mode in (RuleMode.OBSERVED, RuleMode.HELD):
+                why = "only observed" if effect.mode is RuleMode.OBSERVED else "the breaker is open"
                 text = f"by rule:{effect.rule.value} ({why}): {effect.reason}"
                 batch.event(name, "would be quarantined", text)
 

@@ -23,7 +23,7 @@ from healthd.aggregator.inventory import node_record
 from healthd.aggregator.inventory.comparison import PeerFindings
 from healthd.aggregator.inventory.node_record import Arrival, NodeRecord
 from healthd.aggregator.model.nodes import Duplicate, FleetNode
-from healthd.core.errors import HealthdError
+from healthd.core.errors import ConflictError, HealthdError
 from healthd.core.model import Health, NodeState, Order, Quarantine, Reason, SyncAnswer, SyncRequest
 from healthd.core.node_name import alike, check_name, names_of, short
 
@@ -35,10 +35,16 @@ Enrol = Callable[[str, str], Awaitable[str]]
 KeepDuplicate = Callable[[str, Duplicate], Awaitable[None]]
 """(node, why) -> once it is on disk that two daemons claim the node's name; StoreError when it cannot be."""
 
+Rekey = Callable[[str, str, str], Awaitable[None]]
+"""(node, hash of its new key, by whose word) -> once that key is on disk and the node's (`Fleet.rekey`); StoreError."""
+
 FORGET_AFTER_SECONDS = 86400.0
 """A node that was silent for so long gives its place to a new one when the fleet is full."""
 SEND_ALL_PER_SECOND = 1000
 """Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede."""
+REPLACED_SECONDS = 10.0
+"""A node whose key was replaced by its platform's word gets no other one so soon: two daemons must not take turns."""
+MOST_FORMER_PODS = 4
 FORMER_RETRY_SECONDS = 5.0
 """An earlier incarnation has nothing to say; it may look again after this."""
 MOST_NEAR = 3
@@ -53,8 +59,30 @@ class DuplicateError(HealthdError):
     """Another daemon has this node's name."""
 
 
+class NotVouchedError(HealthdError):
+    """The platform vouches for the daemon that has this node's name, and for none with this key."""
+
+
 class NotExecutorError(HealthdError):
     """A hook speaks for a node, and no open gate has it as the executor there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speaker:
+    """
+    What is known of who speaks as a node, beside its key.
+
+    `speaks_for` says which names its credential covers: of the other names that a node tells, these alone count, or it
+    could make another node's name ambiguous. None: all of them. `vouched` is the pod that runs on this very node by the
+    word of its platform, `vouched_id` what no other pod has; None: nobody vouches for it.
+    """
+
+    speaks_for: Callable[[str], bool] | None = None
+    vouched: str | None = None
+    vouched_id: str | None = None
+
+
+ANYBODY = Speaker()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +107,8 @@ class Fleet:
     `issuer` is the identity of our database. `silent_seconds` is how long a node may be silent until nothing is known
     of it. `clock` is CLOCK_BOOTTIME unless a test injects its own. `first_seq` must be above every `SyncAnswer.seq`
     that a former process gave for the same database: nodes drop answers that count less than one they have read.
-    `keep_duplicate` None: duplicates are forgotten with this process.
+    `keep_duplicate` None: duplicates are forgotten with this process. `replace_key` None: who its platform vouches for
+    gets its key in memory alone.
 
     Until `set_orders` was called for a node in this process, no statement is made (`SyncAnswer.orders` None), so that
     nothing is cancelled by an aggregator that does not know yet. A node that is held is answered as soon as there is
@@ -96,6 +125,7 @@ class Fleet:
         clock: Callable[[], float] = boottime,
         first_seq: int = 0,
         keep_duplicate: KeepDuplicate | None = None,
+        replace_key: Rekey | None = None,
     ) -> None:
         self.issuer = issuer
         self.silent_seconds = silent_seconds
@@ -114,6 +144,7 @@ class Fleet:
         self._unheld: list[str] = []
         self._enrol = enrol
         self._keep_duplicate = keep_duplicate
+        self._replace_key = replace_key
         self._enrolling: dict[str, asyncio.Lock] = {}
         self._nonce = secrets.token_hex(4)
         self._answers = 0
@@ -122,20 +153,31 @@ class Fleet:
 
     # --- what nodes say, and the answer -------------------------------------------------------------------------------
 
-    async def sync(self, node: str, key_hash: str, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+    async def sync(
+        self,
+        node: str,
+        key_hash: str,
+        request: SyncRequest,
+        wait_seconds: float,
+        *,
+        speaker: Speaker = ANYBODY,
+    ) -> SyncAnswer:
         """
         Take in what a node says and answer it, after at most `wait_seconds` if there is nothing to tell it.
 
-        BadInputError for what makes no sense, DuplicateError for a key or an incarnation that is not the node's,
-        FullError when there is no room, StoreError when a new key or a duplicate could not be kept.
+        Another key under a node's name is let in where the platform vouches for who has it: the machine, or its disk,
+        was replaced. BadInputError for what makes no sense, DuplicateError for a key or an incarnation that is not the
+        node's, NotVouchedError for a key under a name whose daemon has its platform's word, ConflictError for a daemon
+        that was replaced, FullError when there is no room, StoreError when a new key or a duplicate could not be kept.
         """
         record = self._records.get(node)
         if record is None or record.key_hash is None:
             record = await self._admit(node, key_hash)
-        if record.key_hash is None or not hmac.compare_digest(record.key_hash, key_hash):
-            await self._refuse_key(record, key_hash)
+        own = record.key_hash is not None and hmac.compare_digest(record.key_hash, key_hash)
+        if not own or speaker.vouched_id is not None:
+            record = await self._vouched(record, key_hash, speaker, own=own)
         known = record.incarnation is not None
-        answer = await self._exchange(node, record, request, wait_seconds)
+        answer = await self._exchange(node, record, request, wait_seconds, speaker.speaks_for)
         if not known and record.executor is not None:
             self._share(record)  # a daemon is there now: leases are its own
         return answer
@@ -373,6 +415,55 @@ class Fleet:
                 self._enrolling.pop(node, None)
         return record
 
+    async def _vouched(self, record: NodeRecord, key_hash: str, speaker: Speaker, *, own: bool) -> NodeRecord:
+        """
+        The record of the daemon that speaks, by its key and its platform's word; the errors of `sync` where it is not
+        let in. `own`: the key is the node's.
+        """
+        if speaker.vouched is None or speaker.vouched_id is None:
+            if record.vouched_id is not None:
+                raise NotVouchedError(
+                    f"{record.node}: this name is that of {record.vouched} by the word of its platform, which knows "
+                    "nothing of this caller; give it a token of its own node"
+                )
+            await self._refuse_key(record, key_hash)
+        elif not own and speaker.vouched_id in record.former_pods and self._heard_lately(record):
+            raise ConflictError(
+                f"{record.node}: {speaker.vouched} was replaced by {record.vouched}, which reports; stop one of the two"
+            )
+        elif not own or record.refused_key_hash is not None:
+            record = await self._replace(record, key_hash, speaker.vouched)
+        if record.vouched_id not in (None, speaker.vouched_id):
+            record.former_pods = (*record.former_pods, record.vouched_id or "")[-MOST_FORMER_PODS:]
+        record.vouched, record.vouched_id = speaker.vouched, speaker.vouched_id
+        return record
+
+    def _heard_lately(self, record: NodeRecord) -> bool:
+        return record.heard_at is not None and self.clock() - record.heard_at <= self.silent_seconds
+
+    async def _replace(self, record: NodeRecord, key_hash: str, vouched: str) -> NodeRecord:
+        """The node's record with another key, which is on disk: who has it is the node by its platform's word."""
+        node = record.node
+        async with self._enrolling.setdefault(node, asyncio.Lock()):
+            try:
+                now, record = self.clock(), self._records.get(node, record)
+                if record.key_hash == key_hash and record.refused_key_hash is None:
+                    return record  # by another request meanwhile
+                if now - record.replaced_at < REPLACED_SECONDS:
+                    raise ConflictError(f"{node}: its key was replaced just now, for {record.vouched}; try again soon")
+                log.info("%s: another key came under this name from %s, and is the node's now", node, vouched)
+                if self._replace_key is None:
+                    self.rekey(node, key_hash)
+                else:
+                    await self._replace_key(node, key_hash, vouched)
+                renewed = self._synced(node)
+                renewed.replaced_at = now
+                renewed.vouched, renewed.vouched_id = record.vouched, record.vouched_id
+                renewed.former_pods = record.former_pods
+            finally:
+                self._enrolling.pop(node, None)
+        return renewed
+
     async def _refuse_key(self, record: NodeRecord, key_hash: str) -> None:
         new = record.refused_key_hash != key_hash or record.duplicate is None
         record.refused_key_hash = key_hash
@@ -396,7 +487,14 @@ class Fleet:
             await self._keep_duplicate(record.node, found)
             record.kept_duplicate = found
 
-    async def _exchange(self, node: str, record: NodeRecord, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+    async def _exchange(
+        self,
+        node: str,
+        record: NodeRecord,
+        request: SyncRequest,
+        wait_seconds: float,
+        speaks_for: Callable[[str], bool] | None = None,
+    ) -> SyncAnswer:
         """Take in what a line says, hold it, and answer."""
         now = self.clock()
         before, incarnation = record.pool, record.incarnation
@@ -418,7 +516,8 @@ class Fleet:
             if (shared := self._records.get(node)) is not None and shared.expected is not None:
                 self._share(shared)  # what each has taken decides what the other gets
             if request.state is not None and record.member is None:
-                self._known_as.put(node, names_of(request.state))
+                others = names_of(request.state)
+                self._known_as.put(node, others if speaks_for is None else filter(speaks_for, others))
                 self.peers.take(node, request.state)
             elif request.state is not None:
                 self.peers.take_executor(node)

@@ -128,7 +128,7 @@ class Rule(str, enum.Enum):
     ACCUSED = "accused"
 
 
-class Mode(str, enum.Enum):
+class RuleMode(str, enum.Enum):
     """
     What came of a rule's verdict. ENFORCED: the node is quarantined. OBSERVED: the rule may only watch. HELD: the
     breaker is open. SHADOWED: a person keeps the node out already.
@@ -230,7 +230,7 @@ class RuleVerdict:
     """
 
     rule: Rule
-    mode: Mode
+    mode: RuleMode
     code: str
     reason: str
     lead: str

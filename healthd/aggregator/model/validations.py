@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from healthd.core.model import Reason
-from healthd.localize.model import Outcome, Verdict
+from healthd.localize.model import Outcome, ValidationVerdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,5 +123,5 @@ class Validation:
     checks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     chance: ChanceSeen = NO_CHANCE_SEEN
-    verdict: Verdict | None = None
+    verdict: ValidationVerdict | None = None
     ended_at: float | None = None

@@ -28,12 +28,12 @@ from healthd.aggregator.model.quarantines import (
     LastCounted,
     Latch,
     LiftQuarantine,
-    Mode,
     OpenBreaker,
     PoolLimit,
     RecheckRun,
     ReplacementProof,
     Rule,
+    RuleMode,
     RuleRecord,
     RuleVerdict,
     SetQuarantine,
@@ -172,7 +172,7 @@ def speak(
         grown = COOLDOWN_SECONDS * COOLDOWN_FACTOR ** min(repeats, 20)
         word = RuleVerdict(
             rule=first.rule,
-            mode=Mode.SHADOWED,
+            mode=RuleMode.SHADOWED,
             code=first.code,
             reason="",
             lead="",
@@ -213,26 +213,26 @@ def _without_cause(
         return None, repeats, last_at
     after = dataclasses.replace(word, clear=True)
     if facts.person:
-        after = dataclasses.replace(after, mode=Mode.SHADOWED)
+        after = dataclasses.replace(after, mode=RuleMode.SHADOWED)
     _tell(word, after, facts, effects)
     return after, repeats, last_at
 
 
-def _mode(word: RuleVerdict | None, facts: Facts, first: Cause, effects: list[Effect], now: float) -> Mode:
+def _mode(word: RuleVerdict | None, facts: Facts, first: Cause, effects: list[Effect], now: float) -> RuleMode:
     """What may come of it now; an enforced one stays enforced whatever the breaker says."""
     if facts.person:
-        return Mode.SHADOWED
+        return RuleMode.SHADOWED
     if first.observed:
-        return Mode.OBSERVED
-    if word is not None and word.mode is Mode.ENFORCED and facts.kept:
-        return Mode.ENFORCED
+        return RuleMode.OBSERVED
+    if word is not None and word.mode is RuleMode.ENFORCED and facts.kept:
+        return RuleMode.ENFORCED
     room = facts.room
     if room.open:
-        return Mode.HELD
+        return RuleMode.HELD
     if room.kept + 1 > room.most:
         effects.append(OpenBreaker(pool=room.pool, reason=_tripped(room, facts, now)))
-        return Mode.HELD
-    return Mode.ENFORCED
+        return RuleMode.HELD
+    return RuleMode.ENFORCED
 
 
 def _tripped(room: PoolLimit, facts: Facts, now: float) -> str:
@@ -246,11 +246,11 @@ def _tripped(room: PoolLimit, facts: Facts, now: float) -> str:
 
 def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: list[Effect]) -> None:
     """What changed from one word to the next."""
-    was = facts.kept and before is not None and before.mode is Mode.ENFORCED
-    now_is = word.mode is Mode.ENFORCED
+    was = facts.kept and before is not None and before.mode is RuleMode.ENFORCED
+    now_is = word.mode is RuleMode.ENFORCED
     if now_is and (not was or before is None or quarantine_of(before) != quarantine_of(word)):
         effects.append(SetQuarantine(quarantine=quarantine_of(word)))
-    if was and word.mode is Mode.OBSERVED:
+    if was and word.mode is RuleMode.OBSERVED:
         effects.append(LiftQuarantine(why="what is left of its causes may only be observed"))
     if before is None or before.mode is not word.mode:
         effects.append(word)
@@ -289,7 +289,7 @@ def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, cau
         return dataclasses.replace(record, probe=None, probe_after=now + again)
     if not policy.rules or not causes or facts.allocated or now < record.probe_after:
         return record
-    if word is None or word.mode is not Mode.ENFORCED or now < word.until:
+    if word is None or word.mode is not RuleMode.ENFORCED or now < word.until:
         return record
     tiers = list(_tiers(record, facts))
     if not tiers or None in tiers:
@@ -506,7 +506,7 @@ def _inherited(now: float, record: RuleRecord, facts: Facts, spoken: Quarantine)
     if spoken.until is not None:
         word = RuleVerdict(
             rule=rule,
-            mode=Mode.ENFORCED,
+            mode=RuleMode.ENFORCED,
             code=_CODE,
             reason=spoken.reason,
             lead="",

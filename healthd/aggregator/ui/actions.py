@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 
-from healthd.aggregator.api.handling import parts_of
+from healthd.aggregator.api.handling import check_origin, check_request, parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
 from healthd.aggregator.api.problems import problem_of
 from healthd.aggregator.auth import AuthError, Scope
@@ -22,13 +22,13 @@ from healthd.aggregator.ui.events import Feed, FullError
 from healthd.aggregator.ui.session import (
     MAX_TOKEN_LENGTH,
     Visitor,
-    check_origin,
     check_token,
     check_word,
     forget,
     form_of,
     keep,
     local_path,
+    review,
     visitor_of,
 )
 from healthd.core.errors import BadInputError, HealthdError, NotFoundError
@@ -53,6 +53,9 @@ class PageRoute(APIRoute):
 
         async def handler(request: Request) -> Response:
             try:
+                check_request(request, self.dependant)
+                if request.scope["path"] != "/log-in" and not request.scope["path"].startswith("/static/"):
+                    await review(request)
                 return await answer(request)
             except HealthdError as error:
                 return error_page(request, error)
@@ -87,7 +90,7 @@ def error_page(request: Request, error: HealthdError) -> Response:
 # What the form offers; None: until somebody releases it.
 ENDS: dict[str, float | None] = {"1h": 3600.0, "8h": 28800.0, "1d": 86400.0, "7d": 604800.0, "open": None}
 
-router = APIRouter(route_class=PageRoute)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.post("/log-in")
@@ -100,7 +103,7 @@ async def log_in(request: Request) -> Response:
         return to(target)
     token = fields.get("token", "")
     try:
-        check_token(parts, token)
+        await check_token(parts, token)
     except AuthError as error:
         # Never what was typed in: it may be a token with one letter wrong.
         return rendering.page("log_in.html", status=403, visitor=None, next=target, opened=False, said=str(error))

@@ -12,18 +12,20 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse, Response
 
+from healthd.aggregator.api.handling import ApiRoute
 from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.actions import PageRoute
-from healthd.aggregator.ui.session import visitor_of
+from healthd.aggregator.ui.session import review, visitor_of
 from healthd.core.wire import encode
 
-programs = APIRouter()
-router = APIRouter(route_class=PageRoute)
+programs = APIRouter(route_class=ApiRoute, tags=["service"], include_in_schema=False)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @programs.get("/openapi.json")
 async def openapi(request: Request) -> Response:
     """The description of the API (OpenAPI 3.1)."""
+    await review(request)
     visitor_of(request)
     # Beside the loop: the first time it takes as long as some hundred syncs.
     found: dict[str, Any] = await asyncio.to_thread(request.app.openapi)

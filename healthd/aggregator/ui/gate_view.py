@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from healthd.aggregator.model.gates import Gate, Phase
 from healthd.aggregator.model.validations import Tested, Validation
 from healthd.core.model import Decision, ExcludedNode, Reason
-from healthd.localize.model import Outcome, Verdict
+from healthd.localize.model import Outcome, ValidationVerdict
 
 # Names written into a box of the picture; what is more is counted.
 MOST_NAMES = 8
@@ -199,7 +199,7 @@ def _under_way(members: Sequence[str]) -> Box:
     )
 
 
-def _outcome(verdict: Verdict | None, rounds: Sequence[Round], *, ended: bool) -> tuple[str, str, str]:
+def _outcome(verdict: ValidationVerdict | None, rounds: Sequence[Round], *, ended: bool) -> tuple[str, str, str]:
     if verdict is None and ended:
         return "unknown", "?", "not finished when the gate ended"
     if verdict is None:

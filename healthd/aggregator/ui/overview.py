@@ -37,7 +37,7 @@ MOST_NODES = 200
 MAX_FORM_BYTES = 128 * 1024
 DOINGS = {"quarantine", "release", "validate"}
 
-router = APIRouter(route_class=PageRoute)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/several")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request
-from fastapi.params import Depends
 from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
@@ -33,15 +31,13 @@ MOST_OPEN_GATES = 100
 MOST_NODES_OF_REASON = 200
 
 
-def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
-    """Give the application the page."""
+def add_to(app: FastAPI, parts: Parts) -> None:
+    """Give the application what the paths of the page need."""
     app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
-    for one in ROUTERS:
-        app.include_router(one, dependencies=dependencies)
 
 
-router = APIRouter(route_class=PageRoute)
-ROUTERS = (overview.router, router, overview.router, overview.router, actions.router, docs.programs, docs.router)
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+ROUTERS = (overview.router, router, actions.router, docs.programs, docs.router)
 
 
 @router.get("/nodes/{node}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from starlette.responses import Response
 
-from healthd.aggregator.api.handling import Parts, parts_of
+from healthd.aggregator.api.handling import Parts, check_origin, parts_of
 from healthd.aggregator.api.problems import HttpError
 from healthd.aggregator.api.sync import read_body
-from healthd.aggregator.auth import AuthError, Caller, Guard, Scope, is_loopback
+from healthd.aggregator.auth import AuthError, Caller, Guard, Scope
 from healthd.core.errors import BadInputError
-from healthd.core.http.addresses import host_of, split_header
 
 # `__Host-` binds the cookie to this host and to TLS; browsers refuse it over plain HTTP.
 COOKIE, SAFE_COOKIE = "healthd-page", "__Host-healthd-page"
@@ -33,7 +31,8 @@ MAX_FORM_BYTES = 16 * 1024
 MAX_FIELDS = 16
 # A shift; who looks longer logs in again.
 COOKIE_SECONDS = 12 * 3600
-MAX_TOKEN_LENGTH = 512
+MAX_TOKEN_LENGTH = 3500
+"""Of a service account it has some 1,200 characters; a browser keeps cookies of 4,096."""
 
 _PROCESS_SECRET = secrets.token_bytes(32)
 
@@ -57,6 +56,19 @@ def visitor_of(request: Request, scope: Scope = Scope.READ) -> Visitor:
     authorization = _authorization(request)
     caller = guard.require(authorization, scope)
     return Visitor(caller=caller, word=_word(guard, authorization))
+
+
+async def review(request: Request) -> None:
+    """
+    Have the visitor's token reviewed by its platform where that is due; what it may do is judged by `visitor_of`.
+
+    AuthError (503) where that cannot be told.
+    """
+    try:
+        await parts_of(request).guard.review(_authorization(request))
+    except AuthError as error:
+        if error.status == 503:
+            raise
 
 
 def _authorization(request: Request) -> str | None:
@@ -123,38 +135,14 @@ def check_word(visitor: Visitor, word: str) -> None:
         raise HttpError(403, "this form is of another session; load the page again and send it once more")
 
 
-def check_origin(request: Request) -> None:
-    """HttpError 403 for a request that another site made the browser send."""
-    site = request.headers.get("sec-fetch-site")
-    origin = request.headers.get("origin")
-    host = request.headers.get("host", "")
-    if site not in (None, "same-origin") or (origin is not None and split_header("Origin", origin).netloc != host):
-        raise HttpError(403, "this was sent from another site; use the page or the command of this one")
-    parts = parts_of(request)
-    if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host_of(host)):
-        # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
-        raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
-
-
-def _names_no_one(name: str) -> bool:
-    """Whether a Host header holds localhost or an address, which no other site can be known by."""
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 # --- in and out -------------------------------------------------------------------------------------------------------
 
 
-def check_token(parts: Parts, token: str) -> Caller:
+async def check_token(parts: Parts, token: str) -> Caller:
     """Who a token that was typed in belongs to; AuthError when it may not read."""
     if not token or len(token) > MAX_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
-    return parts.guard.require(f"Bearer {token}", Scope.READ)
+    return await parts.guard.admit(f"Bearer {token}", Scope.READ)
 
 
 def keep(request: Request, response: Response, token: str) -> None:

@@ -29,7 +29,7 @@ from healthd.aggregator.validation.groups import (
     watch,
 )
 from healthd.localize import Course, replay
-from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict
 
 MOST_PARTNERS = 8
 """Idle healthy nodes that a search may borrow. One decides between two suspects; more let rounds run at once."""
@@ -165,7 +165,7 @@ def _next_round(
     return start_round(now, validation, found.groups, nodes, policy)
 
 
-def _localized(validation: Validation, history: Sequence[Tested], *, last: bool) -> NextRound | Verdict:
+def _localized(validation: Validation, history: Sequence[Tested], *, last: bool) -> NextRound | ValidationVerdict:
     """What comes next. The course of a validation is kept, and computed anew only where it is not that of `history`."""
     problem = _problem(validation)
     kept = _courses.pop(validation.id, None)
@@ -318,7 +318,7 @@ def _count(validation: Validation) -> tuple[int, int]:
     return failed, len(passed) + failed
 
 
-def _named(verdict: Verdict) -> frozenset[str]:
+def _named(verdict: ValidationVerdict) -> frozenset[str]:
     """All members that a verdict gives a cause of failures for."""
     return frozenset(one.member for one in verdict.culprits).union(
         verdict.not_measured,

@@ -11,7 +11,7 @@ from checks.reasons import blame_of
 from healthd.aggregator.model.validations import Tested, Validation
 from healthd.core.evidence import reason
 from healthd.core.model import Reason
-from healthd.localize.model import Culprit, Manner, PathFault, Verdict
+from healthd.localize.model import Culprit, Manner, PathFault, ValidationVerdict
 from healthd.localize.verdict import names
 
 
@@ -57,7 +57,7 @@ def consequence(validation: Validation) -> Consequence:
     return Consequence(out=out, cleared=cleared, reasons=tuple(reasons))
 
 
-def _out(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
+def _out(validation: Validation, verdict: ValidationVerdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
     """Nodes and why the job goes without them; the strongest reason of a node comes last."""
     yield from _unexplained(validation, verdict, injected=injected)
     yield from _not_measured(validation, verdict)
@@ -66,7 +66,7 @@ def _out(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterato
         yield culprit.member, _culprit(culprit, validation, injected=injected)
 
 
-def _unexplained(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
+def _unexplained(validation: Validation, verdict: ValidationVerdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
     """Nodes that are not among those that passed together, and of which no more is known."""
     if verdict.rest_passed is True:
         for node in sorted({*validation.members, *validation.partners}.difference(verdict.rest)):
@@ -82,7 +82,7 @@ def _unexplained(validation: Validation, verdict: Verdict, *, injected: bool) ->
             yield node, _reason("Ambiguous", text, node, injected=injected)
 
 
-def _in_network(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
+def _in_network(validation: Validation, verdict: ValidationVerdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
     """Nodes that the job goes without because of a path, a trunk, or a cut; none of them is at fault."""
     named = {culprit.member for culprit in verdict.culprits} | {n for fault in verdict.groups for n in fault.members}
     for path in verdict.paths:
@@ -154,7 +154,7 @@ def _path(path: PathFault, end: str, validation: Validation, *, injected: bool) 
     return _reason("PathFault", text, end, target=f"path:{a}-{b}", injected=injected)
 
 
-def _not_measured(validation: Validation, verdict: Verdict) -> Iterator[tuple[str, Reason]]:
+def _not_measured(validation: Validation, verdict: ValidationVerdict) -> Iterator[tuple[str, Reason]]:
     """Nodes that gave no outcome: nobody knows why, or they could not take part, or fell silent."""
     for node in verdict.not_measured:
         yield node, _reason("Undecided", f"no test with {node} gave an outcome", node)

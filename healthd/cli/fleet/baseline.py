@@ -18,7 +18,7 @@ from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError, words_of
 
 if TYPE_CHECKING:
-    from healthd.baselines import Learned, Series
+    from healthd.baselines import Learned, SampleSeries
     from healthd.core.model import NodeState
 
 # A node's state is some 100 kB, a page of them some more.
@@ -97,7 +97,7 @@ def baseline(
     return 0
 
 
-def settings_text(series: Sequence[Series], learned: Sequence[Learned | None]) -> str:
+def settings_text(series: Sequence[SampleSeries], learned: Sequence[Learned | None]) -> str:
     """A settings file with a table `[baselines.NAME]` for each kind of machine; what has no limit is a comment."""
     lines = [
         "# Limits learned by `healthd baseline`. Review them, then put them into the settings file of the nodes.",
@@ -121,7 +121,7 @@ def settings_text(series: Sequence[Series], learned: Sequence[Learned | None]) -
     return "\n".join(lines) + "\n"
 
 
-def _limit_lines(table: str, series: Series, learned: Learned | None) -> Iterator[str]:
+def _limit_lines(table: str, series: SampleSeries, learned: Learned | None) -> Iterator[str]:
     from checks.limits import quantity
 
     name, plain = _quoted(series.name), series.name.partition("/")[0]
@@ -155,16 +155,16 @@ def _number(value: float | None) -> str:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _series_of_fleet(options: Mapping[str, Any]) -> tuple[Series, ...]:
-    from healthd.baselines import Series
+def _series_of_fleet(options: Mapping[str, Any]) -> tuple[SampleSeries, ...]:
+    from healthd.baselines import SampleSeries
     from healthd.core import wire
 
     with aggregator_of(options) as aggregator:
         answer = aggregator.get("/v1/fleet/samples")
-    return wire.convert(answer.get("series"), tuple[Series, ...], what="answer of the aggregator")
+    return wire.convert(answer.get("series"), tuple[SampleSeries, ...], what="answer of the aggregator")
 
 
-def _series_of(files: Sequence[Path], left_out: list[str]) -> tuple[Series, ...]:
+def _series_of(files: Sequence[Path], left_out: list[str]) -> tuple[SampleSeries, ...]:
     """What the files hold; `left_out` gets the nodes that teach nothing, and why."""
     from healthd import baselines
 
@@ -195,7 +195,7 @@ def _states(path: Path) -> tuple[NodeState, ...]:
         raise ConfigError(f"{path}: {words_of(error)}; name a file that 'healthd check --json' wrote") from None
 
 
-def _why_none(series: Sequence[Series], left_out: Sequence[str]) -> str:
+def _why_none(series: Sequence[SampleSeries], left_out: Sequence[str]) -> str:
     from healthd.baselines import LEAST_DEVICES, LEAST_SAMPLES
 
     if not series:

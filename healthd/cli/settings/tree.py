@@ -45,9 +45,9 @@ class Settings(CheckSettings):
 
     def endpoint(self, url: str) -> Endpoint:
         """How to speak to an aggregator."""
-        from healthd.core.http.client import Endpoint, read_token
+        from healthd.core.http.client import Endpoint
 
-        return Endpoint(url=url, token=read_token(self.gate.token_file), ca_file=self.gate.ca_file)
+        return Endpoint(url=url, token=None, ca_file=self.gate.ca_file, token_file=self.gate.token_file)
 
     def executor(
         self, name: str, url: str, folder: Path, *, address: str, ask_seconds: float, token_file: Path | None

@@ -12,6 +12,7 @@ import contextlib
 import math
 import socket
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -150,11 +151,17 @@ class RefusedError(HealthdError):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where an aggregator is and how to speak to it. `token` None sends none; `ca_file` None trusts the system's."""
+    """
+    Where an aggregator is and how to speak to it. `token` None sends none; `ca_file` None trusts the system's.
+
+    `token_file` in the place of `token` is read again when it changes: projected tokens of Kubernetes last an hour, and
+    a gate may hold for longer.
+    """
 
     url: str
     token: str | None
     ca_file: Path | None
+    token_file: Path | None = None
 
 
 def read_token(file: Path | None) -> str | None:
@@ -176,6 +183,33 @@ def read_token(file: Path | None) -> str | None:
     return token
 
 
+class _Token:
+    """A token, or the one that a file has now. ConfigError where the file has none at the start."""
+
+    def __init__(self, token: str | None, file: Path | None) -> None:
+        self._file = file
+        self._stamp = None if file is None else _stamp(file)
+        self._token = token if file is None else read_token(file)
+
+    def now(self) -> str | None:
+        """The token; of a file that cannot be read any more the last one, which the aggregator may still take."""
+        if self._file is not None and (stamp := _stamp(self._file)) not in (None, self._stamp):
+            with contextlib.suppress(ConfigError):
+                self._token, self._stamp = read_token(self._file), stamp
+        return self._token
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """What is another one when the file was written or replaced; None for a pipe, which is read once."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 class Aggregator:
     """A client of one aggregator. `slack_seconds` is how long an answer that is not held back may take."""
 
@@ -186,10 +220,10 @@ class Aggregator:
             raise ConfigError(
                 f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
             )
-        headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+        self._token = _Token(endpoint.token, endpoint.token_file)
         verify = verification(endpoint.url, endpoint.ca_file)
         self.url = endpoint.url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, verify=verify, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -215,6 +249,8 @@ class Aggregator:
         """
         content = None if body is None else wire.encode(body)
         headers = {} if content is None else {"Content-Type": "application/json"}
+        if token := self._token.now():
+            headers["Authorization"] = f"Bearer {token}"
         params = {key: value for key, value in (query or {}).items() if value is not None}
         try:
             status, phrase, content_type, found = self._exchange(method, path, content, headers, params, hold_seconds)
@@ -227,7 +263,7 @@ class Aggregator:
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
             return found
         detail = problem_in(found)[1] or f"HTTP {status} {phrase}"
-        if status == NO_TOKEN and "authorization" not in self._http.headers:
+        if status == NO_TOKEN and not token:
             detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
         elif status in (NO_TOKEN, WRONG_TOKEN):
             detail += "; name the file of another with --token-file or HEALTHD_TOKEN_FILE"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from checks.contract import Blame, Status, Tier
 from healthd.core.model.results import Reason
+from healthd.core.wire import FROM_OUTSIDE
 
 # How a gate answers: in earnest or to watch, and which answers there are.
 
@@ -44,19 +45,18 @@ GateTerm = Literal["mode", "tier", "max_age", "collective", "lease"]
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """
-    A hook that knows only itself: number `rank` of the `size` members of `group`, on `node`.
+    """A hook that knows only itself: number `rank` of the `size` members of `group`, on `node`."""
 
-    `member` names this very process: the same again is the same member asking once more, another one of the same rank
-    takes its place. `execute`: the process itself is the executor of its node.
-    """
+    __pydantic_config__ = FROM_OUTSIDE
 
     group: str
     size: int
     rank: int
     member: str
+    """This very process: the same again is the same member asking once more, another one takes its rank's place."""
     node: str
     execute: bool = False
+    """The process itself is the executor of its node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,33 +64,40 @@ class GateRequest:
     """
     May this job start on these nodes, now?
 
-    Either `nodes`, or `pool` and `count`, or `join`: then all who ask for one job, attempt and group are one gate.
-    `min_nodes` None means all of them. None as `tier`, `max_age_seconds`, `wait_seconds`, `runtime_seconds`,
-    `lease_seconds`, `mode` or `collective` means the aggregator's policy. `workload` names what the lease ends with
-    (see `healthd.core.workload`); `lease_seconds` is how long it lasts where no node can see that end.
-    `runtime_seconds` is how long the job is expected to run: nodes with a scheduled event before its end are left out;
-    0: events only warn.
-    `collective`: several nodes run collectives together before they are admitted, or what `kind` says. `lease` False
-    asks for nothing but the answer: the nodes are free again as soon as it is given.
+    Either `nodes`, or `pool` and `count`, or `join`. None as `tier`, `max_age_seconds`, `wait_seconds`,
+    `runtime_seconds`, `lease_seconds`, `mode` or `collective` means the aggregator's policy.
     """
+
+    __pydantic_config__ = FROM_OUTSIDE
 
     job: str
     attempt: int = 0
     nodes: tuple[str, ...] = ()
     pool: str | None = None
     count: int | None = None
+    """How many nodes of the pool."""
     min_nodes: int | None = None
+    """With how many of them the job may start. None: with all."""
     tier: Tier | None = None
+    """Which checks a node must have passed."""
     max_age_seconds: float | None = None
+    """How old their results may be."""
     wait_seconds: float | None = None
+    """How long the gate may hold before it is decided."""
     runtime_seconds: float | None = None
+    """How long the job will run: nodes with a scheduled event before its end are left out. 0: events only warn."""
     lease_seconds: float | None = None
+    """How long the lease lasts where no node can see the end of the job."""
     mode: Mode | None = None
     workload: str | None = None
+    """The job's process or pod, with which the lease ends (see `healthd.core.workload`)."""
     collective: bool | None = None
+    """Several nodes run collectives together before they are admitted, or what `kind` says."""
     kind: ValidationKind = ValidationKind.COLLECTIVES
     lease: bool = True
+    """False asks for nothing but the answer: the nodes are free again as soon as it is given."""
     join: Join | None = None
+    """Who asks is one member of a group: all who ask for one job, attempt and group are one gate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from checks.worker.faults import Fault
 from checks.worker.protocol import shorten
 from healthd.core.model import CheckResult
 from healthd.localize import Course
-from healthd.localize.model import Culprit, GroupOutcome, Manner, NextRound, Problem, Verdict
+from healthd.localize.model import Culprit, GroupOutcome, Manner, NextRound, Problem, ValidationVerdict
 from healthd.localize.model import Outcome as TestOutcome
 from healthd.localize.verdict import names
 from healthd.runner.collective.ranks import BEYOND_DEADLINE_SECONDS, Deadline, Rank, RankGroup, group_of
@@ -534,7 +534,7 @@ class Subgroups:
         return f"{name} ({self._lanes[int(name.partition(':')[2])].target})"
 
     def _findings(
-        self, verdict: Verdict, failing: Sequence[UnresolvedFailure], probes: Mapping[int, str]
+        self, verdict: ValidationVerdict, failing: Sequence[UnresolvedFailure], probes: Mapping[int, str]
     ) -> tuple[Finding, ...]:
         what = names(test.info.name for test in failing)
         found = [self._of_culprit(culprit, what, probes) for culprit in verdict.culprits]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from healthd.localize.model import Problem, Verdict
+from healthd.localize.model import Problem, ValidationVerdict
 from tests.benchmarks.localize.simulator import Fleet
 from tests.benchmarks.localize.table import Make, Right, accused, nothing_named
 
@@ -76,41 +76,41 @@ def shown(count: int) -> Make:
     return lambda rng, problem, seed: Fleet(seed=seed, bad=frozenset(rng.sample(problem.members, count)), shows=True)
 
 
-def cut_named(fleet: Fleet, verdict: Verdict) -> bool:
+def cut_named(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     named = sorted(sorted(group.members) for group in verdict.groups)
     whole = named == sorted(map(sorted, fleet.cuts)) or named == [sorted(frozenset().union(*fleet.cuts))]
     return whole and accused(verdict) == fleet.bad and not verdict.paths and verdict.decided
 
 
-def one_kind_goes_on(fleet: Fleet, verdict: Verdict) -> bool:
+def one_kind_goes_on(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     kinds = [frozenset(fleet.cuts[0]), fleet_members(verdict) - fleet.cuts[0]]
     return not accused(verdict) and verdict.rest_passed is True and frozenset(verdict.rest) in kinds
 
 
-def fleet_members(verdict: Verdict) -> frozenset[str]:
+def fleet_members(verdict: ValidationVerdict) -> frozenset[str]:
     """All who are in the verdict somewhere."""
     return frozenset(verdict.rest).union(*(group.members for group in verdict.groups))
 
 
-def trunk_named(fleet: Fleet, verdict: Verdict) -> bool:
+def trunk_named(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     named = [{frozenset(side) for side in one.members} for one in verdict.trunks]
     return named == [set(fleet.trunks[0])] and not accused(verdict) and verdict.decided
 
 
-def paths_right(fleet: Fleet, verdict: Verdict) -> bool:
+def paths_right(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     named = {frozenset(one.ends) for one in verdict.paths}
     return not accused(verdict) and bool(named) and named <= fleet.paths
 
 
-def path_exactly(fleet: Fleet, verdict: Verdict) -> bool:
+def path_exactly(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     return paths_right(fleet, verdict) and len(verdict.paths) == len(fleet.paths) and verdict.decided
 
 
-def no_sound_path(fleet: Fleet, verdict: Verdict) -> bool:
+def no_sound_path(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     return all(frozenset(one.ends) in fleet.paths for one in verdict.paths)
 
 
-def some_go_on(fleet: Fleet, verdict: Verdict) -> bool:
+def some_go_on(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     rest = frozenset(verdict.rest)
     return verdict.rest_passed is True and len(rest) >= 24 and not any(one <= rest for one in fleet.paths)
 
@@ -122,7 +122,7 @@ def starts(members: int) -> Right:
     Nobody of them is at fault, nor said to be in doubt.
     """
 
-    def right(fleet: Fleet, verdict: Verdict) -> bool:
+    def right(fleet: Fleet, verdict: ValidationVerdict) -> bool:
         rest = frozenset(verdict.rest)
         least = members - len(fleet.at_fault()) - max(2, members // 32)
         clear = rest.isdisjoint(fleet.at_fault().union(*verdict.one_of, verdict.not_measured))
@@ -136,7 +136,7 @@ def path_beside_bad(rng: random.Random, problem: Problem, seed: int) -> Fleet:
     return Fleet(seed=seed, bad=frozenset([one]), paths=frozenset([frozenset((end, other))]))
 
 
-def both_named(fleet: Fleet, verdict: Verdict) -> bool:
+def both_named(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     """The bad one and the path, of which one end goes on."""
     paths = {frozenset(one.ends) for one in verdict.paths}
     ends = frozenset().union(*fleet.paths).intersection(verdict.rest)
@@ -148,18 +148,18 @@ def within(right: Right, rounds: int) -> Right:
     return lambda fleet, verdict: right(fleet, verdict) and verdict.rounds <= rounds
 
 
-def three_named(fleet: Fleet, verdict: Verdict) -> bool:
+def three_named(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     return verdict.scale is not None and frozenset(verdict.scale.members) == fleet.together
 
 
-def nobody_decided(fleet: Fleet, verdict: Verdict) -> bool:
+def nobody_decided(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     return nothing_named(fleet, verdict) and not verdict.decided
 
 
-def some_told(fleet: Fleet, verdict: Verdict) -> bool:
+def some_told(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     """Something is said that is right, and it can be used."""
     return accused(verdict) <= fleet.at_fault() and (verdict.rest_passed is True or bool(verdict.culprits))
 
 
-def no_trunk_named(fleet: Fleet, verdict: Verdict) -> bool:
+def no_trunk_named(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     return not verdict.trunks and not accused(verdict)

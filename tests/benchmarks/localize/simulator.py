@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from healthd.localize import Course, replay
-from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict
 
 
 @dataclass(kw_only=True)
@@ -142,7 +142,7 @@ def switches(
 
 def play(
     fleet: Fleet, problem: Problem, *, first: Outcome | None = None, borrowed: int = 0
-) -> tuple[Verdict, list[GroupOutcome]]:
+) -> tuple[ValidationVerdict, list[GroupOutcome]]:
     """
     Localise to the end, as the real caller would. `first` forces the outcome of the first whole, which is without the
     last `borrowed` members: a validation borrows idle nodes once the whole did not pass, and tests them like its own.
@@ -150,7 +150,7 @@ def play(
     history: list[GroupOutcome] = []
     course = Course(problem)
     whole = problem.members[: len(problem.members) - borrowed]
-    step: NextRound | Verdict = NextRound(number=0, groups=(whole,), why="the whole")
+    step: NextRound | ValidationVerdict = NextRound(number=0, groups=(whole,), why="the whole")
     while isinstance(step, NextRound):
         check_round(step, problem)
         groups = (whole,) if step.number == 0 else step.groups
@@ -162,7 +162,9 @@ def play(
     return step, history
 
 
-def localize(problem: Problem, history: Iterable[GroupOutcome], *, conclude: bool = False) -> NextRound | Verdict:
+def localize(
+    problem: Problem, history: Iterable[GroupOutcome], *, conclude: bool = False
+) -> NextRound | ValidationVerdict:
     """What comes after a history; `conclude`: the verdict on what is known, as when the time is up."""
     course, step = replay(problem, history)
     return course.conclude() if conclude else step

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from healthd.localize.model import Outcome, Problem, Verdict
+from healthd.localize.model import Outcome, Problem, ValidationVerdict
 from tests.benchmarks.localize.simulator import Fleet
 
 Make = Callable[[random.Random, Problem, int], Fleet]
-Right = Callable[[Fleet, Verdict], bool]
+Right = Callable[[Fleet, ValidationVerdict], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Row:
         return f"{self.kind}, {self.members} members, {self.culprits} culprits"
 
 
-def accused(verdict: Verdict) -> frozenset[str]:
+def accused(verdict: ValidationVerdict) -> frozenset[str]:
     """Who is accused."""
     return frozenset(culprit.member for culprit in verdict.culprits)
 
@@ -56,36 +56,36 @@ def bad(count: int) -> Make:
     return lambda rng, problem, seed: Fleet(seed=seed, bad=frozenset(rng.sample(problem.members, count)))
 
 
-def exactly(fleet: Fleet, verdict: Verdict) -> bool:
+def exactly(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     """All culprits, nobody and nothing else, and each failure has its cause."""
     named = accused(verdict) == fleet.at_fault()
     return named and not (verdict.paths or verdict.groups or verdict.scale) and verdict.decided
 
 
-def in_nine(fleet: Fleet, verdict: Verdict) -> bool:
+def in_nine(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     """The flaky one and nobody else; the last of ten rounds is mostly the rest together."""
     return accused(verdict) == fleet.flaky and verdict.rounds <= 10
 
 
-def path_named(fleet: Fleet, verdict: Verdict) -> bool:
+def path_named(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     return {frozenset(path.ends) for path in verdict.paths} == fleet.paths and verdict.decided
 
 
-def group_named(fleet: Fleet, verdict: Verdict) -> bool:
+def group_named(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     groups = [(frozenset(group.members), group.inside) for group in verdict.groups]
     return groups == [(cut, not fleet.cut_inside) for cut in fleet.cuts] and verdict.decided
 
 
-def scale_named(fleet: Fleet, verdict: Verdict) -> bool:
+def scale_named(fleet: Fleet, verdict: ValidationVerdict) -> bool:
     group = frozenset(verdict.scale.members) if verdict.scale else frozenset()
     return len(group if fleet.scale_of is None else group & fleet.scale_of) == fleet.scale
 
 
-def nothing_named(_: Fleet, verdict: Verdict) -> bool:
+def nothing_named(_: Fleet, verdict: ValidationVerdict) -> bool:
     return not (verdict.culprits or verdict.paths or verdict.groups or verdict.scale)
 
 
-def nobody_accused(_: Fleet, verdict: Verdict) -> bool:
+def nobody_accused(_: Fleet, verdict: ValidationVerdict) -> bool:
     return nothing_named(_, verdict) and verdict.one_of == (("n0000", "n0001"),)
 
 

@@ -61,6 +61,11 @@ imagePullSecrets:
 {{ include "healthd.aggregatorName" . }}.{{ .Release.Namespace }}.svc
 {{- end -}}
 
+{{/* The Secret with the hashes of tokens, for who has no service account; empty for none. */}}
+{{- define "healthd.tokens" -}}
+{{- default (ternary "healthd-tokens" "" .Values.monitoring.enabled) .Values.secrets.tokens -}}
+{{- end -}}
+
 {{/* The variables of the node daemon. */}}
 {{- define "healthd.nodeSettings" -}}
 {{- $platform := include "healthd.platform" . | fromYaml -}}
@@ -94,7 +99,22 @@ HEALTHD_NODE_KUBERNETES_ACCELERATED_HARDWARE_READY: "true"
 {{- define "healthd.aggregatorSettings" -}}
 HEALTHD_AGGREGATOR_LISTEN: 0.0.0.0:8090
 HEALTHD_AGGREGATOR_STATE_DIR: /var/lib/healthd
+# Node daemons and hooks send the tokens of their service accounts, which are bound to this audience.
+HEALTHD_AGGREGATOR_KUBERNETES_AUDIENCE: {{ .Values.callers.audience | quote }}
+{{- $ours := printf "%s/%s-node*" .Release.Namespace (include "healthd.fullname" .) }}
+{{- $node := include "healthd.serviceAccount" (list (include "healthd.nodeName" .) .Values.node.serviceAccount) }}
+{{- $nodes := uniq (concat (list $ours) (ternary (list (printf "%s/%s" .Release.Namespace $node)) (list) (and .Values.node.enabled (not (empty .Values.node.serviceAccount.name)))) .Values.callers.nodes) }}
+HEALTHD_AGGREGATOR_KUBERNETES_NODES: {{ join "," $nodes | quote }}
+HEALTHD_AGGREGATOR_KUBERNETES_ADMINS: {{ join "," (concat (list (printf "%s/%s-admin" .Release.Namespace (include "healthd.fullname" .))) .Values.callers.admins) | quote }}
+{{- with .Values.callers.hooks }}
+HEALTHD_AGGREGATOR_KUBERNETES_HOOKS: {{ join "," . | quote }}
+{{- end }}
+{{- with .Values.callers.readers }}
+HEALTHD_AGGREGATOR_KUBERNETES_READERS: {{ join "," . | quote }}
+{{- end }}
+{{- if include "healthd.tokens" . }}
 HEALTHD_AGGREGATOR_TOKEN_FILE: /etc/healthd/tokens/tokens.toml
+{{- end }}
 HEALTHD_AGGREGATOR_TLS_CERT: /etc/healthd/tls/tls.crt
 HEALTHD_AGGREGATOR_TLS_KEY: /etc/healthd/tls/tls.key
 # A week of this first: every job is admitted, and what enforce would have said is recorded.
