@@ -50,7 +50,7 @@ test-images: $(STAMP) ## every image recipe built and started (root, buildah, de
 
 .PHONY: test-kubernetes
 test-kubernetes: $(STAMP) ## install, upgrade and gate on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
-	@$(PYTEST) -m "kubernetes" tests/kubernetes
+	@$(PYTEST) -n 2 --dist loadgroup -m "kubernetes" tests/kubernetes
 
 # The demonstration's images, anew when what is in them has changed.
 KUBERNETES_IMAGES := build/kubernetes-images
@@ -131,7 +131,10 @@ release: $(STAMP) ## the files of a release in dist (docs/release.md)
 	@rm -rf dist build/lib
 	@REPOSITORY_URL="$(REPOSITORY_URL)" $(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' >/dev/null
 	@$(BIN)/python -m deploy.release.sbom "$(VERSION)" > dist/healthd-$(VERSION).cdx.json
-	@$(BIN)/helm package --destination dist deploy/helm/healthd deploy/helm/healthd-job >/dev/null 2>&1
+	@rm -rf build/charts && mkdir -p build/charts && cp -r deploy/helm/healthd deploy/helm/healthd-job build/charts
+	@test -z "$(REPOSITORY_URL)" || for chart in build/charts/*; do \
+	  printf 'home: %s\nsources: [%s]\n' "$(REPOSITORY_URL)" "$(REPOSITORY_URL)" >> $$chart/Chart.yaml; done
+	@$(BIN)/helm package --destination dist build/charts/* >/dev/null
 	@awk '/^## /{seen++} seen==1' CHANGELOG.md > dist/NOTES.md
 	@cd dist && sha256sum -- *.whl *.tar.gz *.tgz *.json NOTES.md > SHA256SUMS && ls -1
 

@@ -27,7 +27,8 @@ ROOMS = {
     "healthd.node": {"core", "steps", "runner"},
     "healthd.aggregator": {"core", "localize", "baselines", "steps"},
     "healthd.hooks": {"core", "aggregator", "node", "runner"},
-    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks"},
+    "healthd.postmortem": {"core"},
+    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem"},
 }
 
 # The same inside the aggregator; every room may import `model`. A file beside the rooms is a room of its own.

@@ -28,6 +28,7 @@ from healthd.core.bounded import read_file
 from healthd.core.config import parse_toml
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, words_of
 from healthd.core.file_trust import check_file
+from healthd.core.tasks import LogOnce
 from healthd.core.workload import Pod
 
 log = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class Guard:
         self._callers: dict[bytes, Caller] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._looked_at = 0.0
-        self._complaint = ""
+        self._trouble = LogOnce(log)
         if token_file is not None:
             self._stamp = _stamp(token_file)
             self._callers = read_tokens(token_file)
@@ -225,12 +226,11 @@ class Guard:
             if stamp == self._stamp:
                 return
             self._callers = read_tokens(self._file)
-            self._stamp, self._complaint = stamp, ""
+            self._stamp = stamp
+            self._trouble.clear()
             log.info("%s: %d tokens read again", self._file, len(self._callers))
         except ConfigError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.warning("%s; the tokens read before stay in force", error)
+            self._trouble.say(f"{error}; the tokens read before stay in force")
 
 
 def read_tokens(file: Path) -> dict[bytes, Caller]:

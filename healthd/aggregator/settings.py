@@ -134,8 +134,8 @@ class AggregatorSettings:
     """Time within which a request's body must have arrived: a slow or half-dead client must not hold its place."""
 
     handshake_seconds: float = 30.0
-    """Time in which all nodes of a preflight must acknowledge the decision, from the first that does: a hook reads its
-    answer within milliseconds, so half a minute means that it is gone."""
+    """Time in which all nodes of a group or a preflight must confirm the start, from the first that does: a hook reads
+    its answer within milliseconds, so half a minute means that it is gone."""
 
     stop_seconds: float = 3.0
     """Time that requests under way and tasks have to end after SIGTERM: with the database's it stays under 5 s."""

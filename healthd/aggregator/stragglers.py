@@ -33,6 +33,7 @@ from healthd.aggregator.store.rows import PutEvent
 from healthd.aggregator.store.store import Store
 from healthd.baselines import Kind, SampleSeries
 from healthd.core.errors import StoreError
+from healthd.core.tasks import LogOnce
 
 log = logging.getLogger(__name__)
 
@@ -303,7 +304,7 @@ class Stragglers:
         self._queue: deque[str] = deque()
         self._queued: set[str] = set()
         self._search_at = fleet.clock() + SEARCH_SECONDS
-        self._trouble = ""
+        self._trouble = LogOnce(log)
         fleet.listen(self._hear)
 
     async def run(self) -> None:
@@ -363,11 +364,9 @@ class Stragglers:
                 ]
             )
             self.peers.told(confirmed)
-            self._trouble = ""
+            self._trouble.clear()
         except StoreError as error:
-            if str(error) != self._trouble:
-                log.warning("stragglers are written to the history later: %s", error)
-            self._trouble = str(error)
+            self._trouble.say(f"stragglers are written to the history later: {error}")
 
 
 class PeerEvents:

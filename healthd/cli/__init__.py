@@ -29,6 +29,8 @@ COMMANDS = {
     "aggregator": "services",
     "gate": "hooks.gate",
     "preflight": "hooks.preflight",
+    "run": "run",
+    "postmortem": "postmortem",
     "slurm": "hooks.slurm",
     "kubernetes": "support.kubernetes",
     "fleet": "fleet.fleet",

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from healthd.core.errors import HealthdError
 
-# How long to wait before something that failed is tried again.
+# How long to wait before something that failed is tried again, and how often its failure is logged.
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,24 @@ class Backoff:
     def after(self, failures: int) -> float:
         """The pause in seconds after so many failures in a row; 0.0 after none."""
         return min(self.first_seconds * 2.0 ** min(failures - 1, 60), self.most_seconds) if failures > 0 else 0.0
+
+
+class LogOnce:
+    """The line of a log about something that may fail for long: it is logged when it becomes another one."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._last = ""
+
+    def say(self, text: str, level: int = logging.WARNING) -> None:
+        """What is wrong."""
+        if text != self._last:
+            self._log.log(level, "%s", text)
+        self._last = text
+
+    def clear(self) -> None:
+        """Nothing is wrong any more, so that the next line is logged whatever it is."""
+        self._last = ""
 
 
 log = logging.getLogger(__name__)

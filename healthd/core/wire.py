@@ -6,12 +6,16 @@ The library is imported by the first call: a passive round of `healthd check` ne
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from checks.json_text import TooDeepError, require_shallow
 from checks.printable import printable_bytes
 from healthd.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    import msgspec
 
 T = TypeVar("T")
 
@@ -25,6 +29,8 @@ FROM_OUTSIDE: Mapping[str, str | bool] = {
 The `__pydantic_config__` of records that the API takes: an unknown member is an error, since a typo must not be lost;
 "1" is no number; what stands under a member describes it. A plain mapping, since this room knows nothing of pydantic.
 """
+_making = threading.Lock()
+_decoders: dict[object, msgspec.json.Decoder[Any]] = {}  # a few dozen: the types that this program asks for
 
 
 def encode(value: Any) -> bytes:
@@ -54,7 +60,8 @@ def decode(body: bytes, wanted: type[T], *, what: str) -> T:
 
     try:
         require_shallow(body)
-        return msgspec.json.decode(body, type=wanted)
+        found: T = _decoder(wanted).decode(body)
+        return found
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, TooDeepError) as error:
         raise BadInputError(f"{what}: {error}") from None
 
@@ -70,7 +77,22 @@ def convert(value: Any, wanted: type[T], *, what: str) -> T:
     """A record out of dicts, lists and strings; raises like `decode`."""
     import msgspec
 
+    _decoder(wanted)
     try:
         return msgspec.convert(value, type=wanted)
     except msgspec.ValidationError as error:
         raise BadInputError(f"{what}: {error}") from None
+
+
+def _decoder(wanted: type[T]) -> msgspec.json.Decoder[T]:
+    """
+    Made by one thread at a time, with all that msgspec keeps of the type.
+
+    msgspec 0.22 crashes the process where a thread uses what another one has made half of.
+    """
+    import msgspec
+
+    with _making:
+        if wanted not in _decoders:
+            _decoders[wanted] = msgspec.json.Decoder(wanted)
+        return _decoders[wanted]

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from typing import TypeVar
+
+from healthd.core.threads import DaemonThreads
+
+T = TypeVar("T")
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+TAKE_BACK_SECONDS = 2.0
+"""How long a hook that ends may take to take its word back: its launcher kills it some seconds later."""
+
+HEAR_SECONDS = 0.05
+"""How often who waits looks for a signal: Python hears one that comes just before a wait only when that ends."""
 
 
 class Stopped(Exception):
@@ -19,36 +32,43 @@ class Signals:
     def __init__(self) -> None:
         self.name: str | None = None
         self._deferred = False
-        self._on_stop: Callable[[], object] | None = None
 
     def come(self, number: int, _: object) -> None:
         """The handler of the signals. Only the first raises: the next must not cut short what that one has begun."""
         first, self.name = self.name is None, self.name or signal.Signals(number).name
-        if self._on_stop is not None:
-            self._on_stop()
-        elif first and not self._deferred:
+        if first and not self._deferred:
             raise Stopped(self.name)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
         """
-        Within, a signal raises nothing but calls what `on_stop` was given; Stopped is raised at the end, whatever else.
+        Within, a signal raises nothing and sets `name`; Stopped is raised at the end, whatever else.
 
-        For an event loop, which would take an exception that comes at any moment for the fault of one of its tasks.
+        Not all code bears an exception at any moment: an event loop takes it for the fault of one of its tasks, and one
+        inside of `Thread.start` lets the new thread die with a traceback.
         """
         self._deferred = True
         try:
             yield
         finally:
-            self._deferred, self._on_stop = False, None
+            self._deferred = False
             if self.name is not None:
                 raise Stopped(self.name)
 
-    def on_stop(self, then: Callable[[], object] | None) -> None:
-        """Call this when a signal comes, at once where one has come; None: nothing any more."""
-        self._on_stop = then
-        if then is not None and self.name is not None:
-            then()
+    def wait_for(self, work: Callable[[], T]) -> T:
+        """What `work` comes to in a thread that nobody waits for: a signal ends the wait, and not `work` half-way."""
+        with self.deferred():
+            threads = DaemonThreads(1)
+            future = threads.submit(work)
+            threads.shutdown()
+            while self.name is None and not future.done():
+                wait((future,), timeout=HEAR_SECONDS)
+        return future.result()
+
+    async def heard(self) -> None:
+        """Until a signal has come, within `deferred`."""
+        while self.name is None:  # noqa: ASYNC110 - see HEAR_SECONDS
+            await asyncio.sleep(HEAR_SECONDS)
 
 
 @contextlib.contextmanager
@@ -56,6 +76,7 @@ def stoppable() -> Iterator[Signals]:
     """
     SIGTERM and SIGINT raise Stopped, so that the gate can be withdrawn before the hook ends.
 
+    They raise it wherever the main thread is: what takes long belongs into `wait_for`, or below `deferred`.
     That holds for the first process of a container too, to which the kernel gives only signals that have a handler.
     """
     signals = Signals()

@@ -24,7 +24,7 @@ from checks.printable import printable
 from healthd.core.errors import HealthdError
 from healthd.core.model import CheckSpec, Health, NodeState, Reason
 from healthd.core.platforms.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
-from healthd.core.tasks import Backoff, wait_for
+from healthd.core.tasks import Backoff, LogOnce, wait_for
 from healthd.node.clock import Clock
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
@@ -200,7 +200,7 @@ class ConditionWriter:
         self._changed_event = asyncio.Event()
         self._written: Mapping[str, tuple[str, str]] | None = None
         self._since: dict[str, tuple[str, str]] = {}  # type -> (status, lastTransitionTime)
-        self._complaint = ""
+        self._trouble, self._trouble_of_events = LogOnce(log), LogOnce(log)
         self._events, self._events_at = float(EVENTS_AT_ONCE), clock.boot()
         store.listen(self._changed_event.set)
 
@@ -211,13 +211,12 @@ class ConditionWriter:
             try:
                 await self.write()
             except KubernetesError as error:
-                self._complain(error)
+                self._trouble.say(self._complaint("node condition", error))
                 failures += 1
                 await asyncio.sleep(self.pause(error, failures))
                 continue
             failures = 0
-            if not self._complaint.startswith("node event"):
-                self._complaint = ""
+            self._trouble.clear()
             await self._until_due()
 
     async def _until_due(self) -> None:
@@ -275,7 +274,7 @@ class ConditionWriter:
             try:
                 await self._server.create(PATH, made, needs=NEEDS_EVENTS)
             except KubernetesError as error:
-                self._complain(error, "node event")
+                self._trouble_of_events.say(self._complaint("node event", error))
                 return
 
     def _may_tell(self) -> bool:
@@ -313,14 +312,11 @@ class ConditionWriter:
         asked = min(error.retry_after_seconds or 0.0, self._settings.heartbeat_seconds)
         return max(spread, asked)
 
-    def _complain(self, error: HealthdError, what: str = "node condition") -> None:
-        """Log each new error once: a permission that is missing for a week is one line."""
+    def _complaint(self, what: str, error: HealthdError) -> str:
         text = f"{what}: {error}"
         if isinstance(error, KubernetesError) and error.status == 404:
             text += f"; no node is named {self._node} there: set node.kubernetes.node"
-        if text != self._complaint:
-            log.warning("%s", text)
-        self._complaint = text
+        return text
 
 
 def _gist(wanted: tuple[Condition, ...]) -> Mapping[str, tuple[str, str]]:

@@ -23,7 +23,7 @@ from healthd.core.file_trust import check_file
 from healthd.core.http import client
 from healthd.core.http.client import problem_in
 from healthd.core.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
-from healthd.core.tasks import Backoff
+from healthd.core.tasks import Backoff, LogOnce
 from healthd.node.clock import Clock
 from healthd.node.interfaces import peer_address
 from healthd.node.orders.orders import Orders
@@ -107,9 +107,9 @@ class AggregatorConnection:
         file = self._token_file
         if file is not None:
             try:
-                headers["Authorization"] = f"Bearer {file.read_text(encoding='ascii').split()[0]}"
-            except (OSError, UnicodeDecodeError, IndexError) as error:
-                raise UnreachableError(f"{file}: holds no token that can be read: {error}") from None
+                headers["Authorization"] = f"Bearer {client.read_token(file)}"
+            except ConfigError as error:
+                raise UnreachableError(str(error)) from None
         return headers
 
 
@@ -172,7 +172,7 @@ class SyncClient:
         self._known_digest: str | None = None
         self._full_at = 0.0
         self._sent: tuple[str, Mapping[str, OrderReport]] | None = None
-        self._complaint = ""
+        self._trouble = LogOnce(log)
         self._on_error = on_error
         self._changed = asyncio.Event()
         self._tls = check_sync_settings(settings)
@@ -251,7 +251,7 @@ class SyncClient:
                 self._complain(error)
             else:
                 log.info("aggregator %s answers", url)
-                self._complaint = ""
+                self._trouble.clear()
                 return True
         return False
 
@@ -267,10 +267,7 @@ class SyncClient:
 
     def _complain(self, error: UnreachableError) -> None:
         """Log each new error once: an aggregator that is away for an hour is one line."""
-        complaint = str(error)
-        if complaint != self._complaint:
-            log.log(logging.INFO if isinstance(error, NotWantedError) else logging.WARNING, "%s", complaint)
-        self._complaint = complaint
+        self._trouble.say(str(error), logging.INFO if isinstance(error, NotWantedError) else logging.WARNING)
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 

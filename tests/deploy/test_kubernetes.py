@@ -1,7 +1,8 @@
 """
 What deploy/kubernetes builds: valid for several versions of Kubernetes, no more rights than said, settings that exist.
 
-No cluster was at hand: what is proved is the schema, and that what the manifests say fits what healthd reads.
+What is proved here is the schema, and that what the manifests say fits what healthd reads; on a cluster:
+tests/kubernetes.
 """
 
 from __future__ import annotations
@@ -377,7 +378,7 @@ def test_every_hook_says_which_pod_it_is() -> None:
     for hook in hooks:
         env = {one["name"]: one["valueFrom"] for one in hook["env"] if "valueFrom" in one}
         assert {name: env[name]["fieldRef"]["fieldPath"] for name in told} == told
-    assert own_workload(dict.fromkeys(told, "a"), 1) == "pod:a/a/a"
+    assert own_workload(dict.fromkeys(told, "a"), None) == "pod:a/a/a"
 
 
 def test_token_of_the_api_server_is_mounted_only_where_it_is_used(whole: tuple[dict[str, Any], ...]) -> None:

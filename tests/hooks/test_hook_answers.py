@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,9 +18,11 @@ import pytest
 
 from healthd.core import wire
 from healthd.core.model import AdmittedNode, Decision, Verdict
+from healthd.node import daemon
 from tests.aggregator.service import free_port
 from tests.cli.cli_kit import Said
 from tests.hooks.inside import run_inside
+from tests.patience import PATIENCE
 
 Answer = tuple[int, str, bytes]
 
@@ -192,6 +195,35 @@ def test_a_signal_that_comes_with_the_answer_ends_a_hook_that_executes(tmp_path:
         said = run_inside("gate", *who, *where)
     assert (said.code, "stopped by SIGTERM; its group is told" in said.err) == (75, True), said
     assert any(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked)
+
+
+def test_a_member_that_is_stopped_leaves_before_its_checks_end_and_asks_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher gives it seconds, which the end of a check may take; and who asked again would be a member again."""
+    left_first: list[bool] = []
+
+    async def run_node(*_: object, **__: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left_first.append(aggregator.asked[-1].startswith("DELETE /v1/gates/g-1/members/"))
+
+    def answer(_: str) -> Answer:
+        if len(aggregator.asked) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 200, "application/json", admission(verdict=Verdict.HOLD)
+
+    monkeypatch.setattr(daemon, "run_node", run_node)
+    with serving({"/v1/gates": answer}) as aggregator:
+        who = ("--join", "g", "--size", "1", "--rank", "0", "--node", "n0", "--execute")
+        said = run_inside("gate", *who, "--run-dir", str(tmp_path), "--aggregator", aggregator.url)
+        for thread in threading.enumerate():
+            if thread.name == "line to the aggregator":
+                thread.join(20 * PATIENCE)
+    assert (said.code, "stopped by SIGTERM; its group is told" in said.err) == (75, True), said
+    assert left_first == [True]
+    assert aggregator.asked[-1].startswith("DELETE /v1/gates/g-1/members/")
 
 
 def by_its_own_node(folder: Path, url: str) -> Said:

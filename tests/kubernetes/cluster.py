@@ -14,7 +14,8 @@ it is a machine with a network, a host name, /var/lib/kubelet, /var/lib/healthd 
     down/NAME              while such a file is there, that program is kept down (SIGKILL); then it is started again
 
 With `--nodes 0` there is no node and root is not needed. `--oldest` takes the oldest supported Kubernetes for the
-control plane, without nodes. With `--guarded` the cluster ends when the process that started it has ended.
+control plane, without nodes. With `--guarded` the cluster ends, and its folder goes, when the process that started it
+has ended.
 
 Pods have addresses of 10.88.N.0/24 and nodes are 10.89.0.(10+N); a cluster beside that has 10.90 and 10.91, and so on
 to the fourth: a fifth waits. The programs are in the folder that KUBEBUILDER_ASSETS names (docs/kubernetes_tests.md).
@@ -70,6 +71,9 @@ FIRST_NET, MOST_CLUSTERS = 88, 4  # 10.FIRST_NET and the next are the pods and n
 LOCK = Path("/run/lock/tests-kubernetes")
 LOCK_SECONDS = 900.0
 CGROUPS = Path("/sys/fs/cgroup")
+# A node has 40 of inotify's instances; a user of most machines has 128.
+INOTIFY, INOTIFY_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances"), 1024
+HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 # What a node has of its own besides its network and host name.
 OWN_FOLDERS = {"/var/lib/kubelet": "kubelet", "/var/lib/healthd": "var-lib-healthd", "/run/healthd": "run-healthd"}
 
@@ -194,6 +198,8 @@ class Kubernetes:
         self._control_plane()
         print(f"control plane: {time.monotonic() - began:.1f} s", flush=True)
         if self.nodes:
+            if int(INOTIFY.read_text()) < INOTIFY_INSTANCES:
+                INOTIFY.write_text(f"{INOTIFY_INSTANCES}\n")
             pause = pause_image(self.folder)
             self._dns()
             self._storage()
@@ -536,6 +542,12 @@ class Kubernetes:
             Path(target).mkdir(parents=True, exist_ok=True)
             (folder / source).mkdir(exist_ok=True)
             lines.append(f"mount --bind {folder / source} {target}")
+        if HUGE_PAGES.exists():  # the kubelet is told of some; there are none
+            for size in HUGE_PAGES.iterdir():
+                (folder / "hugepages" / size.name).mkdir(parents=True, exist_ok=True)
+                count = 4096 if size.name == "hugepages-2048kB" else 0
+                (folder / "hugepages" / size.name / "nr_hugepages").write_text(f"{count}\n")
+            lines.append(f"mount --bind {folder}/hugepages {HUGE_PAGES}")
         lines += ["mount --make-rshared /", f"touch {folder}/made", "exec sleep 2147483647"]
         (folder / "made").unlink(missing_ok=True)
         self._start(
@@ -784,10 +796,11 @@ def main() -> int:
 
 def _run(cluster: Kubernetes, parent: int | None) -> int:
     """Until a signal, the end of `parent`, or that of a program."""
+    orphaned = False
     try:
         cluster.up()
         while not (ended := cluster.ended()):
-            if parent is not None and os.getppid() != parent:
+            if orphaned := parent is not None and os.getppid() != parent:
                 return 0
             time.sleep(0.2)
         raise ClusterError(f"ended: {', '.join(ended)}; the logs are in {cluster.folder}")
@@ -795,6 +808,8 @@ def _run(cluster: Kubernetes, parent: int | None) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         cluster.down()
+        if orphaned:  # nobody is left to look into it
+            shutil.rmtree(cluster.folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,15 @@ PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
 SOMEBODYS_IMAGE, SOMEBODYS_TORCH_IMAGE = "TESTS_IMAGE", "TESTS_TORCH_IMAGE"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With two workers one has the cluster, and all tests that need none of its nodes run beside in the other."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function):
+            used = {*item.fixturenames, *(item.callspec.params.values() if hasattr(item, "callspec") else ())}
+            item.add_marker(pytest.mark.xdist_group("nodes" if "cluster" in used else "no nodes"))
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """
@@ -67,7 +76,7 @@ def workshop(cluster: Cluster) -> Iterator[Workshop]:
         pytest.skip("builds images for nodes that are processes of this machine: KUBEBUILDER_ASSETS, not KUBECONFIG")
     if reason := missing_program(*PROGRAMS, root=True):
         pytest.skip(reason)
-    with workshop_with_service("kubernetes", torch=True) as shop:
+    with workshop_with_service("kubernetes-image", torch=True) as shop:
         yield shop
 
 
@@ -107,5 +116,5 @@ def system(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     with cluster.namespace(SYSTEM):
         yield secrets(cluster, tmp_path / "secrets")
         if "healthd" in cluster.helm("list", "-n", SYSTEM, "-q").split():
-            cluster.helm("uninstall", "healthd", "-n", SYSTEM)
+            cluster.helm("uninstall", "healthd", "-n", SYSTEM, "--no-hooks")
     cluster.empty_nodes()

@@ -97,6 +97,11 @@ class Cluster:
     def nodes(self) -> list[str]:
         return [item["metadata"]["name"] for item in self.items("nodes")]
 
+    def address(self, node: str) -> str:
+        """Where other machines reach a node."""
+        addresses = self.get("node", node)["status"]["addresses"]
+        return str(next(one["address"] for one in addresses if one["type"] == "InternalIP"))
+
     def conditions(self) -> dict[str, str]:
         """What each node's own condition says, of the nodes that have it."""
         return {
@@ -181,7 +186,10 @@ class Cluster:
             self.free_volumes()
 
     def empty_nodes(self) -> None:
-        """Nodes of the tests' cluster know nothing of healthd any more: no key, no quarantine, no result."""
+        """Nodes know nothing of healthd any more: no condition; those of the tests' cluster no key and no result."""
+        gone = json.dumps({"status": {"conditions": [{"$patch": "delete", "type": CONDITION}]}})
+        for node in self.conditions():
+            self.kubectl("patch", "node", node, "--subresource=status", "--type=strategic", "-p", gone)
         for path in self.folder.glob("node-*/*-healthd/*") if self.folder is not None else ():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -204,6 +212,19 @@ def until(what: str, ask: Callable[[], T], seconds: float = SECONDS, *, told: Ca
         if time.monotonic() > end:
             pytest.fail(f"{what}: not within {seconds * PATIENCE:.0f} s\n{told() if told else ''}")
         time.sleep(0.25)
+
+
+def values(image: str, **more: str) -> list[str]:
+    """Of an installation on plain nodes, with an image that is there already."""
+    repository, _, tag = image.rpartition(":")
+    given = {
+        "platform": "cpu",
+        "images.service.repository": repository,
+        "images.service.tag": tag,
+        "images.pullPolicy": "IfNotPresent",
+        **more,
+    }
+    return [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
 
 
 def traces(cluster: Cluster) -> list[str]:

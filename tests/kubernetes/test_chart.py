@@ -12,22 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.manifests import ROOT
-from tests.kubernetes.kit import CHART, KEY, SYSTEM, Cluster, secrets, traces, until
+from tests.kubernetes.kit import CHART, KEY, SYSTEM, Cluster, secrets, traces, until, values
 
 pytestmark = pytest.mark.kubernetes
-
-
-def values(image: str, **more: str) -> list[str]:
-    """Of an installation on plain nodes, with an image that is there already."""
-    repository, _, tag = image.rpartition(":")
-    given = {
-        "platform": "cpu",
-        "images.service.repository": repository,
-        "images.service.tag": tag,
-        "images.pullPolicy": "IfNotPresent",
-        **more,
-    }
-    return [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
 
 
 def described(cluster: Cluster) -> str:
@@ -165,7 +152,7 @@ def test_notes_name_what_the_pods_wait_for_and_the_image_of_the_profile(cluster:
             "--dry-run=client",
             "-n",
             "ns",
-            *values("registry.example.com/healthd:1", **more),
+            *values("registry.example.com/healthd:0.1.0", **more),
         )
         return cluster.helm(*words).partition("\nNOTES:\n")[2]
 

@@ -6,12 +6,11 @@ import json
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kubernetes.kit import CHART, SYSTEM, Cluster, secrets, until
+from tests.kubernetes.kit import CHART, SYSTEM, Cluster, authority, gated_job, secrets, until
 
 pytestmark = pytest.mark.kubernetes
 
@@ -36,7 +35,7 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
     }
     with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
         folder = secrets(cluster, tmp_path_factory.mktemp("leases"))
-        secret(cluster, folder)
+        authority(cluster, folder, JOBS)
         given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
         try:
@@ -44,11 +43,7 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
             yield cluster
         finally:
             cluster.helm("uninstall", "healthd", "-n", SYSTEM)
-
-
-def secret(cluster: Cluster, folder: Path) -> None:
-    files = (f"--from-file=token={folder / 'gate.token'}", f"--from-file=ca.crt={folder / 'ca.pem'}")
-    cluster.kubectl("create", "secret", "generic", "healthd-gate", "-n", JOBS, *files)
+    cluster.empty_nodes()
 
 
 def rolled_out(cluster: Cluster) -> None:
@@ -57,45 +52,13 @@ def rolled_out(cluster: Cluster) -> None:
 
 
 def gated(name: str, image: str, *command: str, size: int = 2) -> dict[str, Any]:
-    """An Indexed Job as the guide has it, of pods on nodes of their own, that runs `command` once it is admitted."""
-    told = {
-        "POD_NAMESPACE": "metadata.namespace",
-        "POD_NAME": "metadata.name",
-        "POD_UID": "metadata.uid",
-        "NODE_NAME": "spec.nodeName",
-        "RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']",
-    }
-    hook = [
-        *("healthd", "gate", "--aggregator=https://healthd-aggregator.healthd-system.svc:8090"),
-        *("--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"),
-        *(f"--job={name}", f"--join={name}", f"--size={size}", "--rank=$(RANK)", "--node=$(NODE_NAME)"),
-        *("--tier=passive", "--no-collective", "--wait=2m"),
-    ]
-    gate = {
-        "name": "gate",
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": hook,
-        "env": [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in told.items()],
-        "volumeMounts": [{"name": "gate", "mountPath": "/etc/healthd/gate"}],
-    }
-    main = {"name": "train", "image": image, "imagePullPolicy": "IfNotPresent", "command": list(command)}
-    apart = {
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": {"job-name": name}},
-    }
-    pod = {
-        "restartPolicy": "OnFailure",
-        "terminationGracePeriodSeconds": 1,
-        "enableServiceLinks": False,
-        "automountServiceAccountToken": False,
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
-        "initContainers": [gate],
-        "containers": [main],
-        "volumes": [{"name": "gate", "secret": {"secretName": "healthd-gate"}}],
-    }
-    spec = {"completionMode": "Indexed", "completions": size, "parallelism": size, "template": {"spec": pod}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": JOBS}, "spec": spec}
+    """As the guide has it, but that a container which ends badly is started again in its pod."""
+    job = gated_job(JOBS, name, size, image, "--tier=passive", "--no-collective", "--wait=2m", command=command)
+    for key in ("podFailurePolicy", "podReplacementPolicy", "backoffLimit"):
+        del job["spec"][key]
+    pod = job["spec"]["template"]["spec"]
+    pod |= {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 1}
+    return job
 
 
 FOR_EVER = ("sleep", "infinity")

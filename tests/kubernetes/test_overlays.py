@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,28 @@ def test_overlay_runs_and_its_deletion_leaves_secrets_and_history(
     assert left <= {"ReplicaSet", "Pod"} or not left, left
 
 
-def test_examples_are_taken_by_the_server(cluster: Cluster, oldest: Cluster) -> None:
-    """Those of operators need these operators' definitions of their kinds; all others are whole."""
-    for server in (cluster, oldest):
-        server.kubectl("apply", "--server-side", "--dry-run=server", "-k", "deploy/kubernetes/examples/second-pool")
+@pytest.mark.parametrize("version", ["cluster", "oldest"])
+def test_examples_are_taken_by_the_server(request: pytest.FixtureRequest, version: str) -> None:
+    server: Cluster = request.getfixturevalue(version)
+    with server.namespace(SYSTEM):
+        dry = ("apply", "--server-side", "--dry-run=server")
+        server.kubectl(*dry, "-k", "deploy/kubernetes/examples/second-pool")
         for name in ("gated-job", "preflight-job"):
-            server.kubectl(
-                "apply", "--server-side", "--dry-run=server", "-f", ROOT / f"deploy/kubernetes/examples/{name}.yaml"
-            )
+            server.kubectl(*dry, "-f", ROOT / f"deploy/kubernetes/examples/{name}.yaml")
+
+
+def test_rule_of_the_readiness_controller_is_taken_by_its_definition(oldest: Cluster) -> None:
+    """TESTS_CRDS names a folder with the definitions that projects publish, by their kubebuilder names."""
+    folder = os.environ.get("TESTS_CRDS")
+    if not folder:
+        pytest.skip("TESTS_CRDS names no folder with readiness.node.x-k8s.io_nodereadinessrules.yaml")
+    definition = Path(folder) / "readiness.node.x-k8s.io_nodereadinessrules.yaml"
+    oldest.kubectl("apply", "--server-side", "-f", definition)
+    name = "crd/nodereadinessrules.readiness.node.x-k8s.io"
+    oldest.kubectl("wait", "--for=condition=Established", "--timeout=60s", name)
+    rule = ROOT / "deploy/kubernetes/readiness-rule.yaml"
+    until("the kind is served", lambda: "nodereadinessrules" in oldest.kubectl("api-resources"))
+    oldest.kubectl("apply", "--server-side", "-f", rule)
+    assert oldest.kubectl("diff", "--server-side", "-f", rule) == ""
+    wrong = rule.read_text().replace("requiredStatus", "wantedStatus")
+    assert "wantedStatus" in oldest.kubectl("apply", "--server-side", "-f", "-", text=wrong, wrong=True)

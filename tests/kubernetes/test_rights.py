@@ -37,7 +37,10 @@ ASKED = [
     *((verb, "resource.k8s.io/resourceslices") for verb in ("list", "patch")),
 ]
 MAY = {
-    "healthd-node": {("get", "/nodes"), ("patch", "/nodes/status"), ("create", "/events")},
+    "healthd-node": {
+        *(("get", "/nodes"), ("patch", "/nodes/status"), ("create", "/events")),
+        *(("list", "/pods"), ("watch", "/pods")),
+    },
     "healthd-aggregator": {
         *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
         ("create", "authentication.k8s.io/tokenreviews"),

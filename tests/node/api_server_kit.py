@@ -52,6 +52,7 @@ class Cluster:
     changed: threading.Condition = field(default_factory=threading.Condition)
     watches: int = 0  # that are open
     deaf: bool = False  # watches tell nothing, as over a connection that broke without a word
+    short: bool = False  # watches end at once
     down: bool = False  # every call is answered with 503, every watch ends
     oldest: int = 0  # versions before it are compacted
     said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
@@ -196,7 +197,7 @@ class Cluster:
         with self.changed:
             self.watches += 1
         try:
-            while (left := end - time.monotonic()) > 0 and not self.down:
+            while (left := end - time.monotonic()) > 0 and not self.down and not self.short:
                 with self.changed:
                     new = [] if self.deaf else [one for one in self.changes if one[0] > since]
                     if not new and since >= self.oldest:

@@ -47,6 +47,8 @@ def test_task_counts_until_it_has_stopped(status: str, counts: bool) -> None:
         found = ecs.read(url, (), 5.0)
     assert found.unseen == ""
     assert [one.name for one in found.workloads or ()] == ([f"ecs:{ARN}"] if counts else [])
+    assert found.has_ended(f"ecs:{ARN}") is not counts
+    assert not found.has_ended("ecs:a/other")
 
 
 def test_task_is_known_by_its_id_and_family_too() -> None:

@@ -186,6 +186,14 @@ LONG = 86401.0
         # One that does not see all may see this one.
         (held(age=900), (seen("7", unseen="no Contain"),), (), "", True),
         (held(age=900, last=5), (seen(unseen="no Contain"),), (), "", False),
+        # One that knows that it has ended need not be asked twice.
+        (
+            held(age=900, last=5),
+            (Reading(scheduler="Slurm", workloads=(), ended=(Workload(name="slurm:7"),)),),
+            (),
+            "slurm:7 has ended",
+            False,
+        ),
         # No such scheduler here, or no name: whoever has the devices.
         (held(age=900, workload="pod:ml/a"), (seen("7"),), (), "", True),
         (held(age=900, workload=None), (seen("7"),), (), "", True),
@@ -221,9 +229,17 @@ def test_many_workloads_are_a_few_lines() -> None:
 
 
 def test_hook_names_the_allocation_that_it_runs_in() -> None:
-    assert own_workload({"SLURM_JOB_ID": "9"}, 4) == "slurm:9"
+    assert own_workload({"SLURM_JOB_ID": "9"}, ("n1", "n2")) == "slurm:9"
     pod = {"POD_NAME": "a", "POD_NAMESPACE": "ml"}
-    assert (own_workload(pod, 1), own_workload(pod, 2), own_workload({}, 1)) == ("pod:ml/a", None, None)
+    assert (own_workload(pod, ("n1",)), own_workload(pod, None), own_workload({}, None)) == (
+        "pod:ml/a",
+        "pod:ml/a",
+        None,
+    )
+    assert own_workload({**pod, "POD_UID": "7d2c"}, None) == "pod:ml/a/7d2c"
+    # A pod that asks for others: it may go on when their job has ended, and end before.
+    assert own_workload(pod, ("n1", "n2")) is None
+    assert [own_workload({**pod, "NODE_NAME": node}, ("n1",)) for node in ("n1", "n2")] == ["pod:ml/a", None]
 
 
 def test_before_the_first_look_there_is_no_word() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from healthd.core.tasks import Tasks
 from healthd.core.workload import Pod, names_of, pod_of, problem_of
 from healthd.node.occupancy.pods import ApiPod, PodFate, PodLooks, PodWatch, Source, cgroup_there, judge_pod
 from healthd.node.orders.leases import LeaseStore
@@ -329,6 +330,41 @@ def test_a_lease_is_watched_with_one_call_that_stays(tmp_path: Path, kube: Clust
             await node.goes_on()
             assert len(kube.calls) == before == 2
             assert {call.query["fieldSelector"] for call in kube.calls} == {"metadata.name=train-0"}
+
+    run(main())
+
+
+def test_a_server_that_holds_no_watch_open_is_not_stormed(tmp_path: Path, kube: Cluster) -> None:
+    async def main() -> None:
+        kube.short = True
+        async with leased(tmp_path, kube) as node:
+            before = len(kube.calls)
+            await asyncio.sleep(0.5)  # pauses of 0.02, 0.04, 0.08, 0.16, 0.32 s, a quarter less by chance
+            assert len(kube.calls) - before <= 14
+            kube.delete_pod("train-0")
+            await node.ended("is gone")
+
+    run(main())
+
+
+def test_the_next_pod_of_the_same_name_is_looked_at_anew(tmp_path: Path, kube: Cluster) -> None:
+    """Although the watch over the one before is open, and tells nothing of it."""
+
+    async def main() -> None:
+        tasks = Tasks()
+        watch = PodWatch(kube.server, tmp_path, AllocationSettings(), tasks=tasks, look_seconds=0.05, environ={})
+        tasks.supervise("pods", watch.run)
+        try:
+            for uid in (UID, OTHER):
+                kube.job_pod("train-0", uid=uid)
+                watch.follow((Pod(namespace="ml", name="train-0", uid=uid),))
+                assert watch.looks == {}
+                await eventually(lambda: watch.looks.get("ml/train-0", BLIND).api_answers)
+                assert watch.looks["ml/train-0"].api == ApiPod(uid=uid, phase="Running")
+                await eventually(lambda: kube.watches > 0)
+                kube.deaf = True
+        finally:
+            await tasks.stop(1.0)
 
     run(main())
 

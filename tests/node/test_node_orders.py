@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 
 from checks.contract import Tier
 from healthd.core.model import Order, OrderReport
-from healthd.core.workload import Process, process_of
+from healthd.core.workload import Process, process_of, with_start
 from healthd.node.occupancy.model import read_process
 from healthd.node.orders import leases
-from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, judge_lease, process_start
+from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, ProcessFinder, judge_lease, process_start
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from tests.node import node_kit
 from tests.node.node_kit import BOOT, MovedClock, World, eventually, lease, lease_order, quiet, run, run_order
@@ -516,6 +517,58 @@ def test_process_is_known_by_its_start_and_a_zombie_has_ended() -> None:
     assert process_of("pid:12") == Process(pid=12)
     assert process_of("pid:12@345") == Process(pid=12, started=345)
     assert [process_of(text) for text in (None, "pid:", "pid:-1", "pod:12", "pid:99999999999", "pid:12@")] == [None] * 6
+
+
+def test_process_is_found_by_its_start_from_another_pid_namespace() -> None:
+    """As of a container, where it is called 1; a stranger of that number here is another process."""
+    line = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "sleep", "1000"]
+    with subprocess.Popen(line, stderr=subprocess.PIPE) as outer:
+        try:
+            child = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+            while not (pids := child.read_text().split()):
+                if outer.poll() is not None:
+                    pytest.skip("needs 'unshare --user --pid'; allow namespaces of users, or run as root")
+            inside = int(pids[0])
+            started = process_start(Path("/proc"), inside)
+            assert started is not None
+            finder = ProcessFinder(Path("/proc"))
+            first = Process(pid=1, started=started)
+            assert finder.start_of(first) == finder.start_of(first) == started
+            assert finder.start_of(Process(pid=2, started=started)) is None
+            assert finder.start_of(Process(pid=1, started=started + 1)) is None
+            os.kill(inside, signal.SIGKILL)
+            outer.wait()
+            assert finder.start_of(first) is None
+        finally:
+            outer.kill()
+
+
+def test_a_hook_tells_the_start_of_a_process_of_its_machine() -> None:
+    own = f"pid:{os.getpid()}"
+    assert process_of(with_start(own)) == Process(pid=os.getpid(), started=process_start(Path("/proc"), os.getpid()))
+    assert [with_start(text) for text in ("pid:7@9", "slurm:7", "pid:2147483000")] == [
+        "pid:7@9",
+        "slurm:7",
+        "pid:2147483000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "start", "ended", "is_seen"),
+    [
+        (held(age=5, workload="pid:9@7"), 7, "", True),
+        (held(age=50, workload="pid:9@7", start=7), None, "process 9 has ended", False),
+        # Of a PID namespace that is not seen here: it goes by who has the devices.
+        (held(age=901, workload="pid:9@7"), None, "no process took the devices within 900 s", False),
+        (held(age=500, workload="pid:9@7"), None, "", False),
+    ],
+)
+def test_a_process_that_was_never_seen_may_be_out_of_sight(
+    one: HeldLease, start: int | None, ended: str, is_seen: bool
+) -> None:
+    sight = Observations(start_of=lambda _: start, holders=(), surveyed_at=1000.0)
+    found = judge_lease(one, sight, now=1000.0, settle_seconds=60.0)
+    assert (found.ended, found.seen) == (ended, is_seen)
 
 
 def test_a_lease_outlasts_a_moment_in_which_no_file_can_be_opened(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 
 from healthd.core.http.server import exposition
 from healthd.core.model import CheckResult
-from healthd.core.tasks import Tasks
+from healthd.core.tasks import LogOnce, Tasks
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import ActiveSettings, Unprompted
@@ -98,3 +99,13 @@ def test_order_that_cannot_be_begun_is_refused_and_a_lease_beside_it_is_stored(t
             assert "an error of healthd's own: KeyError" in world.orders.reports()["C1"].message
 
     run(main())
+
+
+def test_trouble_is_logged_when_it_changes_and_again_after_it_was_over(caplog: pytest.LogCaptureFixture) -> None:
+    trouble = LogOnce(logging.getLogger("healthd.test"))
+    for text in ("away", "away", "refused", "away"):
+        trouble.say(text, logging.ERROR)
+    trouble.clear()
+    trouble.say("away", logging.ERROR)
+    assert [one.getMessage() for one in caplog.records] == ["away", "refused", "away", "away"]
+    assert {one.levelno for one in caplog.records} == {logging.ERROR}

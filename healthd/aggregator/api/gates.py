@@ -1,4 +1,4 @@
-"""The paths of gates: ask, follow, explain, release, tell how the job ended; and the two-step end of a preflight."""
+"""The paths of gates: ask, follow, explain, release, tell how the job ended; and the end of a gate of several hooks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,20 @@ from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
 from healthd.aggregator.controller.admission import less_than_policy
 from healthd.aggregator.controller.engine import Engine, GivenBack
-from healthd.aggregator.controller.preflights import HandshakeAnswer, HandshakeBody, RollCallAnswer, RollCallBody
+from healthd.aggregator.controller.preflights import RollCallAnswer, RollCallBody
 from healthd.aggregator.model.gates import Gate, LeaseRow, Override
 from healthd.aggregator.store.rows import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
-from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Mode, ValidationKind, Verdict
+from healthd.core.model import (
+    LARGEST_ATTEMPT,
+    Decision,
+    GateRequest,
+    HandshakeAnswer,
+    HandshakeBody,
+    Mode,
+    ValidationKind,
+    Verdict,
+)
 from healthd.core.wire import FROM_OUTSIDE, plain
 from healthd.core.workload import pod_of, process_of
 
@@ -185,7 +194,7 @@ async def outcome(request: Request, caller: GateCaller, gate: str, body: Outcome
 async def handshake(
     request: Request, caller: GateCaller, gate: str, wait: Wait, body: HandshakeBody
 ) -> HandshakeAnswer:
-    """One step of a preflight's end; held back until there is an outcome, or the job is over."""
+    """One step of the end of a gate of several hooks; held back until there is an outcome, or the job is over."""
     parts = parts_of(request)
     found = await parts.engine.get(gate)
     caller.check_speaks_for((body.node,))

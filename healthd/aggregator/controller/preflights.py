@@ -1,4 +1,4 @@
-"""Preflights: who has come to the roll call, and how the two-step end of each is settled."""
+"""Gates of several hooks: how the two-step end of each is settled, and who has come to the roll call of a preflight."""
 
 from __future__ import annotations
 
@@ -9,36 +9,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Literal
 
 from healthd.aggregator.gate.rendezvous import Handshake
 from healthd.core.errors import BadInputError, ConflictError
-from healthd.core.model import Decision, Verdict
+from healthd.core.model import Decision, HandshakeAnswer, HandshakeBody, Verdict
 from healthd.core.node_name import can_name
 from healthd.core.wire import FROM_OUTSIDE
 
-# Gates whose end is being settled at once; a preflight's aggregator has one.
+# Gates whose end is being settled at once; the aggregator of a preflight has one.
 MOST_HANDSHAKES = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class HandshakeBody:
-    """A step of a preflight's end."""
-
-    __pydantic_config__ = FROM_OUTSIDE
-
-    node: str
-    event: Literal["acknowledge", "withdraw", "wait", "told", "ended"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HandshakeAnswer:
-    """`go` is None until it is settled; see `healthd.aggregator.gate.rendezvous`."""
-
-    go: bool | None
-    missing: tuple[str, ...]
-    all_told: bool
-    over: bool
 
 
 class Handshakes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -505,10 +506,11 @@ def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) ->
     with aggregator_of(options) as aggregator, Progress(quiet=quiet) as progress:
         started = aggregator.call("POST", "/v1/validations", body=body, query={"wait": "0"})
         found = wire.decode(started, dict[str, Any], what="answer of the aggregator")
-        with line.withdrawn_when_stopped(aggregator, found["id"]):
+        with line.withdrawn_when_stopped(aggregator, found["id"]) as signals:
             while found["decision"]["decision"] == "hold":
                 progress.hold(wire.decode(wire.encode(found["decision"]), Decision, what="decision"))
-                found = _followed(aggregator, found["id"], progress.every_seconds)
+                follow = functools.partial(_followed, aggregator, found["id"], progress.every_seconds)
+                found = signals.wait_for(follow)
     return found
 
 

@@ -18,6 +18,7 @@ from healthd.core.errors import BadInputError, ConfigError
 
 if TYPE_CHECKING:
     from healthd.core.http.client import Aggregator, GateClient
+    from healthd.hooks.stopping import Signals
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,14 +83,14 @@ def segment(text: str) -> str:
 
 
 @contextlib.contextmanager
-def withdrawn_when_stopped(aggregator: Aggregator, gate: str) -> Iterator[None]:
+def withdrawn_when_stopped(aggregator: Aggregator, gate: str) -> Iterator[Signals]:
     """SIGINT and SIGTERM withdraw the gate, so that its nodes are not kept from others for an answer nobody reads."""
     from healthd.core.http.client import RefusedError
     from healthd.hooks.stopping import Stopped, stoppable
 
     try:
-        with stoppable():
-            yield
+        with stoppable() as signals:
+            yield signals
     except Stopped:
         try:
             aggregator.call("DELETE", f"/v1/gates/{gate}/lease")

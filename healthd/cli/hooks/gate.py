@@ -7,9 +7,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,7 +34,10 @@ from healthd.core.errors import (
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted, span
 from healthd.core.workload import own_pod
-from healthd.hooks.stopping import Stopped, stoppable
+from healthd.hooks.stopping import TAKE_BACK_SECONDS, Stopped, stoppable
+
+if TYPE_CHECKING:
+    from healthd.cli.terminal.console import Progress
 
 # `healthd gate outcome`: how the job ended, so that the gate can be held against it.
 
@@ -275,9 +278,6 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 
-# A launcher that ends a hook kills it some seconds later.
-WITHDRAW_SECONDS = 2.0
-
 
 SECTIONS = {
     "The job": ("job", "attempt", "workload", "lease"),
@@ -391,12 +391,14 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
         from healthd.cli.hooks import join as joining
 
         return joining.run(settings, as_json=as_json)
+    from healthd.cli.terminal.console import Progress
     from healthd.core.http.client import NotAdmittedError
 
     request = build_request(settings.gate)
     try:
-        with stoppable():
-            decision = _ask(settings, request, as_json=as_json, watch=watch)
+        with Progress(quiet=as_json, whole=watch) as progress, stoppable() as signals:
+            decision = signals.wait_for(lambda: _ask(settings, request, progress, as_json=as_json))
+            progress.end()
             write_hosts(decision, settings.gate)
             return finish(decision, settings.gate, as_json=as_json)
     except UnreachableError as error:
@@ -442,15 +444,20 @@ def build_request(asked: GateSettings) -> GateRequest:
         pool=asked.pool,
         count=asked.count,
         min_nodes=asked.min_nodes,
-        workload=asked.workload or own_workload(os.environ, len(nodes)),
+        workload=asked.workload or own_workload(os.environ, nodes),
     )
 
 
-def own_workload(environ: Mapping[str, str], nodes: int) -> str | None:
-    """What the host's scheduler calls the job that this hook runs in: its allocation is no obstacle to its own gate."""
+def own_workload(environ: Mapping[str, str], nodes: Sequence[str] | None) -> str | None:
+    """
+    What the host's scheduler calls the job that this hook runs in: its allocation is no obstacle to its own gate, and
+    the lease ends with it. `nodes` are those that are asked for, None for the hook's own: a pod may ask for others,
+    whose jobs have nothing to do with its end.
+    """
     if job := environ.get("SLURM_JOB_ID"):
         return f"slurm:{job}"
-    return own_pod(environ) if nodes == 1 else None
+    here = nodes is None or (len(nodes) == 1 and environ.get("NODE_NAME") in (None, nodes[0]))
+    return own_pod(environ) if here else None
 
 
 def write_hosts(decision: Decision, asked: GateSettings) -> None:
@@ -515,7 +522,7 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
 
     try:
         endpoint = settings.endpoint(settings.gate.aggregator)
-        with GateClient(endpoint, slack_seconds=WITHDRAW_SECONDS) as aggregator:
+        with GateClient(endpoint, slack_seconds=TAKE_BACK_SECONDS) as aggregator:
             aggregator.withdraw(request.job, request.attempt)
     except NotFoundError:
         return "no gate was open yet"
@@ -524,14 +531,10 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
     return "its gate is withdrawn"
 
 
-def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool) -> Decision:
-    from healthd.cli.terminal.console import Progress
-
-    progress = Progress(quiet=as_json, whole=watch)
-
+def _ask(settings: Settings, request: GateRequest, progress: Progress, *, as_json: bool) -> Decision:
     def away(error: UnreachableError) -> None:
         if not as_json:
             click.echo(f"healthd: {error}; trying again until the wait is over", err=True)
 
-    with gate_client(settings) as aggregator, progress:
+    with gate_client(settings) as aggregator:
         return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)

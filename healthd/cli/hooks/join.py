@@ -12,8 +12,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -25,11 +25,12 @@ from healthd.cli.terminal.output import log_to_stderr
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.http.client import GateClient, NotAdmittedError, RefusedError
 from healthd.core.model import Decision, GateRequest, Join, Verdict
-from healthd.core.tasks import Backoff
+from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import in_thread
 from healthd.core.workload import with_start
 from healthd.hooks.launchers import Place, describe, find_place, find_places
-from healthd.hooks.stopping import Signals, Stopped, stoppable
+from healthd.hooks.member import GateLine, check_node
+from healthd.hooks.stopping import TAKE_BACK_SECONDS, Signals, Stopped, stoppable
 
 LONGEST_WAIT_SECONDS = 7 * 86400.0
 """The aggregator ends a gate at its deadlines; this is for one that never would."""
@@ -40,24 +41,30 @@ GONE_SECONDS = 600.0
 MOST_ROUNDS = 3
 """How often a group comes together again because somebody was lost between the answer and the start."""
 
-RETRIES = Backoff(0.1, 5.0)
-
 SETTLE_SECONDS = 90.0
 """Within which all admitted members have confirmed the start, or have not."""
 
-LEAVE_SECONDS = 2.0
-"""A launcher that ends a hook kills it some seconds later."""
+PLACE = Path("/tmp")  # short: a socket lies below
+PREFIX = "healthd-gate-"
+LEFT_SECONDS = 86400.0
+"""How old a folder must be to be one that was left behind; a hook that just starts has not locked its own yet."""
+ASK_SECONDS = 5.0
+"""How long the aggregator holds an answer to the executor: short, since the gate waits for it."""
 
 
 @dataclass
 class Hook:
-    """One member under way: `gate` is its gate as far as it was heard of."""
+    """
+    One member under way: `gate` is its gate as far as it was heard of. `unconfirmed` are the nodes that did not confirm
+    the last start, and `left` what came of telling the group that this member ends, None before.
+    """
 
     settings: Settings
     request: GateRequest
     join: Join
     gate: str | None = None
-    said: list[str] = field(default_factory=list)
+    unconfirmed: tuple[str, ...] = ()
+    left: str | None = None
 
 
 def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[str], None]) -> Hook:
@@ -111,13 +118,14 @@ def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapp
         asked.request(asked.job or join.group),
         attempt=asked.attempt or (place.attempt if place is not None else 0),
         min_nodes=asked.min_nodes,
-        workload=with_start(asked.workload) if asked.workload else own_workload(environ, 1),
+        workload=with_start(asked.workload) if asked.workload else own_workload(environ, None),
         join=join,
     )
 
 
-def follow(
+async def follow(
     hook: Hook,
+    signals: Signals,
     *,
     on_hold: Callable[[Decision], None],
     on_away: Callable[[UnreachableError], None],
@@ -127,43 +135,90 @@ def follow(
     Ask until there is a last word that all admitted members have confirmed. `show` prints each before it is confirmed.
 
     Where one of them is lost before, the group comes together again: the hook asks anew, as another member. A decision
-    that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `GateClient.ask`, and
-    OutputError where the host file or the decision cannot be written: that is found before the start is confirmed.
+    that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `GateClient.ask`,
+    NotAdmittedError when a signal comes or the checks of its node end, and OutputError where the host file or the
+    decision cannot be written: that is found before the start is confirmed.
     """
-    from healthd.cli.hooks.gate import write_hosts
-
-    gone = hook.settings.gate.wait_seconds or GONE_SECONDS
     for _ in range(MOST_ROUNDS):
-
-        def hold(decision: Decision) -> None:
-            hook.gate = decision.id
-            on_hold(decision)
-
-        with GateClient(hook.settings.endpoint(hook.settings.gate.aggregator)) as aggregator:
-            try:
-                decision = aggregator.ask(
-                    hook.request,
-                    longest_seconds=LONGEST_WAIT_SECONDS,
-                    on_hold=hold,
-                    on_away=on_away,
-                    gone_seconds=gone,
-                )
-            except RefusedError as error:
-                raise error.told from None
-            hook.gate = decision.id
-            if left_out(decision, hook.join) is None:  # who must not start is given no hosts
-                write_hosts(decision, hook.settings.gate)
-            show(decision)
-            if not _starts(decision, hook.join) or _confirmed(aggregator, decision, hook):
-                return decision
-        leave(hook)
+        tasks = Tasks()
+        tasks.supervise("signals", lambda: _stopped(signals), OnEnd.FATAL)
+        try:
+            if hook.join.execute:
+                tasks.supervise("checks of this node", lambda: check_node(lambda: _run_executor(hook)), OnEnd.FATAL)
+            decision = await tasks.first(_answer(hook, on_hold, on_away, show))
+        except (UnreachableError, ConfigError):
+            raise  # the rule for the first may start the job all the same, and the second was no member
+        except HealthdError as error:
+            hook.left = await in_thread("leaving the group", lambda: leave(hook))  # first: checks take time to end
+            raise error if isinstance(error, OutputError) else NotAdmittedError(str(error)) from None
+        finally:
+            await tasks.stop(None)
+        if decision is not None:
+            return decision
+        await in_thread("leaving the group", lambda: leave(hook))
         hook.join = dataclasses.replace(hook.join, member=secrets.token_hex(8))
         hook.request = dataclasses.replace(hook.request, join=hook.join)
         click.echo(
-            f"healthd: {', '.join(hook.said) or 'a member'} did not confirm the start; the group comes together again",
+            f"healthd: {', '.join(hook.unconfirmed) or 'a member'} did not confirm the start; the group comes together "
+            "again",
             err=True,
         )
     raise NotAdmittedError(f"group {hook.join.group}: not all members confirmed the start in {MOST_ROUNDS} rounds")
+
+
+async def _stopped(signals: Signals) -> None:
+    await signals.heard()
+    raise HealthdError("stopped by a signal")
+
+
+async def _answer(
+    hook: Hook,
+    on_hold: Callable[[Decision], None],
+    on_away: Callable[[UnreachableError], None],
+    show: Callable[[Decision], None],
+) -> Decision | None:
+    """
+    The answer to this member, None where it admits and not all confirm that.
+
+    NotAdmittedError where that cannot be told, also because the aggregator went away: others may know that none goes.
+    """
+    from healthd.cli.hooks.gate import write_hosts
+
+    asked = hook.settings.gate
+    line = GateLine(hook.settings.endpoint(asked.aggregator), gone_seconds=SETTLE_SECONDS)
+
+    def hold(decision: Decision) -> None:
+        hook.gate = decision.id
+        on_hold(decision)
+
+    def ask(aggregator: GateClient) -> Decision:
+        return aggregator.ask(
+            hook.request,
+            longest_seconds=LONGEST_WAIT_SECONDS,
+            on_hold=hold,
+            on_away=on_away,
+            gone_seconds=asked.wait_seconds or GONE_SECONDS,
+        )
+
+    def tell() -> None:
+        if left_out(decision, hook.join) is None:  # who must not start is given no hosts
+            write_hosts(decision, asked)
+        show(decision)
+
+    try:
+        decision = await line.call(ask)
+    except RefusedError as error:
+        raise error.told from None
+    hook.gate = decision.id
+    await in_thread("telling the answer", tell)
+    if not _starts(decision, hook.join):
+        return decision
+    try:
+        settled = await line.confirm(decision.id, hook.join.node, seconds=SETTLE_SECONDS)
+    except UnreachableError as error:
+        raise NotAdmittedError(f"group {hook.join.group} was admitted and its start not settled: {error}") from None
+    hook.unconfirmed = settled.missing
+    return decision if settled.go else None
 
 
 def left_out(decision: Decision, join: Join) -> str | None:
@@ -187,7 +242,7 @@ def leave(hook: Hook) -> str:
     """Tell the gate that this member ends; what came of it, as the end of a sentence."""
     try:
         endpoint = hook.settings.endpoint(hook.settings.gate.aggregator)
-        with GateClient(endpoint, slack_seconds=LEAVE_SECONDS) as aggregator:
+        with GateClient(endpoint, slack_seconds=TAKE_BACK_SECONDS) as aggregator:
             gate = hook.gate or aggregator.newest_gate(hook.request.job)
             if gate is None:
                 return "no gate was open yet"
@@ -203,28 +258,6 @@ def _starts(decision: Decision, join: Join) -> bool:
     return decision.decision is Verdict.ADMIT and decision.would is None and included and len(decision.nodes) > 1
 
 
-def _confirmed(aggregator: GateClient, decision: Decision, hook: Hook) -> bool:
-    """
-    Whether all admitted members confirmed the start, so that all go or none does.
-
-    NotAdmittedError where that cannot be told, also because the aggregator went away: others may know that none goes.
-    """
-    end, failures = time.monotonic() + SETTLE_SECONDS, 0
-    while time.monotonic() < end:
-        try:
-            go, missing = aggregator.acknowledge(decision.id, hook.join.node)
-        except UnreachableError:
-            failures += 1
-            time.sleep(RETRIES.after(failures))
-            continue
-        if go is not None:
-            hook.said = list(missing)
-            return go
-    raise NotAdmittedError(
-        f"aggregator {aggregator.url} did not settle the start of group {hook.join.group} in {SETTLE_SECONDS:g} s"
-    )
-
-
 def run(settings: Settings, *, as_json: bool) -> int:
     """The whole hook; its exit code."""
     from healthd.cli.hooks import gate as command
@@ -237,32 +270,28 @@ def run(settings: Settings, *, as_json: bool) -> int:
     hook = member_of(settings, os.environ, say=say)
     if settings.gate.execute:
         settings.runner(in_job=True)  # what is wrong in its settings is said before anybody waits for this member
+        log_to_stderr(logging.WARNING)
     progress = Progress(quiet=as_json)
 
     def show(decision: Decision) -> None:
         progress.end()
         command.show(decision, settings.gate, as_json=as_json)
 
-    def ask() -> Decision:
-        return follow(
-            hook,
-            on_hold=progress.hold,
-            on_away=lambda error: say(f"healthd: {error}; trying again until it is back"),
-            show=show,
-        )
+    def away(error: UnreachableError) -> None:
+        say(f"healthd: {error}; trying again until it is back")
 
     try:
-        with stoppable() as signals, progress:
-            decision = _executed(hook, ask, signals) if settings.gate.execute else ask()
+        with progress, stoppable() as signals, signals.deferred():
+            decision = asyncio.run(follow(hook, signals, on_hold=progress.hold, on_away=away, show=show))
     except UnreachableError as error:
         if may_start(settings.gate, hook.request, error):
             return command.ADMITTED
         say(f"healthd: {leave(hook)}")
         return command.NOT_ADMITTED
     except (NotAdmittedError, OutputError) as error:
-        raise type(error)(f"{error}; {leave(hook)}") from None
+        raise type(error)(f"{error}; {hook.left or leave(hook)}") from None
     except Stopped as stop:
-        click.echo(f"healthd: stopped by {stop}; {leave(hook)}", err=True)
+        click.echo(f"healthd: stopped by {stop}; {hook.left or leave(hook)}", err=True)
         return command.NOT_ADMITTED
     why = left_out(decision, hook.join)
     if why is not None:
@@ -271,39 +300,18 @@ def run(settings: Settings, *, as_json: bool) -> int:
     return command.exit_code(decision, settings.gate)
 
 
-def _executed(hook: Hook, ask: Callable[[], Decision], signals: Signals) -> Decision:
-
-    return executed(hook.settings, lambda: hook.join, hook.request.job, ask, signals=signals)
-
-
 # `healthd gate --execute`: the hook runs the ordered checks of its node itself while it waits for the answer.
 
 
-PLACE = Path("/tmp")  # short: a socket lies below
-PREFIX = "healthd-gate-"
-LEFT_SECONDS = 86400.0
-"""How old a folder must be to be one that was left behind; a hook that just starts has not locked its own yet."""
-ASK_SECONDS = 5.0
-"""How long the aggregator holds an answer to the executor: short, since the gate waits for it."""
-
-
-def executed(
-    settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], *, signals: Signals
-) -> Decision:
-    """
-    What `ask` comes to, with the executor of `join`'s node running meanwhile; it has ended when this returns.
-
-    Call it in the main thread. Raises what `ask` raises, `Stopped` for a signal that came before this returns, and
-    HealthdError where the executor cannot run.
-    """
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """What the executor writes in. The kernel lets go of its lock however we end: `sweep` looks for that."""
     sweep()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
-    log_to_stderr(logging.WARNING)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # the kernel lets go of it however we end: `sweep` looks for that
-        with signals.deferred():
-            return asyncio.run(_both(settings, join, job, ask, folder, signals))
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield folder
     finally:
         os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
@@ -323,71 +331,23 @@ def sweep(place: Path = PLACE) -> None:
                 os.close(lock)
 
 
-async def _both(
-    settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], folder: Path, signals: Signals
-) -> Decision:
-    loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
-    signals.on_stop(lambda: loop.call_soon_threadsafe(stopped.set))
-    stop = asyncio.create_task(stopped.wait(), name="signals")
-    try:
-        return await _until_answered(settings, join, job, in_thread("the gate's hook", ask), folder, stop)
-    finally:
-        signals.on_stop(None)  # from here on it is noted alone
-        stop.cancel()
-
-
-async def _until_answered(
-    settings: Settings,
-    join: Callable[[], Join],
-    job: str,
-    answer: asyncio.Future[Decision],
-    folder: Path,
-    stop: asyncio.Task[bool],
-) -> Decision:
-    member = 0
-    while True:
-        current = join()
-        member += 1
-        place = folder / str(member)
-        place.mkdir(mode=0o700)
-        executor = asyncio.create_task(_run(settings, current, job, place), name="executor")
-        changed = asyncio.create_task(_other(join, current), name="look for a new round")
-        waited: set[asyncio.Future[object]] = {answer, executor, changed, stop}  # type: ignore[arg-type]
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        changed.cancel()
-        ended = executor.done() and not answer.done() and not stop.done()
-        executor.cancel()
-        await asyncio.wait({executor})
-        if stop.done():
-            if answer.done():
-                answer.exception()  # it counts no more
-            raise Stopped("a signal")
-        if answer.done():
-            return answer.result()
-        if ended:
-            raise executor.exception() or Stopped("the end of the checks of its node")
-
-
-async def _other(join: Callable[[], Join], current: Join) -> None:
-    """Until the hook asks as another member: the group comes together again."""
-    while join().member == current.member:  # noqa: ASYNC110 - the other thread changes it, once in a long while
-        await asyncio.sleep(0.2)
-
-
-async def _run(settings: Settings, join: Join, job: str, folder: Path) -> None:
+async def _run_executor(hook: Hook) -> None:
     """The node's daemon as executor: it works on order alone, and speaks beside the node's own daemon."""
     from healthd.hooks.launchers import own_address
     from healthd.node.daemon import run_node
 
-    node = settings.executor(
-        join.node,
-        settings.gate.aggregator,
-        folder,
-        address=own_address(),
-        ask_seconds=ASK_SECONDS,
-        token_file=settings.gate.token_file,
-    )
-    sync = dataclasses.replace(node.sync, executor=join.member, ca_file=settings.gate.ca_file, backoff_max_seconds=1.0)
-    runner = settings.runner(in_job=True, in_fleet=join.size > 1)
-    await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), runner, signals=False)
+    settings, join = hook.settings, hook.join
+    with _folder() as folder:
+        node = settings.executor(
+            join.node,
+            settings.gate.aggregator,
+            folder,
+            address=own_address(),
+            ask_seconds=ASK_SECONDS,
+            token_file=settings.gate.token_file,
+        )
+        sync = dataclasses.replace(
+            node.sync, executor=join.member, ca_file=settings.gate.ca_file, backoff_max_seconds=1.0
+        )
+        node = dataclasses.replace(node, sync=sync, executor=f"hook:{hook.request.job}")
+        await run_node(node, settings.runner(in_job=True, in_fleet=join.size > 1), signals=False)

@@ -561,8 +561,8 @@ def gate(drain: bool, **options: Any) -> int:
         return DONE
     with gate_client(settings) as aggregator:
         try:
-            with stoppable():  # slurmctld itself uses SIGKILL, after which the gate ends by its own wait
-                decision = _ask(aggregator, settings, job)
+            with stoppable() as signals:  # slurmctld itself uses SIGKILL, after which the gate ends by its own wait
+                decision = signals.wait_for(lambda: _ask(aggregator, settings, job))
         except UnreachableError as error:
             admit = settings.gate.on_unreachable == "admit"
             end = "on_unreachable=admit: it starts without a gate" if admit else "not admitted (on_unreachable=hold)"

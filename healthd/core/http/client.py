@@ -36,7 +36,7 @@ from healthd.core.errors import (
     words_of,
 )
 from healthd.core.file_trust import check_file
-from healthd.core.model import Decision, GateRequest, Verdict
+from healthd.core.model import Decision, GateRequest, HandshakeAnswer, HandshakeBody, Verdict
 from healthd.core.tasks import Backoff
 from healthd.core.text import span
 
@@ -164,19 +164,18 @@ class Endpoint:
     token_file: Path | None = None
 
 
-def read_token(file: Path | None) -> str | None:
-    """The first line of a token file; None without a file. ConfigError names the file."""
-    if file is None:
-        return None
+TOKEN_REMEDY = "name another with --token-file, or make one with 'healthd token'"
+
+
+def read_token(file: Path, *, remedy: str = TOKEN_REMEDY) -> str:
+    """The first line of a token file. ConfigError names the file, and the remedy where it holds none."""
     check_file(file, "token file")
     try:
         text = read_file(file, TOKEN_FILE_BYTES).decode().strip()
     except (OSError, BadInputError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file}: the token cannot be read: {words_of(error)}; name another with --token-file"
-        ) from None
+        raise ConfigError(f"{file}: the token cannot be read: {words_of(error)}; {remedy}") from None
     if not text:
-        raise ConfigError(f"{file}: holds no token; make one with 'healthd token'")
+        raise ConfigError(f"{file}: holds no token; {remedy}")
     token = text.splitlines()[0].strip()
     if not (token.isascii() and token.isprintable() and " " not in token):  # no header could carry it
         raise ConfigError(f"{file}: a token is one word of letters, digits and signs of ASCII; copy it again")
@@ -493,17 +492,14 @@ class GateClient(Aggregator):
         """Tell a gate that a member of its group ends without starting the job. Safe to repeat."""
         self.call("DELETE", f"/v1/gates/{gate}/members/{quote(member, safe='')}", hold_seconds=0.0)
 
-    def acknowledge(self, gate: str, node: str, *, wait_seconds: float = 10.0) -> tuple[bool | None, tuple[str, ...]]:
-        """Confirm the start on a node: whether all go (None: not settled yet), and who has not confirmed."""
-        body = {"node": node, "event": "acknowledge"}
+    def handshake(self, gate: str, step: HandshakeBody, *, wait_seconds: float) -> HandshakeAnswer:
+        """One step of the end of a gate that several hooks ask for, held for `wait_seconds`. Safe to repeat."""
         path, query = f"/v1/gates/{gate}/handshake", {"wait": f"{wait_seconds:g}"}
-        found = self.call("POST", path, body=body, query=query, hold_seconds=wait_seconds)
+        found = self.call("POST", path, body=step, query=query, hold_seconds=wait_seconds)
         try:
-            answer = wire.decode(found, dict[str, Any], what="its answer")
-            go = answer["go"]
-            return (None if go is None else bool(go)), tuple(map(str, answer["missing"]))
-        except (BadInputError, KeyError, TypeError) as error:
-            raise UnreachableError(f"aggregator {self.url}: its answer cannot be read: {error}") from None
+            return wire.decode(found, HandshakeAnswer, what="its answer")
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {self.url}: {error}") from None
 
     def outcome(self, job: str, attempt: int, status: str, message: str) -> str | None:
         """Tell how a job ended; the id of its gate, None when there is none. Safe to repeat."""

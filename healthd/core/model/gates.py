@@ -171,3 +171,34 @@ class Decision:
         faults += [one for one in named if one.injected]
         stopped = self.decision is not Verdict.ADMIT or self.would not in (None, Verdict.ADMIT)
         return stopped and bool(faults) and all(one.injected for one in faults)
+
+
+# The end of a gate that several hooks ask for: each included one confirms, and then all start or none does.
+
+HandshakeEvent = Literal["acknowledge", "withdraw", "wait", "told", "ended"]
+"""What a hook says at the end of its gate; see `healthd.aggregator.gate.rendezvous`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandshakeBody:
+    """A step of the end of a gate, by the hook of one of its nodes."""
+
+    __pydantic_config__ = FROM_OUTSIDE
+
+    node: str
+    event: HandshakeEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandshakeAnswer:
+    """
+    How far the end of a gate is. `go` is None until it is settled.
+
+    `missing` are the nodes that have not confirmed, or the one that has withdrawn. `all_told`: nobody waits for the
+    outcome any more. `over`: the job has ended on all nodes that ran it, or does not start.
+    """
+
+    go: bool | None
+    missing: tuple[str, ...]
+    all_told: bool
+    over: bool

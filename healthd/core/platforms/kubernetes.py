@@ -1,8 +1,8 @@
 """
 The API server of Kubernetes, as a pod reaches it: a few small calls, each with a fresh token and CA.
 
-What is asked, and what it means, is the caller's business. Unverified on a cluster: the calls are made as the API's
-documentation and Kubernetes' own types say, and tested against a server of our own that behaves like it.
+What is asked, and what it means, is the caller's business. Tested on a real cluster (tests/kubernetes), and on a server
+of our own that can be slow, wrong and away.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import httpx
 from healthd.core import wire
 from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError
+from healthd.core.http.client import read_token
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -28,7 +29,6 @@ STRATEGIC = "application/strategic-merge-patch+json"
 TIMEOUT_SECONDS = 10.0
 # A node of 500 pods and 50 images is under 100 KB; a page of such nodes is asked for in small numbers.
 ANSWER_BYTES = 16 << 20
-TOKEN_BYTES = 64 << 10
 # Beyond what a watch was asked for: the server ends it by itself.
 WATCH_SLACK_SECONDS = 10.0
 
@@ -208,15 +208,10 @@ class ApiServer:
 
     def _token(self) -> str:
         """Read anew each time: the kubelet replaces it before it expires."""
-        file = self.service_account / "token"
         try:
-            with file.open(encoding="ascii") as opened:
-                token = opened.read(TOKEN_BYTES).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise KubernetesError(f"{file}: no token can be read: {error}; is the service account mounted?") from None
-        if not token or not token.isprintable() or " " in token:
-            raise KubernetesError(f"{file}: holds no token; is the service account mounted?")
-        return token
+            return read_token(self.service_account / "token", remedy="is the service account mounted?")
+        except ConfigError as error:
+            raise KubernetesError(str(error)) from None
 
     def _tls(self) -> ssl.SSLContext:
         file = self.service_account / "ca.crt"

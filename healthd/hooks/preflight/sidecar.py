@@ -16,11 +16,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import get_args
 
 from healthd.aggregator.controller.preflights import MOST_ASKED, RollCallAnswer
 from healthd.core import wire
-from healthd.core.errors import BadInputError, HealthdError, UnreachableError
+from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.client import (
     BAD_REQUEST,
     HOLD_SECONDS,
@@ -31,10 +31,11 @@ from healthd.core.http.client import (
     RefusedError,
 )
 from healthd.core.http.client import USAGE as REFUSED_FOR_GOOD
-from healthd.core.model import Decision, GateTerm, Verdict
+from healthd.core.model import Decision, GateTerm, HandshakeAnswer, HandshakeEvent, Verdict
 from healthd.core.node_name import NO_NAMES, can_name
-from healthd.core.tasks import Backoff, OnEnd, Tasks
+from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import in_thread
+from healthd.hooks.member import GateLine, check_node
 from healthd.hooks.preflight.hook import (
     IMPOSSIBLE,
     NOT_ADMITTED,
@@ -46,7 +47,7 @@ from healthd.hooks.preflight.hook import (
     ranks_in,
     with_hosts,
 )
-from healthd.hooks.stopping import NUMBERS
+from healthd.hooks.stopping import NUMBERS, TAKE_BACK_SECONDS
 
 # The aggregator of one preflight: a child of the main node's sidecar, in memory, gone with the gate.
 
@@ -180,8 +181,6 @@ def _die_with_parent() -> None:
 # The ranks of a preflight find the main node, and see that all were started alike, before any asks the gate.
 
 
-T = TypeVar("T")
-
 # After so long without the main node a person is told what is waited for.
 PATIENCE_SECONDS = 5.0
 NOT_FOUND = 404
@@ -239,11 +238,11 @@ async def reach_main(task: Task) -> float:
 
     DifferenceError when not all ranks were started alike; RefusedError for a token that may not ask.
     """
-    loop = asyncio.get_running_loop()
+    loop, line = asyncio.get_running_loop(), line_to_main(task)
     began, said, why = loop.time(), False, ""
     while True:
         try:
-            answer = await call(task, lambda aggregator: check(task, aggregator))
+            answer = await line.call(lambda aggregator: check(task, aggregator))
             if answer.wait_seconds is not None:
                 return answer.wait_seconds
             why = "its aggregator is there, and rank 0 has not come yet"
@@ -280,71 +279,36 @@ async def tell_difference(task: Task) -> None:
 
     with contextlib.suppress(HealthdError):
         while loop.time() < end:
-            answer = await call(task, lambda aggregator: ask(task, aggregator))
+            answer = await line_to_main(task).call(lambda aggregator: ask(task, aggregator))
             if answer.all_told:
                 break
             await asyncio.sleep(0.1)
 
 
-async def call(task: Task, work: Callable[[GateClient], T]) -> T:
-    """Speak to the aggregator in a thread that nobody waits for."""
-
-    def speak() -> T:
-        with GateClient(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
-            return work(aggregator)
-
-    return await in_thread("line to the main node", speak)
+def line_to_main(task: Task) -> GateLine:
+    """The line to the aggregator of this gate."""
+    return GateLine(Endpoint(url=task.url, token=task.token, ca_file=None), gone_seconds=task.gone_seconds)
 
 
 # The two-step end of a preflight from the side of one rank: see `healthd.aggregator.gate.rendezvous`.
 
 
-RETRIES = Backoff(0.1, 2.0)
-
-WITHDRAW_SECONDS = 2.0
-"""A launcher that ends a hook kills it some seconds later."""
-
-
-async def acknowledge(task: Task, decision: Decision) -> tuple[bool, tuple[str, ...]]:
+async def acknowledge(task: Task, decision: Decision) -> HandshakeAnswer:
     """Whether all go, and who did not acknowledge. Asked until it is settled: the main node's aggregator lingers."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + task.acknowledge_seconds + task.linger_seconds
-    included = task.node in {node.node for node in decision.nodes}
-    event = "acknowledge" if included and task.probes else "wait"
-    while True:
-        answer = await handshake(task, decision, event)
-        if answer["go"] is not None:
-            if task.probes:
-                with contextlib.suppress(HealthdError):  # settled is settled
-                    await handshake(task, decision, "told")
-            return bool(answer["go"]), tuple(answer["missing"])
-        if loop.time() > end:
-            raise UnreachableError(f"aggregator {task.url} did not settle the start in time")
+    included = task.probes and task.node in {node.node for node in decision.nodes}
+    seconds = task.acknowledge_seconds + task.linger_seconds
+    line = line_to_main(task)
+    event: HandshakeEvent = "acknowledge" if included else "wait"
+    answer = await line.confirm(decision.id, task.node, seconds=seconds, event=event)
+    await _told(task, decision)  # settled is settled
+    return answer
 
 
-async def handshake(task: Task, decision: Decision, event: str, *, wait: float = 10.0) -> dict[str, Any]:
-    """One step of the handshake, tried again for a while: the line may be cut at any moment."""
-
-    def step(aggregator: GateClient) -> dict[str, Any]:
-        path = f"/v1/gates/{decision.id}/handshake"
-        body = {"node": task.node, "event": event}
-        found = aggregator.call("POST", path, body=body, query={"wait": wait})
-        try:
-            return wire.decode(found, dict[str, Any], what="its answer")
-        except BadInputError as error:
-            raise UnreachableError(f"aggregator {task.url}: {error}") from None
-
-    loop = asyncio.get_running_loop()
-    end, failures = loop.time() + task.gone_seconds, 0
-    while True:
-        try:
-            return await call(task, step)
-        except UnreachableError:
-            failures += 1
-            pause = RETRIES.after(failures)
-            if loop.time() + pause > end:
-                raise
-            await asyncio.sleep(pause)
+async def _told(task: Task, decision: Decision) -> None:
+    """Say that this node knows the outcome. It stands without that: a main node that is gone has nothing to learn."""
+    if task.probes:
+        with contextlib.suppress(HealthdError):
+            await line_to_main(task).handshake(decision.id, task.node, "told")
 
 
 async def withdraw(task: Task, decision: Decision) -> None:
@@ -354,8 +318,8 @@ async def withdraw(task: Task, decision: Decision) -> None:
     Unlike the other steps every local rank takes this one: each has a command to start.
     """
     with contextlib.suppress(HealthdError, TimeoutError):
-        async with asyncio.timeout(WITHDRAW_SECONDS):
-            await handshake(task, decision, "withdraw", wait=0)
+        async with asyncio.timeout(TAKE_BACK_SECONDS):
+            await line_to_main(task).handshake(decision.id, task.node, "withdraw", wait_seconds=0.0)
 
 
 # How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
@@ -452,7 +416,7 @@ async def _gate(
     async with _watching(main, parent) as tasks:
         wait_seconds = await tasks.first(reach_main(task))
         if task.probes:
-            tasks.supervise("checks of this node", lambda: _execute(run_executor), OnEnd.FATAL)
+            tasks.supervise("checks of this node", lambda: check_node(run_executor), OnEnd.FATAL)
         try:
             return await tasks.first(_settle(task, wait_seconds, admissions, prepare))
         except Exception:
@@ -461,27 +425,17 @@ async def _gate(
             raise
 
 
-async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
-    await run_executor()
-    raise HealthdError("the checks of this node ended before the gate did")
-
-
 async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], prepare: Prepare) -> Outcome:
     """Ask, acknowledge, and say what this node is to do. What is to be acknowledged is put into `admissions` before."""
     decision, hosts_of = await _ask(task, wait_seconds)
     included = [node.node for node in decision.nodes]
     if decision.decision is not Verdict.ADMIT:
-        if task.probes:
-            # The verdict stands without it: a main node that is gone already has nothing to learn from us.
-            with contextlib.suppress(HealthdError):
-                await handshake(task, decision, "told")
+        await _told(task, decision)
         code = NOT_ADMITTED if decision.retryable else IMPOSSIBLE
         return Outcome(kind="exit", code=code, decision=decision, hosts_of=hosts_of)
     if task.main_counts and node_name(0) not in included:
         # Everybody comes to this by the same decision, so nobody starts.
-        if task.probes:
-            with contextlib.suppress(HealthdError):
-                await handshake(task, decision, "told")
+        await _told(task, decision)
         text = (
             "the main node is the one that was left out, and its exit code is the job's: how the others end could not "
             "be told; not started, so that a retry gets another main node"
@@ -495,9 +449,9 @@ async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], p
         outcome = dataclasses.replace(outcome, kind="run", rank=rank, size=size, main=hosts[0], hosts=hosts)
         if not await in_thread("line to the hook", lambda: prepare(outcome)):
             raise ParentEndedError("the hook has ended")
-    go, missing = await acknowledge(task, decision)
-    if not go:
-        text = f"not all admitted nodes confirmed the start: {', '.join(missing) or 'unknown which'} did not"
+    settled = await acknowledge(task, decision)
+    if not settled.go:
+        text = f"not all admitted nodes confirmed the start: {', '.join(settled.missing) or 'unknown which'} did not"
         return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text, hosts_of=hosts_of)
     return outcome
 
@@ -521,7 +475,7 @@ async def _ask(task: Task, wait_seconds: float) -> tuple[Decision, Mapping[str, 
         found = aggregator.ask(request, on_hold=hold, gone_seconds=task.gone_seconds, hold_seconds=seconds)
         return found, hosts_in(task, wire.encode(found).decode(), aggregator)
 
-    return await call(task, ask)
+    return await line_to_main(task).call(ask)
 
 
 def _say_hold(task: Task) -> Callable[[Decision, GateClient], None]:
@@ -551,7 +505,7 @@ async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> Non
     if outcome.kind == "run" and parks:
         await asyncio.wait({parent})
         with contextlib.suppress(HealthdError):
-            await handshake(task, decision, "ended", wait=0)
+            await line_to_main(task).handshake(decision.id, task.node, "ended", wait_seconds=0.0)
     elif outcome.kind == "park":
         async with _watching(None, parent) as watch:
             await watch.first(_job_ended(task, decision))
@@ -563,8 +517,8 @@ async def _job_ended(task: Task, decision: Decision) -> None:
     """Until the job is over on all nodes that run it, or the main node is gone."""
     with contextlib.suppress(HealthdError):
         while True:
-            answer = await handshake(task, decision, "wait", wait=20.0)
-            if answer["over"]:
+            answer = await line_to_main(task).handshake(decision.id, task.node, "wait", wait_seconds=20.0)
+            if answer.over:
                 return
             await asyncio.sleep(0.05)  # an aggregator that is stopping holds nobody
 
@@ -575,8 +529,8 @@ async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> N
     end = loop.time() + task.linger_seconds
     with contextlib.suppress(HealthdError):
         while loop.time() < end:
-            answer = await handshake(task, decision, "wait", wait=1.0)
-            if answer["all_told"] and (not until_over or answer["over"]):
+            answer = await line_to_main(task).handshake(decision.id, task.node, "wait", wait_seconds=1.0)
+            if answer.all_told and (not until_over or answer.over):
                 break
             await asyncio.sleep(0.02)
     if until_over:

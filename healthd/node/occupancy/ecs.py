@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from healthd.core.errors import BadInputError
 from healthd.node.occupancy.model import Reading, Workload
 
 SCHEDULER = "ECS"
+STOPPED = "STOPPED"
 MAX_BODY_BYTES = 4 << 20
 # Docker's ids of containers as they stand in control groups and mounts.
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
@@ -40,6 +41,20 @@ def parse_tasks(body: bytes, own: Collection[str]) -> tuple[Workload, ...]:
 
     Raises NotUnderstoodError for anything that is not as documented: then nothing is known.
     """
+    return tuple(
+        _workload(arn, status, task.get("Family"))
+        for arn, status, task in _tasks(body)
+        if status != STOPPED and not _is_own(task.get("Containers"), own)
+    )
+
+
+def parse_stopped(body: bytes) -> tuple[Workload, ...]:
+    """The tasks that have stopped: pure. The agent lists them for hours. Raises as `parse_tasks`."""
+    return tuple(_workload(arn, status, task.get("Family")) for arn, status, task in _tasks(body) if status == STOPPED)
+
+
+def _tasks(body: bytes) -> Iterator[tuple[str, str, Mapping[str, object]]]:
+    """ARN and status of each task, and the task."""
     try:
         answer: Any = parse_json(body)
     except ValueError:
@@ -47,20 +62,20 @@ def parse_tasks(body: bytes, own: Collection[str]) -> tuple[Workload, ...]:
     tasks = answer.get("Tasks") if isinstance(answer, dict) else None
     if not isinstance(tasks, list):
         raise NotUnderstoodError("no list of Tasks")
-    found = []
     for task in tasks:
         if not isinstance(task, dict):
             raise NotUnderstoodError("a task that is no object")
-        arn, status, family = task.get("Arn"), task.get("KnownStatus"), task.get("Family")
+        arn, status = task.get("Arn"), task.get("KnownStatus")
         if not isinstance(arn, str) or not arn or not isinstance(status, str):
             raise NotUnderstoodError("a task without Arn or KnownStatus")
-        if status == "STOPPED" or _is_own(task.get("Containers"), own):
-            continue
-        aliases: tuple[str, ...] = (f"ecs:{arn.rpartition('/')[2]}",)
-        if isinstance(family, str) and family:
-            aliases += (f"ecs-family:{family}",)
-        found.append(Workload(name=f"ecs:{arn}", aliases=aliases, uses=f"a task, {status.lower()[:32]}"))
-    return tuple(found)
+        yield arn, status, task
+
+
+def _workload(arn: str, status: str, family: object) -> Workload:
+    aliases: tuple[str, ...] = (f"ecs:{arn.rpartition('/')[2]}",)
+    if isinstance(family, str) and family:
+        aliases += (f"ecs-family:{family}",)
+    return Workload(name=f"ecs:{arn}", aliases=aliases, uses=f"a task, {status.lower()[:32]}")
 
 
 def _is_own(containers: object, own: Collection[str]) -> bool:
@@ -95,7 +110,8 @@ def read(url: str, own: Collection[str], timeout_seconds: float) -> Reading:
     """Ask the agent once, within `timeout_seconds`."""
     where = f"{url.rstrip('/')}/v1/tasks"
     try:
-        return Reading(scheduler=SCHEDULER, workloads=parse_tasks(_get(where, timeout_seconds), own))
+        body = _get(where, timeout_seconds)
+        return Reading(scheduler=SCHEDULER, workloads=parse_tasks(body, own), ended=parse_stopped(body))
     except NotUnderstoodError as error:
         why = f"the ECS agent's answer at {where} is not understood ({error})"
     except OSError as error:

@@ -4,8 +4,8 @@ Reads the pods that have devices of this host from the kubelet's pod resources (
 A pod is listed from its admission, before its images are pulled. Devices of device plugins are always listed, those of
 resource claims (DRA) from Kubernetes 1.34 on (before: with the feature gate KubeletPodResourcesDynamicResources).
 
-Source: k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. Verified against a grpc server of these messages; unverified
-against a real kubelet.
+Source: k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. Verified with a real kubelet 1.37 (tests/kubernetes), claims
+against a grpc server of these messages alone.
 """
 
 from __future__ import annotations

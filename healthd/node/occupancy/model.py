@@ -43,10 +43,16 @@ class Reading:
     """Why there may be more workloads, and what to do, in one line; empty when all are seen."""
     remembered: tuple[Workload, ...] = ()
     """Those that were there when the scheduler last answered: one that does not answer ends nothing."""
+    ended: tuple[Workload, ...] = ()
+    """Those that the scheduler knows to have ended; it need not tell of any."""
 
     def shows(self, name: str) -> bool:
         """Whether that workload is seen now."""
         return _among(name, self.workloads or ())
+
+    def has_ended(self, name: str) -> bool:
+        """Whether the scheduler knows that this workload has ended."""
+        return _among(name, self.ended)
 
     def remembers(self, name: str) -> bool:
         """Whether that workload was there when the scheduler last answered."""

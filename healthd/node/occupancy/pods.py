@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 NEEDS = "list and watch on pods"
 # As clients of Kubernetes do it: each watch ends by itself, at another time on each node.
 WATCH_SECONDS = (300.0, 600.0)
+# A watch that ends sooner is followed by longer pauses.
+SHORT_SECONDS = 30.0
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
 # A right that is missing does not come by waiting.
 HOPELESS, HOPELESS_SECONDS = (401, 403), 300.0
@@ -128,6 +130,13 @@ def _showing(looks: PodLooks) -> tuple[Source, ...]:
 
 def cgroup_there(root: Path, uid: str | None) -> bool | None:
     """Whether the host has a control group of the pod; None where the groups of pods are not to be seen."""
+    try:
+        return _cgroup_there(root, uid)
+    except OSError:
+        return None
+
+
+def _cgroup_there(root: Path, uid: str | None) -> bool | None:
     visible = False
     for name in _HIERARCHIES:
         place = root / "sys/fs/cgroup" / name
@@ -185,10 +194,15 @@ class PodWatch:
     def follow(self, pods: tuple[Pod, ...]) -> None:
         """From now on look at these pods, and at no others."""
         wanted = {pod.full_name: pod for pod in pods}
-        if wanted != self._pods:
-            self._pods = wanted
-            self._looks = {name: look for name, look in self._looks.items() if name in wanted}
-            self._wake.set()
+        if wanted == self._pods:
+            return
+        for name, before in self._pods.items():
+            if name not in wanted or before.uid not in (None, wanted[name].uid):  # gone, or another one of its name
+                self._looks.pop(name, None)
+                if name in self._watches:
+                    self._watches.pop(name).cancel()
+        self._pods = wanted
+        self._wake.set()
 
     async def run(self) -> None:
         """Look for ever. What the API server said before counts no more once this has ended."""
@@ -204,8 +218,6 @@ class PodWatch:
             self._looks.clear()
 
     def _start_watches(self) -> None:
-        for name in [name for name in self._watches if name not in self._pods]:
-            self._watches.pop(name).cancel()
         for name, pod in self._pods.items():
             if (ended := self._watches.get(name)) is not None and ended.done():
                 del self._watches[name]
@@ -255,20 +267,21 @@ class PodWatch:
 
     async def _watch(self, server: ApiServer, pod: Pod) -> None:
         """Follow one pod for ever: list it, watch it from there, and begin anew when that ends."""
-        failures = 0
+        backoff, failures = Backoff(self._first_pause_seconds, MOST_PAUSE_SECONDS), 0
+        loop = asyncio.get_running_loop()
         while True:
+            began, least = loop.time(), 0.0
             try:
                 await self._follow(server, pod)
-                failures = 0
             except KubernetesError as error:
-                if error.status == 410:  # too much has changed since: what is true now is to be listed
-                    continue
-                failures = 1 if self._looks.get(pod.full_name, PodLooks()).api_answers else failures + 1
-                self._note_api(pod, None, answers=False)
-                self._complain(error)
-                backoff = Backoff(self._first_pause_seconds, MOST_PAUSE_SECONDS).after(failures)
-                pause = HOPELESS_SECONDS if error.status in HOPELESS else backoff * random.uniform(0.75, 1.25)  # noqa: S311
-                await asyncio.sleep(max(pause, min(error.retry_after_seconds or 0.0, HOPELESS_SECONDS)))
+                if error.status != 410:  # there too much has changed since: what is true now is to be listed
+                    self._note_api(pod, None, answers=False)
+                    self._complain(error)
+                    asked = min(error.retry_after_seconds or 0.0, HOPELESS_SECONDS)
+                    least = HOPELESS_SECONDS if error.status in HOPELESS else asked
+            # Whatever ended it so soon, such as a proxy that holds no answer open, must not be a storm of calls.
+            failures = failures + 1 if loop.time() - began < SHORT_SECONDS else 1
+            await asyncio.sleep(max(least, backoff.after(failures) * random.uniform(0.75, 1.25)))  # noqa: S311
 
     async def _follow(self, server: ApiServer, pod: Pod) -> None:
         """Note a pod as it is and as it changes, until the server ends that."""

@@ -309,6 +309,8 @@ def _by_scheduler(held: HeldLease, seen: Observations, now: float, settle_second
         return None
     if reading.shows(name):
         return LeaseFate(ended="", seen=True)
+    if reading.has_ended(name):
+        return LeaseFate(ended=f"{name} has ended")
     if reading.remembers(name):
         return _while_unseen(held, now)
     if reading.unseen or held.pod is not None:  # a pod need not have devices to be there: see `_by_pod`

@@ -16,7 +16,7 @@ from checks.contract import Profile
 from checks.worker.commands import PROFILE_ID
 from healthd import __version__
 from healthd.core.errors import words_of
-from healthd.core.tasks import wait_for
+from healthd.core.tasks import LogOnce, wait_for
 from healthd.node.settings import NodeSettings, ProfileSettings
 from healthd.node.state import files
 from healthd.node.state.store import NodeStore, SavedState
@@ -31,7 +31,7 @@ class StateFile:
     def __init__(self, store: NodeStore, path: Path) -> None:
         self._store = store
         self._path = path
-        self._complaint = ""
+        self._trouble = LogOnce(log)
 
     def restore(self) -> None:
         """Restore what an earlier daemon has saved; a damaged file is set aside by `healthd.node.state.files.load`."""
@@ -44,15 +44,15 @@ class StateFile:
         Write the file. A full disk is one line in the log, and the daemon goes on: the node is not ready meanwhile,
         because its leases are stored in the same directory.
         """
-        complaint = unwritable = ""
+        unwritable = ""
         try:
             files.save(self._path, self._store.saved(), durable=False)
         except (OSError, ValueError) as error:  # ValueError: text that no file takes
             complaint = f"{self._path}: cannot be written ({words_of(error)}); a restarted daemon will know less"
             unwritable = files.unstorable(self._path.parent, error) if isinstance(error, OSError) else ""
-            if complaint != self._complaint:
-                log.error("%s", complaint)
-        self._complaint = complaint
+            self._trouble.say(complaint, logging.ERROR)
+        else:
+            self._trouble.clear()
         self._store.set_unwritable(unwritable)
 
 
@@ -76,7 +76,7 @@ class SavedEvidence:
         self._path = path
         self._runner = runner
         self._boot_id = boot_id
-        self._complaint = ""
+        self._trouble = LogOnce(log)
         saved = files.load(path, EvidenceFile)
         if saved is not None and boot_id is not None and (saved.version, saved.boot_id) == (__version__, boot_id):
             runner.restore_evidence(saved.remembered)
@@ -85,15 +85,13 @@ class SavedEvidence:
         """Write the file. A full disk is one line in the log, and the daemon goes on."""
         remembered = self._runner.last_evidence()
         saved = EvidenceFile(version=__version__, boot_id=self._boot_id, remembered=remembered)
-        complaint = ""
         try:
             files.save(self._path, saved, durable=False)
         except (OSError, ValueError) as error:  # a lone surrogate cannot be written
             why = getattr(error, "strerror", None) or error
-            complaint = f"{self._path}: cannot be written ({why}); a restarted daemon counts anew"
-            if complaint != self._complaint:
-                log.error("%s", complaint)
-        self._complaint = complaint
+            self._trouble.say(f"{self._path}: cannot be written ({why}); a restarted daemon counts anew", logging.ERROR)
+        else:
+            self._trouble.clear()
 
 
 class StateSaver:
@@ -164,7 +162,7 @@ class ProfileFolder:
         self._directory = directory
         self._settings = settings
         self._clock = clock
-        self._complaint = ""
+        self._trouble = LogOnce(log)
 
     def tidy(self) -> None:
         """Remove what an earlier owner has left unfinished, and what is too old or too much."""
@@ -184,7 +182,7 @@ class ProfileFolder:
             size_bytes=size,
             taken_at=self._clock(),
         )
-        complaint = ""
+        kept = False
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -192,14 +190,14 @@ class ProfileFolder:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(profile.content)
             files.save(self._path(profile.id, _RECORD), record, durable=False)
+            kept = True
+            self._trouble.clear()
         except OSError as error:
-            complaint = f"{self._directory}: the profile cannot be kept: {error.strerror or error}"
-            if complaint != self._complaint:
-                log.error("%s", complaint)
+            why = error.strerror or error
+            self._trouble.say(f"{self._directory}: the profile cannot be kept: {why}", logging.ERROR)
             self._remove(profile.id)
-        self._complaint = complaint
         self._remove_surplus(profile.id)
-        return not complaint and self._path(profile.id, _RECORD).exists()
+        return kept and self._path(profile.id, _RECORD).exists()
 
     def records(self) -> tuple[ProfileRecord, ...]:
         """What is kept and not too old, the newest first."""

@@ -1,0 +1,80 @@
+"""`healthd run`: start a job's command, and say why it died where it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from healthd.core.errors import ConfigError
+from healthd.postmortem import EXIT_CODES
+
+PARENT = Path(__file__).parent.parent / "postmortem" / "parent.py"
+MAX_SECONDS = 3600.0
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    epilog="Example: healthd run --logs 'logs/*.log' -- torchrun --nproc-per-node 8 train.py",
+)
+@click.option("--logs", multiple=True, metavar="GLOB", help="Files that the job logs to, by pattern; repeat.")
+@click.option("--measure/--no-measure", default=True, help="Check this node after a bad end (default: yes).")
+@click.option("--seconds", type=float, default=60.0, show_default=True, help="Longest time for the post-mortem.")
+@click.option("--json-out", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdict as JSON too.")
+@click.option(
+    "--notes-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Leave this node's notes here, also after a good end, for 'healthd postmortem'.",
+)
+@click.option("--job", metavar="J", help="Tell the aggregator how it ended, as the end of this job's gate.")
+@click.option("--attempt", type=click.IntRange(min=0), default=0, metavar="A", help="The gate's attempt (default 0).")
+@click.option(
+    "--exit-style",
+    type=click.Choice(["command", "verdict"]),
+    default="command",
+    help="Exit as the command did (default), or by what a retry can do.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    command: tuple[str, ...],
+    logs: tuple[str, ...],
+    measure: bool,
+    seconds: float,
+    json_out: Path | None,
+    notes_dir: Path | None,
+    job: str | None,
+    attempt: int,
+    exit_style: str,
+) -> None:
+    """
+    Run COMMAND as a job's command, and say why it died where it does.
+
+    Standard input, output, error and the terminal are the command's, signals are passed on to it, and the exit code is
+    its own: 128 and the signal's number where a signal ended it, 127 where there is no such command, 126 where it
+    cannot be executed, 2 for usage.
+
+    With --exit-style verdict a bad end exits 75 where a retry elsewhere can help, 76 where a retry here can, 70 where
+    none can, 79 where somebody or a scheduler has stopped it; as the command did where nothing explains its end.
+    """
+    if not 1.0 <= seconds <= MAX_SECONDS:
+        raise ConfigError(f"--seconds {seconds:g} is not within 1 and {MAX_SECONDS:g}")
+    for folder, option in ((json_out and json_out.absolute().parent, "--json-out"), (notes_dir, "--notes-dir")):
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"{option}: no such directory: {folder}; make it first")
+    python = sys.executable or shutil.which("python3") or ""
+    explain = [python, *(["-I"] if sys.flags.isolated else ["-P"]), "-m", "healthd", "postmortem", "--from-run"]
+    explain += [argument for pattern in logs for argument in ("--logs", pattern)]
+    explain += ["--measure" if measure else "--no-measure", "--seconds", f"{seconds:g}"]
+    explain += ["--json-out", str(json_out.absolute())] if json_out else []
+    explain += ["--notes-dir", str(notes_dir.absolute())] if notes_dir else []
+    explain += ["--job", job, "--attempt", str(attempt)] if job else []
+    options = {"explain": explain, "seconds": seconds, "always": bool(notes_dir or job)}
+    if exit_style == "verdict":
+        options["verdict_codes"] = sorted(EXIT_CODES.values())
+    # What lasts as long as the job is a program of its own, half as large as this one.
+    os.execv(python, [python, "-I", "-S", str(PARENT), json.dumps(options), "--", *command])  # noqa: S606  never through a shell

@@ -1,0 +1,586 @@
+"""
+The parent of a job's command: starts it, passes bytes and signals on, keeps its last words, and exits as it did.
+
+A program of its own (`PYTHON -I -S parent.py OPTIONS -- COMMAND`), which `healthd run` becomes: it lasts as long as the
+job, so it imports the standard library alone, and little of that. It judges nothing. At the end it gives its notes to
+the program that OPTIONS name, waits for that program, and exits.
+
+A second process stands by for the case that this one is killed: it holds the reading ends of the command's streams
+open and goes on passing them, so that the job neither dies of SIGPIPE nor blocks. It also serves descendants of the
+command that outlive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections import deque
+
+KEPT_BYTES = 1024 * 1024  # of each stream: the first error of 64 ranks that all end with a traceback fits
+READ_BYTES = 64 * 1024  # what a pipe holds
+CHUNK_BYTES, CHUNK_SECONDS = 4096, 0.02  # what arrives together shares one time
+DRAINED_BYTES = 1024 * 1024  # after the command's end: the largest pipe; what writes on is a descendant
+TERMINAL_MS = 50  # the kernel hands on what was written to a terminal a little later
+SIGNALS_KEPT = 64
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells exit
+# What is set where the job has not: the number of collectives that torch remembers (0 before torch 2.6).
+BUFFER_VARIABLES = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+BUFFER_ENTRIES = "2000"
+# What says who a process is among the ranks of its job, and where its libraries leave files.
+NOTED_VARIABLES = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "NCCL_DEBUG_FILE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK",
+    "PMI_SIZE", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODEID", "SLURM_RESTART_COUNT",
+    "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_ATTEMPT", "SM_CURRENT_HOST",
+)  # fmt: skip
+# Signals that cannot be waited for, and those by which this process would say that it is broken itself.
+_OWN = {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+_KERNEL = 0x80  # SI_KERNEL of siginfo: from a terminal, which means the whole group
+
+
+class Stream:
+    """One output of the command: what is read from `source` is written to `sink`, and its end is kept."""
+
+    def __init__(self, name: str, source: int, sink: int) -> None:
+        self.name, self.source, self.sink = name, source, sink
+        self.bytes = 0
+        self.open = True
+        self._chunks: deque[tuple[float, bytearray]] = deque()
+        self._kept = 0
+
+    def pass_on(self, wake: int, on_refused: object = None) -> None:
+        """
+        Pass bytes on until the stream ends. Once `wake` is readable, no longer than there is something to read.
+
+        Where nobody reads `sink` any more, `source` is closed, so that the command learns it as it would by itself.
+        """
+        watch = select.poll()
+        watch.register(self.source, select.POLLIN)
+        watch.register(wake, select.POLLIN)
+        left, wait_ms = float("inf"), -1
+        while left > 0:
+            ready = dict(watch.poll(wait_ms))
+            if wake in ready:
+                watch.unregister(wake)
+                left, wait_ms = DRAINED_BYTES, TERMINAL_MS if os.isatty(self.source) else 0
+                continue
+            if self.source not in ready:
+                return
+            try:
+                data = os.read(self.source, READ_BYTES)
+            except OSError as error:
+                if error.errno == errno.EINTR:
+                    continue
+                data = b""  # EIO: no process has the terminal any more
+            if not data:
+                self.open = False
+                return
+            left -= len(data)
+            self.keep(data)
+            if not write_all(self.sink, data):
+                os.close(self.source)
+                self.open = False
+                if callable(on_refused):
+                    on_refused(self)
+                return
+
+    def keep(self, data: bytes) -> None:
+        """Remember the end of what was said, with its time."""
+        now = time.time()
+        self.bytes += len(data)
+        data = data[-KEPT_BYTES:]
+        last = self._chunks[-1] if self._chunks else None
+        if last is not None and len(last[1]) < CHUNK_BYTES and now - last[0] < CHUNK_SECONDS:
+            last[1].extend(data)
+        else:
+            self._chunks.append((now, bytearray(data)))
+        self._kept += len(data)
+        while self._kept - len(self._chunks[0][1]) >= KEPT_BYTES:
+            self._kept -= len(self._chunks.popleft()[1])
+
+    def noted(self) -> dict[str, object]:
+        """The stream as a note: how much it was, and its end as pairs of time and text."""
+        chunks = [[round(at, 3), data.decode("utf-8", "backslashreplace")] for at, data in self._chunks]
+        return {"name": self.name, "bytes": self.bytes, "chunks": chunks}
+
+
+def write_all(sink: int, data: bytes) -> bool:
+    """Write all of it, however slow the reader; False where it cannot be written at all."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(sink, view) :]
+        except BlockingIOError:  # whoever gave us the stream has made it so
+            select.select([], [sink], [])
+        except OSError:
+            return False
+    return True
+
+
+class Terminal:
+    """The command's terminal where standard output or error is one: a pair of which it has the inner end."""
+
+    def __init__(self, outer: int) -> None:
+        import fcntl
+        import termios
+
+        self._outer, self._termios, self._fcntl = outer, termios, fcntl
+        self.master, self.slave = os.openpty()
+        for end in (self.master, self.slave):
+            os.set_inheritable(end, False)
+        self._typed = os.isatty(0)
+        self._entered = threading.Event()
+        self.group = 0
+        """The process group of the command, once it is started."""
+        self.saved: list[int | list[bytes | int]] = termios.tcgetattr(outer)
+        self.raw = False
+        termios.tcsetattr(self.master, termios.TCSANOW, self._inner(self._is_ours()))
+        self.resize()
+        self.enter()
+
+    def _inner(self, raw: bool) -> list[int | list[bytes | int]]:
+        """The attributes of the outer one; where it is not raw, it alone translates output."""
+        attributes = list(self.saved)
+        if not raw and isinstance(attributes[1], int):
+            attributes[1] &= ~self._termios.OPOST
+        return attributes
+
+    def _is_ours(self) -> bool:
+        """Whether what is typed comes to us: we are in the foreground of the terminal that is standard input."""
+        try:
+            return self._typed and os.tcgetpgrp(0) == os.getpgrp()
+        except OSError:
+            return False
+
+    def enter(self) -> None:
+        """Let everything that is typed through to the command, where that is for us."""
+        if self.raw or not self._is_ours():
+            return
+        import tty
+
+        self._termios.tcsetattr(self.master, self._termios.TCSANOW, self._inner(True))
+        tty.setraw(0, self._termios.TCSADRAIN)
+        self.raw = True
+        self._entered.set()
+
+    def leave(self) -> None:
+        """The outer terminal as it was."""
+        if self.raw:
+            self.raw = False
+            self.restore()
+
+    def restore(self) -> None:
+        """The outer terminal as it was, also after another process has ended without that."""
+        with contextlib.suppress(OSError, self._termios.error):  # it has gone away
+            self._termios.tcsetattr(self._outer, self._termios.TCSADRAIN, self.saved)
+
+    def resize(self) -> None:
+        """Tell the inner terminal how large the outer one is."""
+        with contextlib.suppress(OSError):
+            size = self._fcntl.ioctl(self._outer, self._termios.TIOCGWINSZ, b"\0" * 8)
+            self._fcntl.ioctl(self.master, self._termios.TIOCSWINSZ, size)
+
+    def _stopping(self, data: bytes) -> bytes:
+        """
+        The character of `data` by which a person stops the command; b"" where there is none.
+
+        The kernel stops nobody whose parent is in another session: we do it in its place, unless the command reads
+        characters as they are or has a shell's jobs of its own.
+        """
+        attributes = self._termios.tcgetattr(self.master)
+        stop: bytes = attributes[6][self._termios.VSUSP]
+        typed = stop != b"\0" and stop in data and bool(attributes[3] & self._termios.ISIG)
+        return stop if typed and os.tcgetpgrp(self.master) == self.group else b""
+
+    def type_in(self) -> None:
+        """Pass what is typed on to the command, for ever, whenever the terminal is ours."""
+        while self._entered.wait():
+            try:
+                data = os.read(0, READ_BYTES)
+            except OSError:  # we are in the background, or the terminal is gone
+                self._entered.clear()
+                continue
+            stops = self._stopping(data)
+            if not data or not write_all(self.master, data.replace(stops, b"") if stops else data):
+                return
+            if stops:
+                os.killpg(self.group, signal.SIGSTOP)
+
+
+class Parent:
+    """One command from start to end. `run` returns how it ended."""
+
+    def __init__(self, command: list[str], options: dict[str, object]) -> None:
+        self.command, self.options = command, options
+        self.signals: list[dict[str, object]] = []
+        self.started = time.time()
+        self.ended = self.started
+        self.pid = 0
+        self.status = 0
+        self.error: OSError | None = None
+        self.before = memory_events()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored the kernel tells nobody how a child ended
+        self._waited = set(signal.valid_signals()) - _OWN
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._waited)
+        outer = next((number for number in (1, 2) if os.isatty(number)), None)
+        self.terminal = None if outer is None else Terminal(outer)
+        self._inner: list[int] = []  # the command's ends, by number of its descriptor
+        self.streams = self._open_streams()
+        self._wake, self._wake_end = os.pipe()
+        self._lifeline, self._lifeline_end = os.pipe()
+        self._foreground = self.terminal is None and os.isatty(0) and foreground() == os.getpgrp()
+
+    def _open_streams(self) -> list[Stream]:
+        streams: list[Stream] = []
+        ends: dict[int, int] = {}
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            if self.terminal is not None and os.isatty(number):
+                ends[number] = self.terminal.slave
+                if not any(stream.source == self.terminal.master for stream in streams):
+                    streams.append(Stream(name, self.terminal.master, number))
+            elif number == 2 and ends[1] != getattr(self.terminal, "slave", -1) and same_pipe():
+                ends[2] = ends[1]  # one pipe as it was: the order of both is kept
+                streams[0].name = "stdout and stderr"
+            else:
+                source, ends[number] = os.pipe()
+                streams.append(Stream(name, source, number))
+        self._inner = [ends[1], ends[2]]
+        return streams
+
+    def run(self) -> None:
+        """Start the command and wait for its end."""
+        stand_by = os.fork()
+        if stand_by == 0:
+            self._stand_by()
+        os.close(self._lifeline)
+        self._start()
+        for end in set(self._inner):
+            os.close(end)
+        if self.terminal is not None:
+            self.terminal.group = self.pid
+        threads = [
+            threading.Thread(target=stream.pass_on, args=(self._wake, self._refused), daemon=True)
+            for stream in self.streams
+        ]
+        for thread in threads:
+            thread.start()
+        if self.terminal is not None and os.isatty(0):
+            threading.Thread(target=self.terminal.type_in, daemon=True).start()
+        if self.error is None:
+            self._wait()
+        self.ended = time.time()
+        os.close(self._wake_end)  # from here on only what is there is passed on; the other process does the rest
+        for thread in threads:
+            thread.join()
+        if self.terminal is not None:
+            self.terminal.leave()
+        if self._foreground:
+            take_foreground(os.getpgrp())
+
+    def _refused(self, stream: Stream) -> None:
+        """Nobody reads this stream any more: the process that stands by closes its end too."""
+        with contextlib.suppress(OSError):  # it is gone
+            os.write(self._lifeline_end, bytes([self.streams.index(stream)]))
+
+    def _stand_by(self) -> None:
+        """What the second process does: nothing, until the first is gone."""
+        try:
+            os.setsid()
+            os.close(self._lifeline_end)
+            os.close(self._wake_end)
+            for end in set(self._inner):
+                os.close(end)
+            streams = list(self.streams)
+            farewell = False
+            while told := os.read(self._lifeline, 1):
+                if told[0] >= len(self.streams):
+                    farewell = True
+                elif (stream := self.streams[told[0]]) in streams:
+                    streams.remove(stream)
+                    os.close(stream.source)
+            if self.terminal is not None and not farewell:
+                self.terminal.restore()
+            never, _end = os.pipe()
+            threads = [threading.Thread(target=stream.pass_on, args=(never,)) for stream in streams]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            os._exit(0)
+
+    def _start(self) -> None:
+        told, tell = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._become()
+            except OSError as error:
+                os.write(tell, str(error.errno or errno.EINVAL).encode())
+            finally:
+                os._exit(NOT_FOUND)
+        os.close(tell)
+        failed = os.read(told, 16)  # nothing: it has begun, in its own group
+        os.close(told)
+        if failed:
+            os.waitpid(self.pid, 0)
+            self.error = OSError(int(failed), os.strerror(int(failed)))
+
+    def _become(self) -> None:
+        if self.terminal is not None:
+            import fcntl
+            import termios
+
+            os.setsid()
+            fcntl.ioctl(self.terminal.slave, termios.TIOCSCTTY, 0)
+            if os.isatty(0):
+                os.dup2(self.terminal.slave, 0)
+        else:
+            os.setpgid(0, 0)
+        if self._foreground:
+            take_foreground(os.getpid())
+        for number, end in zip((1, 2), self._inner, strict=True):
+            os.dup2(end, number)
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python's own, which would be inherited
+            signal.signal(ignored, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        environment = dict(os.environ)
+        if not any(name in environment for name in BUFFER_VARIABLES):
+            environment[BUFFER_VARIABLES[0]] = BUFFER_ENTRIES
+        os.execvpe(self.command[0], self.command, environment)  # noqa: S606  never through a shell
+
+    def _wait(self) -> None:
+        """Pass signals on until the command has ended."""
+        while True:
+            info = signal.sigwaitinfo(self._waited)
+            if info.si_signo == signal.SIGCHLD:
+                if self._reap():
+                    return
+            elif info.si_signo == signal.SIGWINCH and self.terminal is not None:
+                self.terminal.resize()
+            elif info.si_signo not in (signal.SIGTTOU, signal.SIGTTIN, signal.SIGPIPE):
+                self._pass_signal(info)
+
+    def _pass_signal(self, info: signal.struct_siginfo) -> None:
+        number = info.si_signo
+        if number == signal.SIGCONT and self.terminal is not None:
+            self.terminal.enter()
+            self.terminal.resize()
+        elif number != signal.SIGCONT and len(self.signals) < SIGNALS_KEPT:
+            by_kernel = info.si_code == _KERNEL
+            sender = "the terminal" if by_kernel else name_of(info.si_pid)
+            self.signals.append(
+                {"at": round(time.time(), 3), "signal": number, "pid": info.si_pid, "uid": info.si_uid, "by": sender}
+            )
+        with contextlib.suppress(ProcessLookupError):
+            # A terminal means all processes of its foreground; who names one process means that one.
+            if info.si_code == _KERNEL:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+
+    def _reap(self) -> bool:
+        """Take in who has ended, orphans too where this is the first process of a container. True: the command has."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return False
+            if pid != self.pid:
+                continue
+            if not os.WIFSTOPPED(status):
+                self.status = status
+                return True
+            self._stop_too()
+
+    def _stop_too(self) -> None:
+        """The command was stopped by what was typed: the shell gets its terminal back, until it continues us."""
+        at_terminal = self._foreground or (self.terminal is not None and self.terminal.raw)
+        if not at_terminal:
+            return
+        if self.terminal is not None:
+            self.terminal.leave()
+        if self._foreground:
+            take_foreground(os.getpgrp())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if self.terminal is not None:
+            self.terminal.enter()
+            self.terminal.resize()
+        elif foreground() == os.getpgrp():
+            take_foreground(self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
+
+    @property
+    def code(self) -> int:
+        """The exit code that says how the command ended: its own, or 128 and the signal, as shells do."""
+        if self.error is not None:
+            return NOT_FOUND if self.error.errno == errno.ENOENT else NOT_EXECUTABLE
+        return -ended if (ended := -os.waitstatus_to_exitcode(self.status)) <= 0 else 128 + ended
+
+    def notes(self) -> dict[str, object]:
+        """All that this process knows, as JSON has it."""
+        signalled = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+        return {
+            "version": 1,
+            "host": os.uname().nodename,
+            "command": self.command,
+            "directory": working_directory(),
+            "pid": self.pid,
+            "started": round(self.started, 3),
+            "ended": round(self.ended, 3),
+            "code": self.code,
+            "signal": signalled,
+            "dumped_core": bool(signalled and os.WCOREDUMP(self.status)),
+            "signals": self.signals,
+            "environment": {name: os.environ[name] for name in NOTED_VARIABLES if name in os.environ},
+            "streams": [stream.noted() for stream in self.streams],
+            "memory_events": {"before": self.before, "after": memory_events()},
+        }
+
+    def explain(self) -> int | None:
+        """
+        Give the notes to the program that explains them; its exit code, None where it gave none in time.
+
+        A signal that comes meanwhile ends it: whoever wants us gone does not wait for an explanation.
+        """
+        program = self.options.get("explain")
+        if not isinstance(program, list) or (self.code == 0 and not self.options.get("always")):
+            return None
+        seconds = self.options.get("seconds")
+        deadline = time.monotonic() + (float(seconds) if isinstance(seconds, int | float) else 60.0)
+        given = os.memfd_create("notes")
+        write_all(given, json.dumps(self.notes()).encode())
+        os.lseek(given, 0, os.SEEK_SET)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setpgid(0, 0)
+                os.dup2(given, 0)
+                os.dup2(2, 1)  # standard output is the command's
+                signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+                os.execv(program[0], program)  # noqa: S606  never through a shell
+            finally:
+                os._exit(NOT_FOUND)
+        waited = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+        while (left := deadline - time.monotonic()) > 0:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else None
+            info = signal.sigtimedwait(waited, left)
+            if info is not None and info.si_signo != signal.SIGCHLD:
+                break
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return None
+
+    def farewell(self) -> None:
+        """Tell the process that stands by that this one ends as it should."""
+        with contextlib.suppress(OSError):
+            os.write(self._lifeline_end, bytes([255]))
+
+
+def same_pipe() -> bool:
+    """Whether standard output and standard error are one and the same pipe or file."""
+    try:
+        return os.path.samestat(os.fstat(1), os.fstat(2))
+    except OSError:
+        return False
+
+
+def foreground() -> int:
+    """The foreground process group of the terminal that is standard input; -1 where it has none."""
+    try:
+        return os.tcgetpgrp(0)
+    except OSError:
+        return -1
+
+
+def take_foreground(group: int) -> None:
+    """Make a process group the foreground of standard input. SIGTTOU is blocked in who calls this."""
+    with contextlib.suppress(OSError):
+        os.tcsetpgrp(0, group)
+
+
+def name_of(pid: int) -> str:
+    """The name of a process that may be gone already; "" where nobody can say."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
+
+
+def working_directory() -> str:
+    """The directory that the command was started in; "" where it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def memory_events() -> dict[str, int]:
+    """How often the kernel killed for lack of memory in this control group; {} where it does not say."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return {}
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers == "":
+            names = [f"/sys/fs/cgroup{path}/memory.events", "/sys/fs/cgroup/memory.events"]
+        elif "memory" in controllers.split(","):
+            names = [f"/sys/fs/cgroup/memory{path}/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control"]
+        else:
+            continue
+        for name in names:
+            try:
+                with open(name, encoding="ascii") as file:
+                    pairs = [line.split() for line in file.read(4096).splitlines()]
+            except (OSError, ValueError):
+                continue
+            return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+    return {}
+
+
+def say(text: str) -> None:
+    """One line on standard error, which may be closed."""
+    write_all(2, f"healthd: {text}\n".encode())
+
+
+def main(arguments: list[str]) -> int:
+    """Run `OPTIONS -- COMMAND`: the exit code."""
+    options = json.loads(arguments[0])
+    parent = Parent(arguments[2:], options)
+    parent.run()
+    if parent.error is not None:
+        word = "no such command" if parent.error.errno == errno.ENOENT else os.strerror(parent.error.errno or 0)
+        say(f"{parent.command[0]}: {word}")
+        parent.farewell()
+        return parent.code
+    said = parent.explain()
+    parent.farewell()
+    verdicts = options.get("verdict_codes")
+    if isinstance(verdicts, list) and parent.code != 0:
+        if said is not None and said in verdicts:
+            return said
+        return 1 if parent.code in verdicts else parent.code
+    return parent.code
+
+
+if __name__ == "__main__":
+    # No clean-up of the interpreter: threads that still read would hold it up.
+    os._exit(main(sys.argv[1:]))

@@ -1,0 +1,386 @@
+"""From lines and facts to a verdict: each signature in its real form and in noise, the chain of events, and honesty."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from checks.reasons import REASONS
+from healthd.postmortem.catalogue import BY_NAME, SIGNATURES, Kind, Outlook, Place, Signature
+from healthd.postmortem.judge import (
+    KIND_OF_REASON,
+    SURVIVED_LINES,
+    Case,
+    Ended,
+    Late,
+    Line,
+    Measured,
+    Problem,
+    Stop,
+    find,
+    judge,
+    lines_of,
+)
+from tests.postmortem.corpus import EXAMPLES
+
+NOISE = "step {0} loss 2.31{0:03d} tokens/s 41{0:03d}"
+PASSED = (Measured(node="n1", tier="quick", status="pass"),)
+
+
+def case(*texts: str, kernel: bool = False, **more: object) -> Case:
+    lines = lines_of("n1", "stderr", [(100.0 + at, f"{text}\n") for at, text in enumerate(texts)])
+    given: dict[str, object] = {"ended": (Ended(node="n1", rank=None, at=900.0, code=1),), **more}
+    return dataclasses.replace(Case(lines=tuple(dataclasses.replace(line, kernel=kernel) for line in lines)), **given)
+
+
+def noise(count: int) -> list[str]:
+    return [NOISE.format(number) for number in range(count)]
+
+
+def expected(signature: Signature) -> Kind:
+    """What is said of a job of which only this line is known: who only waited explains nothing."""
+    return signature.kind if signature.place is Place.INITIATING else Kind.UNKNOWN
+
+
+FORMS: Mapping[str, Callable[[str], list[str]]] = {
+    "alone": lambda text: [text],
+    "after noise": lambda text: [*noise(400), text],
+    "between noise": lambda text: [*noise(30), text, *noise(20)],
+    "coloured": lambda text: [f"\x1b[1m\x1b[31m{text}\x1b[0m"],
+    "with a title of the terminal": lambda text: [f"\x1b]0;train\x07{text}"],
+    "after a progress bar": lambda text: [f"  5%|#    | 1/20\r 10%|##   | 2/20\r{text}"],
+    "below a traceback": lambda text: [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        text,
+    ],
+    "in another line's middle": lambda text: ["é" * 50, text, "\x00\xff binary"],
+}
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)
+def test_signature_is_found_in_its_real_form(signature: Signature) -> None:
+    kind = expected(signature)
+    for form, texts in FORMS.items():
+        given = case(*texts(EXAMPLES[signature.name]), kernel=signature.kernel)
+        verdict = judge(given)
+        assert verdict.kind is kind, form
+        assert kind is Kind.UNKNOWN or verdict.name == signature.name, form
+        assert signature.name in {finding.signature.name for finding in find(given.lines)}, form
+
+
+@pytest.mark.parametrize("signature", [each for each in SIGNATURES if not each.kernel], ids=lambda each: each.name)
+def test_signature_is_given_to_its_rank_among_interleaved_ones(signature: Signature) -> None:
+    others = [f"[rank{number % 4}]: {NOISE.format(number)}" for number in range(40)]
+    verdict = judge(case(*others[:30], f"[rank2]: {EXAMPLES[signature.name]}", *others[30:]))
+    (finding,) = find(case(f"[rank2]: {EXAMPLES[signature.name]}").lines)
+    told = re.search(r"\b(?:task|Rank|rank) (\d+)", EXAMPLES[signature.name])
+    assert finding.rank == (int(told[1]) if told and signature.name in NAMES_A_RANK else 2)
+    if expected(signature) is not Kind.UNKNOWN:
+        assert verdict.rank == finding.rank
+
+
+NAMES_A_RANK = {"a rank ended by a signal", "NCCL timeout"}
+
+
+@pytest.mark.parametrize("signature", [each for each in SIGNATURES if not each.kernel], ids=lambda each: each.name)
+def test_text_that_was_cut_never_accuses_the_hardware_or_the_data_instead(signature: Signature) -> None:
+    text = EXAMPLES[signature.name]
+    for length in range(0, len(text), 7):
+        verdict = judge(case(text[:length]))
+        assert verdict.kind in (signature.kind, Kind.UNKNOWN, Kind.SOFTWARE), text[:length]
+        assert verdict.kind is signature.kind or verdict.suspected or verdict.kind is Kind.UNKNOWN
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)
+def test_signature_has_all_that_a_reader_needs(signature: Signature) -> None:
+    assert signature.source.startswith("https://")
+    for text in (signature.suggests, signature.settles, signature.action):
+        assert text.endswith(".")
+    assert not signature.kernel or not signature.pattern.search(NOISE.format(1))
+
+
+def test_texts_in_other_locales_are_known_by_their_numbers() -> None:
+    for text, kind in (
+        ("OSError: [Errno 28] Auf dem Gerät ist kein Speicherplatz mehr verfügbar: '/x'", Kind.STORAGE),
+        ("OSError: [Errno 28] Aucun espace disponible sur le périphérique", Kind.STORAGE),
+        ("OSError: [Errno 24] 打开的文件过多: '/data'", Kind.HOST),
+        ("OSError: [Errno 5] Eingabe-/Ausgabefehler", Kind.STORAGE),
+        ("OSError: [Errno 113] Keine Route zum Zielrechner", Kind.NETWORK),
+    ):
+        assert judge(case(text)).kind is kind, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 10 loss 0.31 no error",
+        "INFO retry policy: on errors 3 times",
+        "loss: nan-safe scaling is on",
+        "Killed 3 stale workers at start",
+        "epoch 3: exception rate 0.0",
+        "NCCL INFO comm 0x1 rank 0 nranks 8 cudaDev 0 busId 1000 - Init COMPLETE",
+        "UserWarning: something is deprecated",
+        "NCCL INFO NET/OFI Selected Provider is efa",
+    ],
+)
+def test_ordinary_lines_are_no_findings(text: str) -> None:
+    assert find(case(text).lines) == []
+
+
+def test_what_the_job_survived_is_no_cause() -> None:
+    early = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert find(case(early, *noise(SURVIVED_LINES)).lines) == []
+    assert len(find(case(early, *noise(SURVIVED_LINES - 1)).lines)) == 1
+
+
+def test_the_first_rank_is_told_from_those_that_waited_for_it() -> None:
+    verdict = judge(
+        case(
+            "[rank3]: ValueError: label 17 is out of range",
+            *(f"[rank{rank}]: {EXAMPLES['gloo lost a peer or waited in vain']}" for rank in (0, 1, 2)),
+            EXAMPLES["ended by its launcher"],
+        )
+    )
+    assert (verdict.kind, verdict.rank, verdict.waited) == (Kind.SOFTWARE, 3, (0, 1, 2))
+    assert [each.place for each in verdict.evidence][:2] == [Place.INITIATING, Place.CASCADE]
+
+
+def test_order_of_arrival_does_not_matter_where_times_are_known() -> None:
+    early = list(lines_of("n2", "stderr", [(50.0, "[rank9]: OSError: [Errno 28] No space left on device\n")]))
+    late = list(lines_of("n1", "stderr", [(60.0, "[rank1]: ValueError: x\n")]))
+    for lines in (early + late, late + early):
+        verdict = judge(Case(lines=tuple(lines)))
+        assert (verdict.kind, verdict.rank, verdict.node) == (Kind.STORAGE, 9, "n2")
+
+
+def test_an_exception_that_follows_a_lost_peer_is_no_cause() -> None:
+    lost = EXAMPLES["gloo lost a peer or waited in vain"]
+    verdict = judge(
+        case(lost, "During handling of the above exception, another exception occurred:", "RuntimeError: x")
+    )
+    assert verdict.kind is Kind.UNKNOWN
+
+
+def test_the_kernels_finding_explains_the_text_that_it_caused() -> None:
+    lines = (
+        Line(node="n1", source="stderr", text="RuntimeError: CUDA error: unspecified launch failure", rank=2, at=100.0),
+        Line(
+            node="n1",
+            source="kernel log",
+            text=EXAMPLES["GPU fell off the bus or asks for a reset"],
+            at=100.4,
+            kernel=True,
+        ),
+    )
+    verdict = judge(Case(lines=lines))
+    assert (verdict.kind, verdict.suspected, verdict.confidence) == (Kind.HARDWARE, False, "high")
+    assert verdict.outlook is Outlook.ELSEWHERE
+
+
+def test_nothing_is_unknown() -> None:
+    for given in (case(), case(*noise(50)), case("something odd happened")):
+        verdict = judge(given)
+        assert (verdict.kind, verdict.confidence, verdict.node) == (Kind.UNKNOWN, "low", None)
+
+
+@pytest.mark.parametrize(
+    "signature", [each for each in SIGNATURES if each.kind is Kind.HARDWARE], ids=lambda each: each.name
+)
+def test_hardware_is_only_said_where_measured_or_found_by_the_kernel(signature: Signature) -> None:
+    text = EXAMPLES[signature.name]
+    verdict = judge(case(text, kernel=signature.kernel))
+    assert verdict.suspected is not signature.fact
+    problem = Problem(reason="WrongResult", target="gpu:3", message="1 of 262144 elements")
+    failed = Measured(node="n1", tier="quick", status="fail", problems=(problem,))
+    confirmed = judge(case(text, kernel=signature.kernel, measured=(failed,)))
+    assert (confirmed.kind, confirmed.suspected, confirmed.confidence) == (Kind.HARDWARE, False, "high")
+
+
+@pytest.mark.parametrize("name", ["GPU error that a program can cause", "Neuron DMA error", "Neuron DMA abort"])
+def test_what_a_program_can_cause_is_not_the_device_where_that_passes(name: str) -> None:
+    verdict = judge(case(EXAMPLES[name], kernel=BY_NAME[name].kernel, measured=PASSED))
+    assert (verdict.kind, verdict.suspected) == (Kind.SOFTWARE, True)
+
+
+@pytest.mark.parametrize("signature", [each for each in SIGNATURES if each.kind is Kind.SOFTWARE
+                                       and each.place is Place.INITIATING], ids=lambda each: each.name)  # fmt: skip
+def test_software_is_only_said_where_the_nodes_passed(signature: Signature) -> None:
+    text = EXAMPLES[signature.name]
+    assert judge(case(text, kernel=signature.kernel)).suspected
+    assert not judge(case(text, kernel=signature.kernel, measured=PASSED)).suspected
+    silent = (Measured(node="n1", tier="quick", status="unknown", note="Busy: x"),)
+    assert judge(case(text, kernel=signature.kernel, measured=silent)).suspected
+    two = (Ended(node="n1", rank=None, at=1.0, code=1), Ended(node="n2", rank=None, at=1.0, code=1))
+    assert judge(case(text, kernel=signature.kernel, measured=PASSED, ended=two)).suspected  # n2 has not passed
+
+
+def test_a_device_that_computes_wrongly_explains_an_exception_and_a_full_disk_does_not() -> None:
+    def failed(reason: str) -> tuple[Measured, ...]:
+        problem = Problem(reason=reason, target="node", message="m")
+        return (Measured(node="n1", tier="quick", status="fail", problems=(problem,)),)
+
+    text = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)"
+    assert judge(case(text, measured=failed("WrongResult"))).kind is Kind.HARDWARE
+    other = judge(case(text, measured=failed("DiskFull")))
+    assert (other.kind, other.suspected) == (Kind.SOFTWARE, True)
+    assert "DiskFull" in other.measurement
+
+
+def test_what_fails_now_is_only_suspected_where_the_output_says_nothing() -> None:
+    failed = Measured(node="n1", tier="passive", status="fail",
+                      problems=(Problem(reason="EccErrors", target="gpu:1", message="2"),))  # fmt: skip
+    verdict = judge(case(measured=(failed,)))
+    assert (verdict.kind, verdict.suspected, verdict.node) == (Kind.HARDWARE, True, "n1")
+
+
+def test_reporter_of_an_error_in_collectives_is_not_accused() -> None:
+    verdict = judge(case(f"[rank5]: {EXAMPLES['Neuron waits for another worker']}"))
+    assert (verdict.kind, verdict.rank, verdict.waited) == (Kind.UNKNOWN, None, (5,))
+
+
+@pytest.mark.parametrize(
+    ("by", "pid", "uid", "number", "name", "outlook"),
+    [
+        ("the terminal", 0, 0, 2, "stopped from the terminal", Outlook.STOPPED),
+        ("bash", 7, 1000, 2, "stopped from the terminal", Outlook.STOPPED),
+        ("slurmstepd", 7, 0, 15, "stopped by a scheduler or container runtime", Outlook.ELSEWHERE),
+        ("", 0, 0, 15, "stopped by a scheduler or container runtime", Outlook.ELSEWHERE),
+        ("bash", 7, 0, 15, "stopped by a signal from outside", Outlook.STOPPED),
+    ],
+)
+def test_who_stopped_it(by: str, pid: int, uid: int, number: int, name: str, outlook: Outlook) -> None:
+    stop = Stop(node="n1", at=100.0, signal=number, by=by, pid=pid, uid=uid)
+    ended = (Ended(node="n1", rank=None, at=101.0, code=128 + number, signal=number),)
+    verdict = judge(case(stops=(stop,), ended=ended))
+    assert (verdict.kind, verdict.suspected, verdict.name, verdict.outlook) == (Kind.STOPPED, False, name, outlook)
+
+
+def test_a_failure_before_the_stop_is_the_cause_of_both() -> None:
+    stop = Stop(node="n1", at=500.0, signal=15, by="slurmstepd", pid=7, uid=0)
+    assert judge(case("OSError: [Errno 28] x", stops=(stop,))).kind is Kind.STORAGE
+
+
+def test_a_stop_after_the_ranks_have_lost_each_other_is_not_the_cause() -> None:
+    stop = Stop(node="n1", at=500.0, signal=15, by="slurmstepd", pid=7, uid=0)
+    assert judge(case(EXAMPLES["NCCL timeout"], stops=(stop,))).kind is Kind.UNKNOWN
+    assert judge(case(EXAMPLES["NCCL timeout"], stops=(dataclasses.replace(stop, at=50.0),))).kind is Kind.STOPPED
+
+
+def test_a_rank_that_its_launcher_ended_is_no_cause() -> None:
+    stop = Stop(node="n1", at=99.0, signal=15, by="torchrun", pid=7, uid=0)
+    ended = (Ended(node="n1", rank=1, at=101.0, code=143, signal=15),)
+    assert judge(case(stops=(stop,), ended=ended)).kind is Kind.UNKNOWN
+
+
+def test_oom_kill_is_known_by_the_count_of_the_control_group() -> None:
+    ended = (Ended(node="n1", rank=1, at=101.0, code=137, signal=9),)
+    killed = judge(case(ended=ended, oom_kills={"n1": 2}))
+    assert (killed.kind, killed.suspected, killed.rank) == (Kind.HOST, False, 1)
+    other = judge(case(ended=ended, oom_kills={"n1": 0}))
+    assert other.kind is Kind.UNKNOWN
+    assert "no OOM kill" in other.sentence
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(11, Kind.SOFTWARE), (7, Kind.HOST), (6, Kind.SOFTWARE), (4, Kind.SOFTWARE)]
+)
+def test_crash_without_a_word(number: int, kind: Kind) -> None:
+    verdict = judge(case(ended=(Ended(node="n1", rank=2, at=1.0, code=128 + number, signal=number),)))
+    assert (verdict.kind, verdict.suspected, verdict.rank) == (kind, True, 2)
+
+
+def test_oom_kill_of_another_job_on_the_node_is_not_ours() -> None:
+    text = EXAMPLES["kernel OOM kill"]
+    assert judge(case(text, kernel=True, oom_kills={"n1": 0})).kind is Kind.UNKNOWN
+    assert judge(case(text, kernel=True, oom_kills={"n1": 1})).kind is Kind.HOST
+    assert judge(case(text, kernel=True)).kind is Kind.HOST
+
+
+SUMMARY = """\
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-20_10:00:05
+  host      : n1
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 100)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_10:00:01
+  host      : n1
+  rank      : 3 (local_rank: 3)
+  exitcode  : {code} (pid: 103)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 103"""
+
+
+@pytest.mark.parametrize(("code", "kind"), [(-11, Kind.SOFTWARE), (1, Kind.UNKNOWN), (-9, Kind.UNKNOWN)])
+def test_first_rank_by_torchruns_summary(code: int, kind: Kind) -> None:
+    verdict = judge(case(*SUMMARY.format(code=code).splitlines()))
+    assert (verdict.kind, verdict.rank) == (kind, 3)
+
+
+def test_rank_that_ended_early_without_an_error() -> None:
+    ended = (Ended(node="n1", rank=0, at=10.0, code=0), Ended(node="n1", rank=1, at=12.0, code=1))
+    verdict = judge(case(f"[rank1]: {EXAMPLES['gloo lost a peer or waited in vain']}", ended=ended))
+    assert (verdict.kind, verdict.suspected, verdict.rank) == (Kind.SOFTWARE, True, 0)
+
+
+def test_rank_of_which_there_is_no_word_is_named_where_all_others_waited() -> None:
+    waited = [f"[rank{rank}]: {EXAMPLES['gloo lost a peer or waited in vain']}" for rank in (0, 1, 3)]
+    verdict = judge(case(*waited, world_size=4))
+    assert (verdict.kind, verdict.rank, verdict.waited) == (Kind.UNKNOWN, 2, (0, 1, 3))
+    assert judge(case(*waited[:2], world_size=4)).rank is None  # two are silent: nobody is named
+
+
+def test_rank_that_the_flight_recorder_names() -> None:
+    waited = [f"[rank{rank}]: {EXAMPLES['NCCL timeout'].replace('Rank 1', f'Rank {rank}')}" for rank in (0, 1, 2)]
+    verdict = judge(case(*waited, late=(Late(rank=2, why="it is behind"),), nodes={2: "n7"}))
+    assert (verdict.rank, verdict.node, verdict.evidence[0].text) == (2, "n7", "it is behind")
+
+
+def test_times_in_lines_order_files_without_times() -> None:
+    lines = [
+        *lines_of(
+            "n1", "a.log", [(None, "2026-11-20T10:00:09Z [rank0]: x\n2026-11-20T10:00:09Z OSError: [Errno 28] x\n")]
+        ),
+        *lines_of("n1", "b.log", [(None, "2026-11-20T10:00:04Z MemoryError: [Errno 12] x\n")]),
+    ]
+    assert judge(Case(lines=tuple(lines))).kind is Kind.HOST
+
+
+def test_prefixes_of_launchers_name_the_rank() -> None:
+    for text, labelled in (
+        ("[rank7]:[E1120 10:00:00.1 x.cpp:1] hello", False),
+        ("[default7]:hello", False),
+        ("[1,7]<stderr>:hello", False),
+        ("7: hello", True),
+        ("[E1120 x.cpp:1] [Rank 7] hello", False),
+    ):
+        assert [line.rank for line in lines_of("n1", "s", [(1.0, text)], labelled=labelled)] == [7], text
+    assert [line.rank for line in lines_of("n1", "s", [(1.0, "7: hello")])] == [None]
+
+
+def test_lines_are_put_together_over_chunks() -> None:
+    lines = list(lines_of("n1", "s", [(1.0, "Out of sp"), (2.0, "ace\nand"), (3.0, " more")]))
+    assert [(line.text, line.at) for line in lines] == [("Out of space", 2.0), ("and more", 3.0)]
+
+
+def test_bounds_hold_for_hostile_output() -> None:
+    huge = "x" * 5_000_000 + " ValueError: " + "y" * 1000
+    many = [f"[rank{number % 64}]: ValueError: {number}" for number in range(10_000)]
+    verdict = judge(case(huge, *many))
+    assert len(verdict.evidence) <= 8
+    assert all(len(each.text) <= 300 for each in verdict.evidence)
+
+
+def test_every_reason_that_is_held_against_a_job_is_one_of_the_checks() -> None:
+    assert set(KIND_OF_REASON) <= set(REASONS)

@@ -1,0 +1,345 @@
+"""Jobs that die for real below `healthd run`: what it says of each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthd.cli.postmortem import outcome_word
+from healthd.postmortem.catalogue import Kind, Outlook
+from healthd.postmortem.judge import Case, judge
+from tests import prepared
+from tests.cli.cli_kit import environment
+from tests.patience import PATIENCE
+from tests.postmortem.test_parent import read_until, wait_for
+
+FAULTS = str(Path(__file__).with_name("faults.py"))
+SECONDS = 40 * PATIENCE
+
+# Fault -> what is said of it, and whether that is only suspected where nothing was measured.
+SAID = {
+    "exception": ("software", True),
+    "exception_with_a_cause": ("software", True),
+    "import_error": ("software", True),
+    "assertion": ("software", True),
+    "recursion": ("software", True),
+    "nan_loss": ("software", True),
+    "exit_without_a_word": ("unknown", False),
+    "killed": ("unknown", False),
+    "child_killed": ("unknown", False),
+    "segmentation_fault": ("software", True),
+    "real_segmentation_fault": ("software", True),
+    "abort": ("software", True),
+    "bus_error": ("host", True),
+    "full_disk": ("storage", False),
+    "missing_file": ("storage", True),
+    "permission": ("storage", True),
+    "empty_shard": ("storage", True),
+    "cut_shard": ("storage", True),
+    "bad_json": ("data", True),
+    "bad_text": ("data", True),
+    "bad_gzip": ("data", True),
+    "bad_zip": ("data", True),
+    "open_files": ("host", False),
+    "memory": ("host", True),
+    "port_in_use": ("host", False),
+    "peer_not_there": ("unknown", False),
+    "peer_went_away": ("unknown", False),
+    "name_not_resolved": ("network", True),
+    "survived_then_exception": ("software", True),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+    verdict: Any
+    """As JSON; None where there is none."""
+
+
+def healthd_run(folder: Path, *command: str, options: tuple[str, ...] = ("--no-measure",), **more: Any) -> Outcome:
+    """Run a command to its end below `healthd run`."""
+    said = folder / "verdict.json"
+    with prepared.Popen(
+        [sys.executable, "-m", "healthd", "run", *options, "--json-out", str(said), "--", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(folder, **more.pop("env", {})),
+        **more,
+    ) as process:
+        out, err = process.communicate(timeout=SECONDS)
+    verdict = json.loads(said.read_text()) if said.exists() else None
+    return Outcome(process.returncode, out, err, verdict)
+
+
+def job(fault: str) -> tuple[str, ...]:
+    return (sys.executable, FAULTS, fault)
+
+
+@pytest.mark.parametrize(("fault", "said"), SAID.items(), ids=SAID)
+def test_what_is_said_of_a_job_that_died(fault: str, said: tuple[str, bool], tmp_path: Path) -> None:
+    if fault == "permission" and os.geteuid() != 0:
+        pytest.skip("needs root, to become a user that may not write in root's directory")
+    alone = subprocess.run(job(fault), capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = healthd_run(tmp_path, *job(fault))
+    assert done.code == (alone.returncode if alone.returncode >= 0 else 128 - alone.returncode)
+    assert (done.verdict["kind"], done.verdict["suspected"]) == said
+    assert done.err.startswith(alone.stderr.partition("0x")[0])
+    assert "healthd: why it died: " in done.err
+    assert done.out == alone.stdout
+
+
+def test_good_end_says_nothing(tmp_path: Path) -> None:
+    done = healthd_run(tmp_path, sys.executable, "-c", "print('well')")
+    assert (done.code, done.out, done.err, done.verdict) == (0, "well\n", "", None)
+
+
+def namespaced(script: str) -> list[str]:
+    """A command in a mount namespace of its own, which is gone with it."""
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-rm", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount namespace can be made here")
+    return [unshare, "-rm", "sh", "-ec", script]
+
+
+@pytest.mark.parametrize(
+    ("fault", "options"), [("full_file_system", "size=256k"), ("read_only_file_system", "ro,size=256k")]
+)
+def test_small_and_read_only_file_systems(fault: str, options: str, tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    place.mkdir()
+    script = f"mount -t tmpfs -o {options} none {place}; cd {place}; exec {sys.executable} {FAULTS} {fault}"
+    done = healthd_run(tmp_path, *namespaced(script))
+    assert (done.verdict["kind"], done.verdict["suspected"]) == ("storage", False)
+
+
+def test_oom_kill_in_a_control_group(tmp_path: Path) -> None:
+    group = memory_group()
+    try:
+        limit = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+        (group / limit).write_text(str(160 * 2**20))
+        script = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        said = tmp_path / "verdict.json"
+        command = [sys.executable, "-m", "healthd", "run", "--no-measure", "--json-out", str(said), "--"]
+        done = subprocess.run(
+            ["sh", "-c", script, "sh", *command, *job("memory_of_the_group")],
+            env=environment(tmp_path),
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        verdict = json.loads(said.read_text())
+        assert done.returncode == 137
+        assert (verdict["kind"], verdict["suspected"], verdict["confidence"]) == ("host", False, "high")
+    finally:
+        wait_for(lambda: removed(group))
+
+
+def removed(group: Path) -> bool:
+    """The last process of the job's parent leaves the group a moment after its exit."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def memory_group() -> Path:
+    """A new control group with a limit of memory below ours."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        controllers = line.split(":", 2)[1]
+        if controllers == "" or "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup") / ("" if controllers == "" else "memory")
+            group = root / f"healthd-test-{os.getpid()}"
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            if any((group / name).exists() for name in ("memory.max", "memory.limit_in_bytes")):
+                return group
+            group.rmdir()
+    pytest.skip("no control group with a limit of memory can be made here")
+
+
+@pytest.mark.parametrize(
+    ("sender", "kind", "code"),
+    [("slurmstepd", "stopped", 75), ("somebody", "stopped", 79), ("torchrun", "unknown", 143)],
+)
+def test_who_stopped_it_and_what_a_retry_can_do(sender: str, kind: str, code: int, tmp_path: Path) -> None:
+    script = (
+        "import os,sys; open('/proc/self/comm','w').write(sys.argv[1]); os.kill(int(sys.argv[2]), 15); os.read(0, 1)"
+    )
+    said = tmp_path / "verdict.json"
+    options = ("--no-measure", "--exit-style", "verdict", "--json-out", str(said))
+    with prepared.Popen(
+        [sys.executable, "-m", "healthd", "run", *options, "--", *job("waits")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        env=environment(tmp_path),
+    ) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"ready\n")
+        with subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", script, sender, str(process.pid)], stdin=subprocess.PIPE
+        ) as killer:
+            assert process.wait(SECONDS) == code
+            killer.kill()
+    verdict = json.loads(said.read_text())
+    assert (verdict["kind"], verdict["suspected"]) == (kind, False)
+    assert any(f"signal 15 from {sender}" in each["text"] for each in verdict["evidence"])
+
+
+@pytest.mark.parametrize(("fault", "code"), [("full_disk", 76), ("exception", 70), ("exit_without_a_word", 3)])
+def test_exit_code_of_the_verdict(fault: str, code: int, tmp_path: Path) -> None:
+    assert healthd_run(tmp_path, *job(fault), options=("--no-measure", "--exit-style", "verdict")).code == code
+
+
+def test_measurement_confirms_a_device(tmp_path: Path) -> None:
+    text = "RuntimeError: CUDA error: device-side assert triggered"
+    fault = {"HEALTHD_NODE_FAULTS": "digest@cpu:0=corrupt", "HEALTHD_NODE_CHECKS": "disk_space,digest"}
+    done = healthd_run(
+        tmp_path, sys.executable, "-c", f"import sys; sys.exit({text!r})", options=("--seconds", "100"), env=fault
+    )
+    assert (done.verdict["kind"], done.verdict["suspected"], done.verdict["confidence"]) == ("hardware", False, "high")
+    assert (done.code, done.verdict["outlook"]) == (1, "retry elsewhere")
+
+
+def test_measurement_refutes_a_device(tmp_path: Path) -> None:
+    text = "RuntimeError: CUDA error: device-side assert triggered"
+    done = healthd_run(
+        tmp_path, sys.executable, "-c", f"import sys; sys.exit({text!r})", options=("--seconds", "100"),
+        env={"HEALTHD_NODE_CHECKS": "shared_memory,digest"},
+    )  # fmt: skip
+    assert (done.verdict["kind"], done.verdict["suspected"]) == ("software", False), done.verdict["measurement"]
+
+
+def test_words_in_log_files_count_and_those_of_an_earlier_job_do_not(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.log", tmp_path / "rank-3.log"
+    old.write_text("OSError: [Errno 28] No space left on device\n")
+    os.utime(old, (1e9, 1e9))
+    script = f"open({str(new)!r}, 'w').write('json.decoder.JSONDecodeError: Expecting value\\n'); raise SystemExit(1)"
+    done = healthd_run(
+        tmp_path, sys.executable, "-c", script, options=("--no-measure", "--logs", str(tmp_path / "*.log"))
+    )
+    assert (done.verdict["kind"], done.verdict["rank"]) == ("data", 3)
+
+
+def test_error_file_of_torch_counts(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    error = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}
+    script = f"import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({json.dumps(error)!r}); os._exit(1)"
+    done = healthd_run(tmp_path, sys.executable, "-c", script, env={"TORCHELASTIC_ERROR_FILE": str(file), "RANK": "5"})
+    assert (done.verdict["kind"], done.verdict["rank"]) == ("software", 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"), [("full_disk", "failed"), ("well", "ok"), ("exception", None), ("killed", None)]
+)
+def test_the_aggregator_is_told_what_is_known(fault: str, word: str | None, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Aggregator(http.server.BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            heard.append((self.path, json.loads(body) if body else None))
+            self.send_response(404)
+            self.end_headers()
+
+        do_GET = do_POST = answer  # noqa: N815  the names of the library
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Aggregator) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        command = (sys.executable, "-c", "") if fault == "well" else job(fault)
+        done = healthd_run(
+            tmp_path,
+            *command,
+            options=("--no-measure", "--job", "train", "--attempt", "3"),
+            env={"HEALTHD_AGGREGATOR": url},
+        )
+        server.shutdown()
+    assert bool(heard) == (word is not None)
+    assert word is None or "train" in heard[0][0]
+    assert (done.code == 0) == (fault == "well")
+
+
+def test_what_is_told_of_each_kind() -> None:
+    def told(kind: Kind, outlook: Outlook, *, suspected: bool = False) -> str | None:
+        verdict = judge(Case())
+        return outcome_word(dataclasses.replace(verdict, kind=kind, outlook=outlook, suspected=suspected))
+
+    assert told(Kind.HARDWARE, Outlook.ELSEWHERE) == "infra"
+    assert told(Kind.HOST, Outlook.ELSEWHERE) == "infra"
+    assert told(Kind.HOST, Outlook.HERE) == "failed"
+    assert told(Kind.SOFTWARE, Outlook.NONE) == "failed"
+    assert told(Kind.HARDWARE, Outlook.ELSEWHERE, suspected=True) is None
+    assert told(Kind.STOPPED, Outlook.ELSEWHERE) is None
+    assert told(Kind.UNKNOWN, Outlook.HERE) is None
+
+
+def test_usage_is_told_before_the_command_is_started(tmp_path: Path) -> None:
+    for options, words in (
+        (("--seconds", "0"), "--seconds 0 is not within 1 and 3600"),
+        (
+            ("--notes-dir", str(tmp_path / "none")),
+            f"--notes-dir: no such directory: {tmp_path / 'none'}; make it first",
+        ),
+    ):
+        done = healthd_run(tmp_path, "touch", str(tmp_path / "started"), options=options)
+        assert (done.code, done.err) == (2, f"healthd: {words}\n")
+    assert not (tmp_path / "started").exists()
+
+
+def test_what_cannot_be_read_as_notes_is_one_clear_line(tmp_path: Path) -> None:
+    bad = tmp_path / "n1.json"
+    for content in ("", "{}", "[]", '{"version": 2}'):
+        bad.write_text(content)
+        done = subprocess.run(
+            [sys.executable, "-m", "healthd", "postmortem", str(bad)],
+            capture_output=True, text=True, env=environment(tmp_path), check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"healthd: {bad}: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_signal_during_the_post_mortem_ends_it_with_the_commands_code(tmp_path: Path) -> None:
+    with prepared.Popen(
+        [
+            sys.executable,
+            "-m",
+            "healthd",
+            "run",
+            "--seconds",
+            "600",
+            "--",
+            "sh",
+            "-c",
+            "echo CUDA error: unknown error; exit 9",
+        ],
+        stdout=subprocess.PIPE,
+        env=environment(tmp_path),
+    ) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"error\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) in (9, 143)  # 143: it came while the shell was still there
