@@ -217,7 +217,7 @@ def test_chart_of_a_job_gates_whole_nodes_of_its_instance_type(fleet: Fleet) -> 
         "resources.cpu": "100m",
         "resources.memory": "256Mi",
         "sharedMemory": "64Mi",
-        "command": "{sh,-c,true}",
+        "command": "{sleep,1s}",
         "gate.args": "{--tier=passive,--no-collective}",
     }
     given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
