@@ -312,10 +312,13 @@ def test_fifty_hooks_keep_their_places_while_the_aggregator_moves_to_another_nod
     until("the first job runs", lambda: len(fleet.leases()) == 3, JOB_SECONDS, told=fleet.told)
     ask = f"healthd gate --aggregator=https://{HOST}:8090 --token-file=/etc/healthd/gate/token"
     ask += " --ca-file=/etc/healthd/gate/ca.crt --tier=passive --wait=30m --node=$NODE_NAME"
-    line = f"for i in 0 1 2 3 4 5 6 7 8 9; do {ask} --job=hook-$NODE_NAME-$RANK-$i & done; wait"
+    # The shell hands on the signal that ends the pod, so that each hook withdraws its gate.
+    ten = f"for i in 0 1 2 3 4 5 6 7 8 9; do {ask} --job=hook-$NODE_NAME-$RANK-$i & done"
+    line = f"trap 'trap : TERM; kill 0; wait' TERM; {ten}; wait"
     job = gated_job(JOBS, "many", HOOKS // 10, fleet.image, command=BRIEFLY)
     pod = job["spec"]["template"]["spec"]
     del pod["affinity"]
+    pod["terminationGracePeriodSeconds"] = 30
     pod["initContainers"][0]["command"] = ["sh", "-c", line]
     fleet.cluster.apply(job)
 
