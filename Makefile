@@ -50,7 +50,7 @@ test-images: $(STAMP) ## every image recipe built and started (root, buildah, de
 
 .PHONY: test-kubernetes
 test-kubernetes: $(STAMP) ## install, upgrade and gate on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
-	@$(PYTEST) -n 2 --dist loadgroup -m "kubernetes" tests/kubernetes
+	@$(PYTEST) -m "kubernetes" tests/kubernetes
 
 # The demonstration's images, anew when what is in them has changed.
 KUBERNETES_IMAGES := build/kubernetes-images

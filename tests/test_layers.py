@@ -148,6 +148,69 @@ def test_rooms_of_the_aggregator_keep_their_walls(name: str, path: Path) -> None
             assert last(room_of(module, 3)) in AGGREGATOR[room], f"{name} imports {module}"
 
 
+def room_at(module: str) -> str:
+    """The room of a module: one level deeper inside the aggregator; `checks` is one room."""
+    parts = module.split(".")
+    return ".".join(parts[: 1 if parts[0] == "checks" else 3 if parts[:2] == ["healthd", "aggregator"] else 2])
+
+
+def face(room: str) -> set[str] | None:
+    """What `__init__` of a room hands on: names, and modules by their path inside of it; None of a room of one file."""
+    package = ROOT / Path(*room.split(".")) / "__init__.py"
+    if not package.exists() or room == "healthd":
+        return None
+    for node in ast.parse(package.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def taken_from_other_rooms(name: str, path: Path) -> Iterator[tuple[str, str]]:
+    """Each (room, what a module takes of it): a name that the room hands on, or the path of a module inside of it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not node.module or node.module.split(".")[0] not in PACKAGES:
+            continue
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            module = inner if is_module(inner) else node.module
+            room = room_at(module)
+            if room not in (room_at(name), module):
+                yield room, module.removeprefix(f"{room}.")
+            elif room != room_at(name):
+                yield room, alias.name
+
+
+PACKAGES = ("healthd", "checks")
+EVERY_MODULE = [pair for package in PACKAGES for pair in modules(package)]
+
+
+@pytest.mark.parametrize(("name", "path"), EVERY_MODULE, ids=lambda value: str(value))
+def test_rooms_are_entered_by_their_faces_alone(name: str, path: Path) -> None:
+    for room, taken in taken_from_other_rooms(name, path):
+        handed_on = face(room)
+        assert handed_on is None or taken in handed_on, f"{name} takes {taken} of {room}, which does not hand it on"
+
+
+def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
+    taken: dict[str, set[str]] = {}
+    for name, path in EVERY_MODULE:
+        for room, what in taken_from_other_rooms(name, path):
+            taken.setdefault(room, set()).add(what)
+    for room in {room_at(name) for name, _ in EVERY_MODULE}:
+        spare = (face(room) or set()) - taken.get(room, set())
+        assert room in FOR_USERS or not spare, f"{room} hands on {sorted(spare)}, which no other room takes"
+
+
+# What programs of users import.
+FOR_USERS = ("healthd.training",)
+
+
+def test_tests_share_what_they_are_made_with_by_kits_and_never_by_another_module_of_tests() -> None:
+    for name, path in modules("tests"):
+        for module in imports(path):
+            assert not last(module).startswith("test_"), f"{name} imports {module}: move what it needs to a kit"
+
+
 def test_every_room_of_the_tables_is_there() -> None:
     for room in [*ROOMS, *(f"healthd.aggregator.{name}" for name in AGGREGATOR)]:
         assert is_module(room), room

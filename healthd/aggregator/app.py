@@ -17,24 +17,18 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 from prometheus_client.core import CounterMetricFamily
 
-from healthd.aggregator.api.handling import Parts
-from healthd.aggregator.api.sync import SyncEndpoint
+from healthd.aggregator.api import Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
-from healthd.aggregator.controller.engine import Engine, steady_clock
-from healthd.aggregator.controller.preflights import Handshakes
-from healthd.aggregator.drain.controller import ActuatorCollector, make_drain_controller
-from healthd.aggregator.drain.plan import ActuatorSettings
-from healthd.aggregator.inventory.accusations import MOST_GATES_READ, Accusations
-from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.inventory.ungated import UNGATED, UngatedJobs
+from healthd.aggregator.controller import Engine, Handshakes, steady_clock
+from healthd.aggregator.drain import ActuatorCollector, ActuatorSettings, make_drain_controller
+from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, Fleet, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
-from healthd.aggregator.store.rows import PutDuplicate
-from healthd.aggregator.store.store import Store
+from healthd.aggregator.store import PutDuplicate, Store
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file

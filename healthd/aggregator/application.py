@@ -25,11 +25,25 @@ from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
 from healthd import __version__
-from healthd.aggregator.api import gates, nodes, peers
-from healthd.aggregator.api.handling import READ, SYNC, ApiRoute, Parts, TargetGroup, Wait, parts_of, problems
-from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
-from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH
-from healthd.aggregator.controller.bulkheads import Fault, Where
+from healthd.aggregator.api import (
+    KEY_HEADER,
+    MEDIA_TYPE,
+    MIN_KEY_LENGTH,
+    READ,
+    SYNC,
+    ApiRoute,
+    HttpError,
+    Parts,
+    TargetGroup,
+    Wait,
+    gates,
+    nodes,
+    parts_of,
+    peers,
+    problem_of,
+    problems,
+)
+from healthd.aggregator.controller import Fault, Where
 from healthd.aggregator.ui import ROUTERS as PAGE_ROUTERS
 from healthd.aggregator.ui import add_to as add_page_to
 from healthd.core.errors import BadInputError, HealthdError

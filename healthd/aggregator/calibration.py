@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.contract import Status, Tier
-from healthd.aggregator.inventory.ungated import UngatedFigure
+from healthd.aggregator.inventory import UngatedFigure
 from healthd.aggregator.model.calibration import (
     STARTED,
     WORDS,
@@ -20,7 +20,7 @@ from healthd.aggregator.model.calibration import (
     GateFacts,
 )
 from healthd.aggregator.model.gates import Closing, Gate
-from healthd.aggregator.validation.verdicts import consequence
+from healthd.aggregator.validation import consequence
 from healthd.core.evidence import judge_tier
 from healthd.core.model import Decision, Mode, NodeState, Reason, Verdict
 

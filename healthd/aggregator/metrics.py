@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 
 from checks.reasons import REASONS
 from healthd.aggregator.calibration import device_seconds
-from healthd.aggregator.inventory.comparison import Standing
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.inventory import Fleet, Standing
 from healthd.aggregator.model.calibration import STARTED, Ended
 from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.model.quarantines import Rule, RuleMode

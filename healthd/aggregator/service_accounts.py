@@ -270,9 +270,7 @@ class TokenReviews:
             return Caller(name=account, scopes=IMPLIED[Scope.READ])
         if _among(account, settings.hooks):
             pod, node = _place(account, bound)
-            # A hook that executes speaks for its node, beside the daemon.
-            scopes = IMPLIED[Scope.GATE] | IMPLIED[Scope.SYNC]
-            return Caller(name=account, scopes=scopes, nodes=(node,), pod=pod)
+            return Caller(name=account, scopes=IMPLIED[Scope.GATE], nodes=(node,), pod=pod)
         raise AuthError(
             403,
             f"service account {account} is none of those that may speak here; the operator of the aggregator adds it "

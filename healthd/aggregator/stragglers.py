@@ -28,9 +28,8 @@ from dataclasses import dataclass
 from checks.limits import quantity
 from checks.peers import factor_of, slow_ones
 from healthd import baselines
-from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.store.rows import PutEvent
-from healthd.aggregator.store.store import Store
+from healthd.aggregator.inventory import Fleet
+from healthd.aggregator.store import PutEvent, Store
 from healthd.baselines import Kind, SampleSeries
 from healthd.core.errors import StoreError
 from healthd.core.tasks import LogOnce

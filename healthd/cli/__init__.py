@@ -22,6 +22,8 @@ from healthd.cli.terminal.output import guard_streams
 from healthd.core.errors import ConfigError, HealthdError, OutputError
 from healthd.core.redaction import redact
 
+__all__ = ["main"]
+
 # Command -> module in this package that holds it (function of the same name, dashes as underscores).
 COMMANDS = {
     "check": "check",

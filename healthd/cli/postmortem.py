@@ -6,7 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -30,11 +30,12 @@ from healthd.postmortem.collect import (
     read_notes,
     redacted,
 )
-from healthd.postmortem.judge import Verdict, judge
+from healthd.postmortem.judge import Verdict, judge, listed
 
 QUICK_KINDS = (Kind.HARDWARE, Kind.NETWORK, Kind.UNKNOWN)
 """What the devices may be the cause of, whatever the signature is."""
 WAIT_SECONDS = 0.5  # for the devices to be free, from one look to the next
+MOST_UNREAD = 3
 RESERVE_SECONDS = 2.0  # to judge and to print
 
 
@@ -111,7 +112,7 @@ def _after_run(
         if measured and verdict.kind is not Kind.STOPPED:
             notes = _measure(notes, verdict, deadline)
             verdict = judge(case_of([notes]))
-        click.echo("\n".join(screen(verdict)))
+        click.echo("\n".join(screen(verdict, notes.unread)))
         if json_out is not None:
             _write(json_out, wire.indented(wire.encode(verdict)), "--json-out")
         code = 0 if verdict.kind is Kind.UNKNOWN else EXIT_CODES[verdict.outlook.value]
@@ -169,21 +170,30 @@ def _measure(notes: Notes, verdict: Verdict, deadline: float) -> Notes:
     return dataclasses.replace(notes, measured=tuple(results))
 
 
-def screen(verdict: Verdict) -> Iterator[str]:
-    """What died, when, of what, how that is known and what to do: for a person, on one screen."""
+def screen(verdict: Verdict, unread: Sequence[str] = ()) -> Iterator[str]:
+    """
+    What died, when, of what, how that is known and what to do: for a person, on one screen.
+
+    `unread` is what was looked for and could not be read.
+    """
     word = f"{'suspected ' if verdict.suspected else ''}{verdict.kind.value}"
     when = f" at {moment(verdict.at)}" if verdict.at is not None else ""
     yield f"healthd: why it died: {word.upper()} (confidence: {verdict.confidence}){when}"
     yield f"  {redact(verdict.sentence)}"
+    told: set[str] = set()
     if verdict.waited:
-        ranks = ", ".join(str(rank) for rank in verdict.waited[:16])
-        yield f"  waited for it, or were ended because of it: ranks {ranks}"
+        ranks = f"rank{'s' if len(verdict.waited) > 1 else ''} {listed(verdict.waited)}"
+        yield f"  waited for it, or ended because of it: {ranks}"
     for each in verdict.evidence:
         where = each.source if each.rank is None else f"{each.source}, rank {each.rank}"
         yield f"  {each.place.value:<10} {each.node} {where}: {redact(each.text)}"
-        if each.reference:
+        if each.reference and each.reference not in told:
+            told.add(each.reference)
             yield f"             see {each.reference}"
     yield f"  measured:    {redact(verdict.measurement)}"
+    if unread:
+        more = f", and {len(unread) - MOST_UNREAD} more" if len(unread) > MOST_UNREAD else ""
+        yield f"  not read:    {redact('; '.join(unread[:MOST_UNREAD]))}{more}"
     if verdict.suspected and verdict.settles:
         yield f"  to be sure:  {verdict.settles}"
     yield f"  what to do:  {verdict.action} ({verdict.outlook.value})"

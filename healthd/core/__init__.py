@@ -1,1 +1,23 @@
 """What every room may use: records, settings, errors, the wire, supervised tasks."""
+
+__all__ = [
+    "bounded",
+    "config",
+    "errors",
+    "evidence",
+    "file_trust",
+    "http.addresses",
+    "http.client",
+    "http.server",
+    "model",
+    "model.results",
+    "node_name",
+    "platforms.kubernetes",
+    "platforms.slurm",
+    "redaction",
+    "tasks",
+    "text",
+    "threads",
+    "wire",
+    "workload",
+]

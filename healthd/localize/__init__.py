@@ -11,9 +11,32 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from healthd.localize.judge import Evidence
-from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict
+from healthd.localize.model import (
+    Culprit,
+    GroupOutcome,
+    Manner,
+    NextRound,
+    Outcome,
+    PathFault,
+    Problem,
+    ValidationVerdict,
+)
 from healthd.localize.rounds import Found, by_rounds, final
-from healthd.localize.verdict import verdict_of
+from healthd.localize.verdict import names, verdict_of
+
+__all__ = [
+    "Course",
+    "Culprit",
+    "GroupOutcome",
+    "Manner",
+    "NextRound",
+    "Outcome",
+    "PathFault",
+    "Problem",
+    "ValidationVerdict",
+    "names",
+    "replay",
+]
 
 
 class Course:

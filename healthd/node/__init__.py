@@ -1,1 +1,13 @@
 """The daemon of one node: runs its checks, serves its state, and synchronizes it with the aggregator."""
+
+__all__ = [
+    "checks.catalogue",
+    "clock",
+    "daemon",
+    "http.control_socket",
+    "occupancy.occupancy",
+    "occupancy.own",
+    "settings",
+    "state.saving",
+    "state.store",
+]

@@ -55,6 +55,7 @@ class Signature:
     `kernel`: it is looked for in the kernel log, elsewhere it is somebody's quotation. `fact`: it is what the kernel or
     a driver found out by itself, and no program can cause it. `general`: a particular finding of the same rank explains
     more. `accuses` False: who writes it is not the one at fault. `device`: a probe of the devices can tell.
+    `program`: a program can cause what looks like a broken device.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Signature:
     general: bool = False
     accuses: bool = True
     device: bool = False
+    program: bool = False
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -111,7 +113,7 @@ def _xid(codes: str) -> str:
 
 
 def _nrt(code: int, name: str) -> str:
-    return rf"\b{name}\b|\bnrt_\w+.*\bstatus(?:_code)?[=: (]+{code}\b|NRT.*\berror[ _]code[=: ]+{code}\b"
+    return rf"\b{name}\b|\bnrt(?:_\w+)?\b.*\bstatus(?:[_ ]code)?[=: (]+{code}\b|NRT.*\berror[ _]code[=: ]+{code}\b"
 
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -145,7 +147,7 @@ SIGNATURES: tuple[Signature, ...] = (
         _xid(r"13|31|43|45|32|8"),
         "A fault of a kernel or an illegal address of the program, seldom the device.", _PROBE,
         "Where the node passes, look for the illegal access: compute-sanitizer, CUDA_LAUNCH_BLOCKING=1.", XID,
-        kernel=True, device=True,
+        kernel=True, device=True, program=True,
     ),
     Signature(
         "Neuron hang in collectives, in the kernel log", _NET, _C, _ELSE,
@@ -158,7 +160,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"NEURON_HW_ERR=DMA_(?:ERROR|ABORT)\b",
         "An aborted DMA: the device, or a program that gave it a bad address.", _PROBE,
         "Reset the device; replace the instance when it comes again.",
-        "https://github.com/aws-neuron/aws-neuron-sdk/issues/1390", kernel=True, device=True,
+        "https://github.com/aws-neuron/aws-neuron-sdk/issues/1390", kernel=True, device=True, program=True,
     ),
     Signature(
         "Neuron memory or core error", _HW, _I, _ELSE,
@@ -267,6 +269,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "a rank ended by a signal", _UNK, _I, _HERE,
         r"srun: error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<signal>Killed|Segmentation fault|Bus error|Aborted)"
+        r"|\bline \d+: +\d+ (?P<signal3>Killed|Segmentation fault|Bus error|Aborted)\b|^(?P<signal4>Killed)$"
         r"|process rank (?P<rank2>\d+) with PID \d+ on node (?P<node2>\S+) exited on signal (?P<signal2>\d+)",
         "The launcher saw this rank end by a signal.", _OTHERS, "See what that rank said.", SRUN, general=True,
     ),
@@ -278,10 +281,12 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "device gone, by CUDA", _HW, _I, _ELSE,
-        r"CUDA error: (?:no CUDA-capable device|all CUDA-capable devices are busy|unknown error|device not ready"
+        r"CUDA error: (?:no CUDA-capable device|invalid device ordinal|all CUDA-capable devices are busy"
+        r"|unknown error|device not ready"
         r"|hardware stack error)|cudaErrorDevicesUnavailable|cudaErrorHardwareStackError|No CUDA GPUs are available",
         "The device does not answer, or is not given to the job.", _PROBE,
-        "Where the node passes, look at CUDA_VISIBLE_DEVICES and the container's devices.", CUDA, device=True,
+        "Where the node passes, look at CUDA_VISIBLE_DEVICES and the container's devices.", CUDA,
+        device=True, program=True,
     ),
     Signature(
         "NVLink error, by CUDA", _HW, _I, _ELSE,
@@ -290,7 +295,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "Neuron waits for another worker", _NET, _C, _ELSE,
-        _nrt(1200, "NRT_EXEC_HW_ERR_COLLECTIVES") + r"|suspected hang in collectives operation",
+        _nrt(1200, "NRT_EXEC_HW_ERR_COLLECTIVES")
+        + r"|suspected hang in collectives operation|\bRX, connection closed by remote peer",
         "An error in collectives, possibly on another worker: who reports it is not accused.", _OTHERS,
         "Look at the other workers.", NRT, accuses=False,
     ),
@@ -298,7 +304,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "Neuron DMA abort", _HW, _I, _ELSE,
         _nrt(1203, "NRT_EXEC_HW_ERR_DMA_ABORT") + r"|DMA [TR]X engine \d+ is in an abort state",
         "An aborted DMA: the device, or a program that gave it a bad address.", _PROBE, "Reset the device.", NRT_DOC,
-        device=True,
+        device=True, program=True,
     ),
     Signature(
         "Neuron memory error", _HW, _I, _ELSE,
@@ -312,7 +318,14 @@ SIGNATURES: tuple[Signature, ...] = (
         "Neuron execution timeout", _HW, _I, _ELSE,
         r"execution timeout \(\d+ ms\) on Neuron Device|" + _nrt(5, "NRT_TIMEOUT"),
         "A computation did not end: the device, or waiting for another worker.", _PROBE,
-        "Where the node passes, look at the other workers.", NRT_DOC, device=True, general=True,
+        "Where the node passes, look at the other workers.", NRT_DOC, device=True, program=True, general=True,
+    ),
+    Signature(
+        "Neuron failure that says no more", _UNK, _I, _ELSE,
+        _nrt(1, "NRT_FAILURE") + "|" + _nrt(1004, "NRT_EXEC_COMPLETED_WITH_ERR")
+        + "|" + _nrt(101, "NRT_EXEC_UNIT_UNRECOVERABLE") + "|" + _nrt(6, "NRT_HW_ERROR"),
+        "The runtime failed, and does not say of what.", _PROBE, "Look at the runtime's lines before it.", NRT,
+        device=True, general=True,
     ),
     Signature(
         "Neuron cores in use", _HOST, _I, _HERE,
@@ -339,6 +352,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "CUDA error that a program can cause", _SW, _I, _NO,
+        r"CU(?:BLAS|DNN)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|"
         r"CUDA error: (?:an illegal memory access was encountered|device-side assert triggered|misaligned address"
         r"|an illegal instruction was encountered|unspecified launch failure|invalid (?:device function"
         r"|argument|configuration"
@@ -354,6 +368,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "out of device memory", _SW, _I, _NO,
+        r"CUBLAS_STATUS_ALLOC_FAILED|cuda runtime error \(2\)|cudaErrorMemoryAllocation|"
         r"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate|OutOfMemoryError: CUDA|CUDA error: out of memory"
         r"|RESOURCE_EXHAUSTED|NRT_FAIL_HOST_MEM_ALLOC|NRT_RESOURCE\b",
         "The program wanted more of the device's memory than there was.", "Whether another process holds memory.",
@@ -477,6 +492,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "NCCL timeout", _NET, _C, _ELSE,
+        r"NCCL communicator was aborted on rank|Heartbeat monitor timed out|Barrier timed out|DEADLINE_EXCEEDED|"
         r"Watchdog caught collective operation timeout|(?:some|Some) NCCL operations have failed or timed out"
         r"|failed to pass monitoredBarrier in|watchdog (?:thread )?(?:got stuck|terminated with exception)"
         r"|Received a (?:dump|timeout) signal (?:due to a collective timeout )?from",
@@ -496,7 +512,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "the store of the ranks is gone or late", _NET, _C, _ELSE,
         r"(?:Failed to recv, got 0 bytes|recvValue failed on|sendBytes failed on|failed to recv, got 0 bytes)"
-        r"|wait timeout after \d+ms, keys|Socket Timeout|The client socket has (?:timed out|failed to connect)"
+        r"|wait timeout after \d+ms, keys|Socket Timeout|The client socket has timed out"
         r"|DistStoreError|RendezvousConnectionError|RendezvousTimeoutError|Broken pipe.*TCPStore",
         "The rank or node that holds the rendezvous ended, is not reached, or others did not come.", _OTHERS,
         "See rank 0 and its node; look whether its port is reached.",
@@ -535,8 +551,13 @@ SIGNATURES: tuple[Signature, ...] = (
         ERRNO,
     ),
     Signature(
-        "NCCL internal or system error", _NET, _I, _ELSE,
-        r"ncclSystemError|NCCL error.*unhandled system error|ncclInternalError|NCCL error.*internal error",
+        "NCCL internal error", _UNK, _I, _ELSE, r"ncclInternalError|NCCL error.*internal error",
+        "Something below NCCL failed: the path, a device, or how the ranks are laid out.",
+        "The NCCL WARN line before it; the quick tier.", "Run once with NCCL_DEBUG=WARN.", NCCL_DOC, general=True,
+        device=True, accuses=False,
+    ),
+    Signature(
+        "NCCL system error", _NET, _I, _ELSE, r"ncclSystemError|NCCL error.*unhandled system error",
         "A call of NCCL to the system failed: the network, shared memory or the device.",
         "The NCCL WARN line before it.",
         "Run once with NCCL_DEBUG=WARN.", NCCL_DOC, general=True, device=True, accuses=False,
@@ -546,7 +567,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"ncclUnhandledCudaError|NCCL error.*unhandled cuda error"
         r"|NCCL WARN Cuda failure",
         "A CUDA call below NCCL failed.",
-        _PROBE, "Look at the kernel log for an Xid.", NCCL_DOC, general=True, device=True,
+        _PROBE, "Look at the kernel log for an Xid.", NCCL_DOC, general=True, device=True, program=True,
     ),
     Signature(
         "NCCL used wrongly", _SW, _I, _NO,
@@ -587,6 +608,26 @@ SIGNATURES: tuple[Signature, ...] = (
         TORCH + "torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
     ),
     Signature(
+        "an error between ranks that says no more", _NET, _C, _ELSE,
+        r"\btorch\.distributed\.Dist\w*Error\b|\bDistBackendError\b|ProcessGroup(?:NCCL|Gloo)\b.*\b(?:error|exception)\b",
+        "This rank lost the others, or waited for them.", _OTHERS, "See what the other ranks said.", NCCL_CPP,
+        general=True, accuses=False,
+    ),
+    Signature(
+        "bus error", _HOST, _I, _HERE, r"Caught signal 7\b|\bBus error\b|\bSIGBUS\b",
+        "Memory behind a mapping was not there: /dev/shm is full, or a file was cut while it was mapped.",
+        "The size of /dev/shm, and the kernel log.", "Give the container more shared memory.",
+        "https://man7.org/linux/man-pages/man7/signal.7.html", general=True,
+    ),
+    Signature(
+        "compilation failed", _SW, _I, _NO,
+        r"RunNeuronCCImpl|Compiler status ERROR"
+        r"|neuronx?-cc\b.*\b(?:failed|terminated)|\btorch\._(?:inductor|dynamo)\.exc\."
+        r"|\btriton\.compiler\.errors\.|ptxas (?:fatal|error)",
+        "A compiler did not take the program, or failed.", "Whether it fails again, and on other nodes.",
+        "Read the compiler's own lines.", TORCH + "torch/_dynamo/exc.py",
+    ),
+    Signature(
         "segmentation fault", _SW, _I, _NO,
         r"Segmentation fault|Fatal Python error: Segmentation fault|\*\*\* Process received signal \*\*\*|SIGSEGV",
         "Native code used an address that is not its own.", _NODES_PASS,
@@ -595,7 +636,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "assertion", _SW, _I, _NO,
-        r"^(?:\w+\.)*AssertionError\b|Assertion [`'].*failed|terminate called after throwing"
+        r"^(?:\w+\.)*AssertionError\b|Assertion [`'].*failed"
         r"|Fatal Python error: ",
         "The program found something that must not be.", _NODES_PASS, "Look at the assertion.", PYTHON, general=True,
     ),
@@ -604,12 +645,6 @@ SIGNATURES: tuple[Signature, ...] = (
         r"FileNotFoundError: |\[Errno 2\]|PermissionError: |\[Errno 13\]|IsADirectoryError: ",
         "A file is missing here, or may not be used.", "Whether the other nodes have it: a mount may be missing.",
         "Correct the path or the rights.", PYTHON,
-    ),
-    Signature(
-        "an error between ranks that says no more", _NET, _C, _ELSE,
-        r"\btorch\.distributed\.Dist\w*Error\b|\bDistBackendError\b|ProcessGroup(?:NCCL|Gloo)\b.*\b(?:error|exception)\b",
-        "This rank lost the others, or waited for them.", _OTHERS, "See what the other ranks said.", NCCL_CPP,
-        general=True, accuses=False,
     ),
     Signature(
         "exception of the program", _SW, _I, _NO,

@@ -227,12 +227,14 @@ def _error_text(text: str) -> str | None:
 
 def _wait_for_dumps(notes: Notes, unread: list[str]) -> list[Dump]:
     """The dumps of this job: torch writes them within seconds after the first death, so they are waited for."""
-    prefixes = [notes.environment[name] for name in DUMP_VARIABLES if notes.environment.get(name)]
-    prefixes = prefixes or [os.path.expanduser(prefix) for prefix in DUMP_PREFIXES]
+    named = [notes.environment[name] for name in DUMP_VARIABLES if notes.environment.get(name)]
+    prefixes = named or [os.path.expanduser(prefix) for prefix in DUMP_PREFIXES]
+    # In a place that all jobs share, other users' dumps are of other jobs.
+    owner = None if named else os.getuid()
     deadline = notes.ended + DUMP_SECONDS
     before: dict[str, int] = {}
     while True:
-        sizes = dict(_dump_files(prefixes, notes))
+        sizes = dict(_dump_files(prefixes, notes, owner))
         settled = sizes == before and all(sizes.values())
         if settled or time.time() >= deadline:
             break
@@ -252,14 +254,14 @@ def _wait_for_dumps(notes: Notes, unread: list[str]) -> list[Dump]:
     return list(dumps.values())
 
 
-def _dump_files(prefixes: Iterable[str], notes: Notes) -> Iterator[tuple[str, int]]:
+def _dump_files(prefixes: Iterable[str], notes: Notes, owner: int | None) -> Iterator[tuple[str, int]]:
     for prefix in prefixes:
         for name in sorted(glob.glob(os.path.join(notes.directory, glob.escape(prefix) + "*")))[:MAX_FILES]:
             try:
                 status = os.stat(name)
             except OSError:
                 continue
-            if status.st_mtime >= notes.started - EARLIER_SECONDS:
+            if status.st_mtime >= notes.started - EARLIER_SECONDS and owner in (None, status.st_uid):
                 yield name, status.st_size
 
 
@@ -330,7 +332,8 @@ def case_of(all_notes: Sequence[Notes]) -> Case:
     for notes in all_notes:
         lines += _lines(notes)
         ended.append(_ended(notes))
-    dumps = {dump.rank: dump for notes in all_notes for dump in notes.dumps}
+    size = next((size for notes in all_notes if (size := notes.world_size) is not None), None)
+    dumps = {dump.rank: dump for notes in all_notes for dump in notes.dumps if size is None or dump.rank < size}
     return Case(
         lines=tuple(lines),
         ended=tuple(ended),
@@ -342,7 +345,7 @@ def case_of(all_notes: Sequence[Notes]) -> Case:
         oom_kills=_oom_kills(all_notes),
         late=late_ranks(dumps.values()),
         measured=tuple(each for notes in all_notes for each in notes.measured),
-        world_size=next((size for notes in all_notes if (size := notes.world_size) is not None), None),
+        world_size=size,
         nodes={notes.rank: notes.host for notes in all_notes if notes.rank is not None},
     )
 

@@ -177,7 +177,18 @@ _RANKED = re.compile(
     r"|(?P<b>\d{1,6}): "
     r"|\[\d+,(?P<c>\d{1,6})\]<std(?:out|err)>:) ?"
 )
-_RANK_INSIDE = re.compile(r"\[Rank (\d{1,6})\]|\[PG [^\]]{0,80} Rank (\d{1,6})\]")
+# The rank in the first group is that of the job; that in any other group (tensor parallel, ...) counts its members.
+_RANK_INSIDE = re.compile(r"\[Rank (\d{1,6})\]|\[PG (?:ID )?0\b[^\]]{0,80} Rank (\d{1,6})\]")
+# What containers, Ray and pdsh put in front of a line.
+_WRAPPED = re.compile(
+    r"^(?:20\d\d-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)?"
+    r"(?:\x28[\w.]+ pid=\d+(?:, ip=[\w.:]+)?\x29(?: \[repeated[^\]]*\])? )?"
+    r"(?:[\w.-]{1,64}: (?=Traceback|  File |[\w.]+(?:Error|Exception): ))?"
+)
+# Said and survived: what is tried again or only warned of ends no job.
+_MILD = re.compile(
+    r"^\[?W\d{4}\b|^\[W |\bWARNING\b|\b(?:User|Deprecation|Future|Runtime)Warning\b|\bretrying\b|\bignored in\b"
+)
 _ORDINARY = re.compile(
     r"(?i)error|exception|traceback|fail|warn|abort|kill|signal|^\s|^$|^[-=*~]{3,}|timeout|timed out"
 )
@@ -209,11 +220,16 @@ def lines_of(
 
 def _line(node: str, source: str, text: str, at: float | None, rank: int | None, labelled: bool) -> Line:
     text = _ANSI.sub("", text[: 2 * MAX_LINE])[:MAX_LINE]
-    if (found := _RANKED.match(text)) and (labelled or found["b"] is None):
-        rank, text = int(found["a"] or found["b"] or found["c"]), text[found.end() :]
-    if inside := _RANK_INSIDE.search(text):
+    at = at if at is not None else _stamp(text)
+    named = False
+    for _ in range(2):  # what wraps a line may stand before its rank, and behind it
+        found = None if named else _RANKED.match(text)
+        if found is not None and (labelled or found["b"] is None):
+            named, rank, text = True, int(found["a"] or found["b"] or found["c"]), text[found.end() :]
+        text = _WRAPPED.sub("", text)
+    if rank is None and (inside := _RANK_INSIDE.search(text)):
         rank = int(inside[1] or inside[2])
-    return Line(node=node, source=source, text=text, rank=rank, at=at if at is not None else _stamp(text))
+    return Line(node=node, source=source, text=text, rank=rank, at=at)
 
 
 def _stamp(text: str) -> float | None:
@@ -237,7 +253,18 @@ def _stamp(text: str) -> float | None:
 
 _LOG = [signature for signature in SIGNATURES if not signature.kernel]
 _KERNEL = [signature for signature in SIGNATURES if signature.kernel]
-# One look at a line tells whether any of them can match; ordinary lines are a million times as many.
+# Ordinary lines are a million times as many: of the texts that can match, each has one of these words in small letters.
+KEYS = (  # noqa: SIM905  as a list it would be a page long
+    "rror|errno|fail|xception|exit|kill|oom|memory|alloc|timeout|timed out|signal|abort|cancelled|assert|nan|"
+    "inf|cuda|nccl|nrt|neuron|efa|ofi|fi_|connect|peer|broken pipe|no space|enospc|quota|read-only|"
+    "input/output|file|denied|shared|dataloader|segmentation|sigsegv|bus error|sigbus|evicted|low on resource|"
+    "interrupt|node_fail|terminat|job step|mismatch|shape|size|expected|symbol|version|compiler|ptxas|resource|"
+    "thread|ancdata|open files|network|route to|resolution|not known|ddress|store|xid|watchdog|barrier|"
+    "deadline|duplicate|truncated|corrupt|zip|tar|image|parquet|arrow|pytorchstream|pickl|directory|"
+    "unexpected pos|eof|data|type|dma|hang|not available|spot|ec2|received|found|runneuronccimpl|torch.|"
+    "triton.|xpu|kernel image|compatibility|due to|caught|rank|hip|tensor|collective|closed|net/ib|"
+    "unresponsive|pair.cc|eaddrinuse|_status_|slowdown|serviceunavailable"
+).split("|")
 _GROUP = re.compile(r"[(]\?P<[^>]+>")
 _ANY_LOG = re.compile("|".join(f"(?:{_GROUP.sub('(?:', each.regex.removeprefix('(?i)'))})" for each in _LOG))
 
@@ -268,17 +295,20 @@ def find(lines: Iterable[Line]) -> list[Finding]:
 def _match(line: Line, order: int) -> Finding | None:
     if not line.kernel and not _maybe(line.text):
         return None
-    for signature in _KERNEL if line.kernel else _LOG:
+    quoted = not line.kernel and _QUOTED.search(line.text) is not None
+    for signature in _KERNEL if line.kernel or quoted else _LOG:
         found = signature.pattern.search(line.text)
         if found is None:
             continue
+        if not line.kernel and signature.place is not Place.TEARDOWN and _MILD.search(line.text):
+            return None
         told = {name: value for name, value in found.groupdict().items() if value is not None}
         node = told.get("node") or told.get("node2") or line.node
         rank = told.get("rank") or told.get("rank2")
         code = told.get("code")
-        by_signal = told.get("signal") or told.get("signal2")
+        by_signal = next((value for name, value in told.items() if name.startswith("signal")), None)
         return Finding(
-            signature=signature,
+            signature=replace(signature, fact=False) if quoted else signature,
             node=node,
             rank=int(rank) if rank else line.rank,
             at=line.at,
@@ -290,8 +320,15 @@ def _match(line: Line, order: int) -> Finding | None:
     return None
 
 
+# The kernel's lines in other output: somebody's copy, which proposes and proves nothing.
+_QUOTED = re.compile(r"NVRM: Xid \x28|NEURON_HW_ERR=|(?:Out of memory|out of memory): Killed process \d")
+
+
 def _maybe(text: str) -> bool:
-    return bool(_ANY_LOG.search(text)) or bool(_LOSS.search(text))
+    small = text.lower()
+    if not any(key in small for key in KEYS):
+        return False
+    return bool(_ANY_LOG.search(text)) or bool(_LOSS.search(text)) or bool(_QUOTED.search(text))
 
 
 _LOSS = re.compile("(?i)nan|inf")
@@ -396,7 +433,7 @@ def judge(case: Case) -> Verdict:
 
 def _of_others(case: Case, finding: Finding) -> bool:
     """Whether it is of another job on the node: the kernel tells of OOM kills there, and none was counted in ours."""
-    return finding.signature is BY_NAME["kernel OOM kill"] and case.oom_kills.get(finding.node) == 0
+    return finding.signature.name == "kernel OOM kill" and case.oom_kills.get(finding.node) == 0
 
 
 def _on_its_node(finding: Finding, nodes: Mapping[int, str]) -> Finding:
@@ -407,7 +444,12 @@ def _on_its_node(finding: Finding, nodes: Mapping[int, str]) -> Finding:
 def _of_processes(case: Case, findings: Sequence[Finding], summary: Sequence[Ended]) -> list[Finding]:
     """What is known of the processes, as findings."""
     found: list[Finding] = []
-    for ended in (*case.ended, *summary):
+    said = [
+        Ended(node=each.node, rank=each.rank, at=each.at, code=each.code, signal=-each.code, source=each.source)
+        for each in findings
+        if each.code is not None and each.code < 0 and not summary
+    ]
+    for ended in (*case.ended, *summary, *said):
         if ended.signal == 9 and case.oom_kills.get(ended.node, 0) > 0:
             count = case.oom_kills[ended.node]
             found.append(_process(_OOM, ended, f"oom_kill of the control group rose by {count} while the job ran"))
@@ -524,7 +566,8 @@ def _rank_causes(findings: Sequence[Finding]) -> list[Finding]:
         if particular and particular[0].signature.place is not Place.TEARDOWN:
             causes.append(particular[0])
             continue
-        causes.append(next((finding for finding in ordered if finding.signature.general), ordered[0]))
+        general = [finding for finding in ordered if finding.signature.general] or ordered
+        causes.append(next((each for each in general if each.signature.kind is not Kind.UNKNOWN), general[0]))
     return causes
 
 
@@ -566,11 +609,11 @@ def _absent(case: Case, findings: Sequence[Finding]) -> Finding | None:
     if len(silent) != 1:
         return None
     node = case.nodes.get(silent[0]) or (case.ended[0].node if case.ended else "")
-    why = f"ranks {_listed(waited)} waited; of rank {silent[0]} there is no word"
+    why = f"ranks {listed(waited)} waited; of rank {silent[0]} there is no word"
     return Finding(signature=_ABSENT, node=node, rank=silent[0], at=None, line=why, source="output")
 
 
-def _listed(ranks: Iterable[int]) -> str:
+def listed(ranks: Iterable[int]) -> str:
     """Ranks as text: `0-3, 7`."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
@@ -642,7 +685,7 @@ def _settle(
         suspected, confidence = False, "medium" if signature.general else "high"
     elif kind is Kind.HARDWARE and passed:
         confidence = "low"
-        if _program_can(signature):
+        if signature.program:
             kind, outlook = Kind.SOFTWARE, Outlook.NONE
     elif kind in (Kind.STORAGE, Kind.DATA, Kind.HOST, Kind.STOPPED) and not signature.general:
         suspected = kind is not Kind.STOPPED
@@ -672,11 +715,6 @@ def _may_be_hardware(kind: Kind, problem: Problem) -> bool:
     if kind is Kind.SOFTWARE:
         return problem.reason in _COMPUTES_WRONGLY
     return kind in (Kind.HARDWARE, Kind.UNKNOWN, Kind.NETWORK)
-
-
-def _program_can(signature: Signature) -> bool:
-    """Whether a program can cause what looks like a fault of the device."""
-    return "program" in signature.suggests
 
 
 def _all_passed(case: Case, signature: Signature) -> bool:
@@ -753,7 +791,7 @@ def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tup
         node, kind, action = None, Kind.UNKNOWN, "Read the last lines of each rank."
         sentence = "unknown: nothing in the output or on the nodes explains the end"
         if waited:
-            sentence += f"; ranks {_listed(waited)} only waited or were ended"
+            sentence += f"; ranks {listed(waited)} only waited or were ended"
     return Verdict(
         kind=kind,
         suspected=kind is not Kind.UNKNOWN,

@@ -30,8 +30,9 @@ DRAINED_BYTES = 1024 * 1024  # after the command's end: the largest pipe; what w
 TERMINAL_MS = 50  # the kernel hands on what was written to a terminal a little later
 SIGNALS_KEPT = 64
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells exit
-# What is set where the job has not: the number of collectives that torch remembers (0 before torch 2.6).
-BUFFER_VARIABLES = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+# What is set where the job has set neither: the number of collectives that torch remembers. By its name of today, since
+# torch warns of the older one in the output of each rank.
+BUFFER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 BUFFER_ENTRIES = "2000"
 # What says who a process is among the ranks of its job, and where its libraries leave files.
 NOTED_VARIABLES = (

@@ -9,3 +9,5 @@ Runs a plan of checks in worker processes under deadlines, and turns whatever ha
 
 `run` raises nothing but CancelledError. Two runs at a time are fine; active ones exclude each other by the lock file.
 """
+
+__all__ = ["collective.ranks", "device_claim", "run_record", "runner", "settings", "workers.launch"]

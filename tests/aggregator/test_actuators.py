@@ -307,47 +307,41 @@ def counted(scene: Scene) -> dict[tuple[str, str], float]:
     return found
 
 
-def test_what_the_hand_does_and_what_fails_is_counted_and_a_lasting_failure_shows() -> None:
+async def test_what_the_hand_does_and_what_fails_is_counted_and_a_lasting_failure_shows() -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler)
 
-    async def play() -> None:
-        assert set(counted(scene).values()) == {0}, "every series is there from the start"
-        scheduler.refuses.add("n2")
-        scene.quarantine("n1", "n2")
-        await scene.hand.turn()
-        found = counted(scene)
-        assert (found["calls_total", "list"], found["calls_total", "remove"], found["calls_total", "restore"]) == (
-            1,
-            2,
-            0,
-        )
-        assert (found["failures_total", "remove"], found["nodes_out", ""], found["nodes_overdue", ""]) == (1, 1, 1)
-        scene.suspects.pop("n2")
-        await scene.hand.turn()
-        assert counted(scene)["nodes_overdue", ""] == 0, "nobody wants it out any more"
-        scene.suspects.clear()
-        await scene.hand.turn()
-        found = counted(scene)
-        assert (found["calls_total", "restore"], found["nodes_out", ""]) == (1, 0)
-
-    asyncio.run(play())
+    assert set(counted(scene).values()) == {0}, "every series is there from the start"
+    scheduler.refuses.add("n2")
+    scene.quarantine("n1", "n2")
+    await scene.hand.turn()
+    found = counted(scene)
+    assert (found["calls_total", "list"], found["calls_total", "remove"], found["calls_total", "restore"]) == (
+        1,
+        2,
+        0,
+    )
+    assert (found["failures_total", "remove"], found["nodes_out", ""], found["nodes_overdue", ""]) == (1, 1, 1)
+    scene.suspects.pop("n2")
+    await scene.hand.turn()
+    assert counted(scene)["nodes_overdue", ""] == 0, "nobody wants it out any more"
+    scene.suspects.clear()
+    await scene.hand.turn()
+    found = counted(scene)
+    assert (found["calls_total", "restore"], found["nodes_out", ""]) == (1, 0)
 
 
-def test_a_scheduler_that_cannot_even_be_listed_shows_until_it_can() -> None:
+async def test_a_scheduler_that_cannot_even_be_listed_shows_until_it_can() -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler)
 
-    async def play() -> None:
-        scheduler.away = "connection refused"
-        with pytest.raises(ActuatorError):
-            await scene.hand.turn()
-        assert (counted(scene)["failures_total", "list"], counted(scene)["nodes_overdue", ""]) == (1, 1)
-        scheduler.away = None
+    scheduler.away = "connection refused"
+    with pytest.raises(ActuatorError):
         await scene.hand.turn()
-        assert counted(scene)["nodes_overdue", ""] == 0
-
-    asyncio.run(play())
+    assert (counted(scene)["failures_total", "list"], counted(scene)["nodes_overdue", ""]) == (1, 1)
+    scheduler.away = None
+    await scene.hand.turn()
+    assert counted(scene)["nodes_overdue", ""] == 0
 
 
 def test_marks_from_before_a_restart_are_found_and_undone() -> None:
@@ -358,20 +352,17 @@ def test_marks_from_before_a_restart_are_found_and_undone() -> None:
     assert list(scheduler.marks) == ["n2"]
 
 
-def test_aggregator_that_does_not_know_its_fleet_yet_gives_nothing_back() -> None:
+async def test_aggregator_that_does_not_know_its_fleet_yet_gives_nothing_back() -> None:
     scheduler = Scheduler(marks={"n1": "old"})
     scene = Scene(scheduler)
     scene.unsure = True
 
-    async def play() -> None:
-        scene.quarantine("n2")
-        await scene.hand.turn()
-        assert sorted(scheduler.marks) == ["n1", "n2"]
-        scene.unsure = False
-        await scene.hand.turn()
-        assert sorted(scheduler.marks) == ["n2"]
-
-    asyncio.run(play())
+    scene.quarantine("n2")
+    await scene.hand.turn()
+    assert sorted(scheduler.marks) == ["n1", "n2"]
+    scene.unsure = False
+    await scene.hand.turn()
+    assert sorted(scheduler.marks) == ["n2"]
 
 
 def test_observe_touches_nothing_and_says_what_it_would_do(caplog: pytest.LogCaptureFixture) -> None:
@@ -391,54 +382,45 @@ def test_observe_touches_nothing_and_says_what_it_would_do(caplog: pytest.LogCap
     assert len([r for r in caplog.records if "n1 would be taken out of the way" in r.getMessage()]) == 1
 
 
-def test_no_more_than_so_many_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_more_than_so_many_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler, ActuatorSettings(kind="kubernetes", mode="act", removals_per_minute=3))
 
-    async def play() -> None:
-        scene.quarantine(*(f"n{i}" for i in range(5)), owner="ada")
-        await scene.hand.turn()
-        assert len(scheduler.marks) == 3
-        scene.now += 30.0
-        await scene.hand.turn()
-        assert len(scheduler.marks) == 3
-        assert caplog.text.count("3 nodes a minute") == 1
-        scene.now += 31.0
-        await scene.hand.turn()
-        assert len(scheduler.marks) == 5
-
-    asyncio.run(play())
+    scene.quarantine(*(f"n{i}" for i in range(5)), owner="ada")
+    await scene.hand.turn()
+    assert len(scheduler.marks) == 3
+    scene.now += 30.0
+    await scene.hand.turn()
+    assert len(scheduler.marks) == 3
+    assert caplog.text.count("3 nodes a minute") == 1
+    scene.now += 31.0
+    await scene.hand.turn()
+    assert len(scheduler.marks) == 5
 
 
-def test_one_node_that_is_refused_does_not_keep_the_others_in() -> None:
+async def test_one_node_that_is_refused_does_not_keep_the_others_in() -> None:
     scheduler = Scheduler()
     scheduler.refuses = {"n1"}
     scene = Scene(scheduler)
     scene.quarantine("n1", "n2", "n3")
 
-    async def play() -> None:
-        await scene.hand.turn()
-        assert sorted(scheduler.marks) == ["n2", "n3"]
-        asked = scheduler.asked.count("remove n1")
-        await scene.hand.turn()
-        assert scheduler.asked.count("remove n1") == asked, "not at once again"
-        scheduler.refuses.clear()
-        scene.now += 2.0
-        await scene.hand.turn()
-        assert "n1" in scheduler.marks
-
-    asyncio.run(play())
+    await scene.hand.turn()
+    assert sorted(scheduler.marks) == ["n2", "n3"]
+    asked = scheduler.asked.count("remove n1")
+    await scene.hand.turn()
+    assert scheduler.asked.count("remove n1") == asked, "not at once again"
+    scheduler.refuses.clear()
+    scene.now += 2.0
+    await scene.hand.turn()
+    assert "n1" in scheduler.marks
 
 
-def test_node_that_the_scheduler_does_not_know_is_left_and_holds_nobody() -> None:
+async def test_node_that_the_scheduler_does_not_know_is_left_and_holds_nobody() -> None:
     scene = Scene(Scheduler())
 
-    async def play() -> None:
-        async with scene.running():
-            answer = scene.reject("g-1", "stranger")
-            assert await scene.hand.settle("g-1", answer, 5.0) is answer
-
-    asyncio.run(play())
+    async with scene.running():
+        answer = scene.reject("g-1", "stranger")
+        assert await scene.hand.settle("g-1", answer, 5.0) is answer
 
 
 @pytest.mark.parametrize("error", [StoreError("disk full"), HealthdError("internal error")])
@@ -469,21 +451,18 @@ def test_mark_for_a_reject_stands_over_a_restart_until_its_time_is_over() -> Non
 # --- a reject is answered after the removal -------------------------------------------------------------------------
 
 
-def test_reject_is_answered_when_its_node_is_out() -> None:
+async def test_reject_is_answered_when_its_node_is_out() -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler)
 
-    async def play() -> None:
-        async with scene.running():
-            answer = scene.reject("g-1", "n1")
-            held = await scene.hand.settle("g-1", answer, 0.0)
-            assert held.decision is Verdict.HOLD
-            assert held.reasons[0].code == "Removing"
-            assert "n1" in held.reasons[0].message
-            assert await scene.hand.settle("g-1", answer, 5.0) is answer
-            assert "n1" in scheduler.marks
-
-    asyncio.run(play())
+    async with scene.running():
+        answer = scene.reject("g-1", "n1")
+        held = await scene.hand.settle("g-1", answer, 0.0)
+        assert held.decision is Verdict.HOLD
+        assert held.reasons[0].code == "Removing"
+        assert "n1" in held.reasons[0].message
+        assert await scene.hand.settle("g-1", answer, 5.0) is answer
+        assert "n1" in scheduler.marks
 
 
 def test_reject_is_answered_after_its_time_though_the_scheduler_is_away(caplog: pytest.LogCaptureFixture) -> None:
@@ -503,47 +482,38 @@ def test_reject_is_answered_after_its_time_though_the_scheduler_is_away(caplog: 
     assert "could not be taken out of the way in time" in caplog.text
 
 
-def test_node_out_for_a_reject_comes_back_after_a_while() -> None:
+async def test_node_out_for_a_reject_comes_back_after_a_while() -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler)
 
-    async def play() -> None:
-        scene.reject("g-1", "n1")
-        await scene.hand.turn()
-        assert "n1" in scheduler.marks
-        scene.wall += 601.0
-        await scene.hand.turn()
-        assert scheduler.marks == {}
-
-    asyncio.run(play())
+    scene.reject("g-1", "n1")
+    await scene.hand.turn()
+    assert "n1" in scheduler.marks
+    scene.wall += 601.0
+    await scene.hand.turn()
+    assert scheduler.marks == {}
 
 
-def test_reject_of_nodes_that_are_kept_in_by_the_share_is_answered_at_once() -> None:
+async def test_reject_of_nodes_that_are_kept_in_by_the_share_is_answered_at_once() -> None:
     scene = Scene(Scheduler())
     scene.quarantine("a1", "a2", "a3", "a4")
 
-    async def play() -> None:
-        async with scene.running():
-            answer = scene.reject("g-1", "n1")
-            assert await scene.hand.settle("g-1", answer, 5.0) is answer
-
-    asyncio.run(play())
+    async with scene.running():
+        answer = scene.reject("g-1", "n1")
+        assert await scene.hand.settle("g-1", answer, 5.0) is answer
 
 
-def test_stopping_aggregator_answers_who_is_held() -> None:
+async def test_stopping_aggregator_answers_who_is_held() -> None:
     scheduler = Scheduler()
     scheduler.away = "away"
     scene = Scene(scheduler)
 
-    async def play() -> None:
-        answer = scene.reject("g-1", "n1")
-        waiting = asyncio.create_task(scene.hand.settle("g-1", answer, 5.0))
-        await asyncio.sleep(0)
-        scene.hand.stop()
-        async with asyncio.timeout(1.0):
-            assert (await waiting).decision is Verdict.HOLD
-
-    asyncio.run(play())
+    answer = scene.reject("g-1", "n1")
+    waiting = asyncio.create_task(scene.hand.settle("g-1", answer, 5.0))
+    await asyncio.sleep(0)
+    scene.hand.stop()
+    async with asyncio.timeout(1.0):
+        assert (await waiting).decision is Verdict.HOLD
 
 
 def test_scheduler_that_is_away_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -598,21 +568,18 @@ OURS = {"key": KEY, "value": "healthd", "effect": "NoSchedule"}
 NEURON = {"key": "aws.amazon.com/neuron", "value": "", "effect": "NoSchedule"}
 
 
-def test_taint_joins_the_others_and_goes_alone(kube: Cluster) -> None:
+async def test_taint_joins_the_others_and_goes_alone(kube: Cluster) -> None:
     kube.add("n1", taints=[NEURON], zone="a")
 
-    async def play() -> None:
-        made = tainter(kube)
-        assert (await made.remove(removal())).done is Done.OUT
-        assert kube.taints("n1") == [NEURON, OURS]
-        assert await made.marked() == {"n1": "rule:hard: EccErrors on neuron:3"}
-        assert (await made.restore("n1")).done is Done.BACK
-        assert kube.taints("n1") == [NEURON]
-        assert kube.nodes["n1"]["metadata"]["labels"] == {"zone": "a"}
-        assert kube.nodes["n1"]["metadata"]["annotations"] == {}
-        assert await made.marked() == {}
-
-    asyncio.run(play())
+    made = tainter(kube)
+    assert (await made.remove(removal())).done is Done.OUT
+    assert kube.taints("n1") == [NEURON, OURS]
+    assert await made.marked() == {"n1": "rule:hard: EccErrors on neuron:3"}
+    assert (await made.restore("n1")).done is Done.BACK
+    assert kube.taints("n1") == [NEURON]
+    assert kube.nodes["n1"]["metadata"]["labels"] == {"zone": "a"}
+    assert kube.nodes["n1"]["metadata"]["annotations"] == {}
+    assert await made.marked() == {}
 
 
 def test_jobs_that_run_are_never_evicted(kube: Cluster) -> None:
@@ -663,20 +630,17 @@ def test_cordon_of_a_person_survives_our_taint_and_its_end(kube: Cluster) -> Non
     assert kube.taints("n1") == []
 
 
-def test_two_aggregators_leave_each_other_alone(kube: Cluster) -> None:
+async def test_two_aggregators_leave_each_other_alone(kube: Cluster) -> None:
     kube.add("n1")
     kube.add("n2")
 
-    async def play() -> None:
-        ours, theirs = tainter(kube), tainter(kube, "staging")
-        await ours.remove(removal("n1"))
-        await theirs.remove(removal("n2"))
-        assert list(await ours.marked()) == ["n1"]
-        assert list(await theirs.marked()) == ["n2"]
-        assert (await ours.restore("n2")).done is Done.LEFT
-        assert (await theirs.remove(removal("n1"))).done is Done.LEFT
-
-    asyncio.run(play())
+    ours, theirs = tainter(kube), tainter(kube, "staging")
+    await ours.remove(removal("n1"))
+    await theirs.remove(removal("n2"))
+    assert list(await ours.marked()) == ["n1"]
+    assert list(await theirs.marked()) == ["n2"]
+    assert (await ours.restore("n2")).done is Done.LEFT
+    assert (await theirs.remove(removal("n1"))).done is Done.LEFT
 
 
 def test_node_is_found_by_any_of_its_names(kube: Cluster) -> None:

@@ -200,24 +200,20 @@ def test_a_person_keeps_a_node_out_overrides_and_lets_it_in_again(tmp_path: Path
     scenario(test, tmp_path)
 
 
-def test_a_web_page_of_another_site_changes_nothing_where_no_token_is_asked_for(tmp_path: Path) -> None:
+async def test_a_web_page_of_another_site_changes_nothing_where_no_token_is_asked_for(tmp_path: Path) -> None:
     """Also under a name of its own that it lets point here (DNS rebinding); reading stays free."""
-
-    async def main() -> None:
-        async with running(tmp_path) as client:
-            body = {"reason": "r", "owner": "o"}
-            for headers in (
-                {"origin": "https://elsewhere.example"},
-                {"sec-fetch-site": "cross-site"},
-                {"host": "elsewhere.example:8090"},
-            ):
-                refused = await client.put("/v1/nodes/n1/quarantine", json=body, headers=headers)
-                assert refused.status_code == 403, headers
-                read = await client.get("/v1/fleet", headers=headers)
-                assert read.status_code == 200
-            assert (await client.put("/v1/nodes/n1/quarantine?unseen=true", json=body)).status_code < 300
-
-    asyncio.run(main())
+    async with running(tmp_path) as client:
+        body = {"reason": "r", "owner": "o"}
+        for headers in (
+            {"origin": "https://elsewhere.example"},
+            {"sec-fetch-site": "cross-site"},
+            {"host": "elsewhere.example:8090"},
+        ):
+            refused = await client.put("/v1/nodes/n1/quarantine", json=body, headers=headers)
+            assert refused.status_code == 403, headers
+            read = await client.get("/v1/fleet", headers=headers)
+            assert read.status_code == 200
+        assert (await client.put("/v1/nodes/n1/quarantine?unseen=true", json=body)).status_code < 300
 
 
 def test_nodes_are_paged_and_filtered(tmp_path: Path) -> None:

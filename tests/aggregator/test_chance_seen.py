@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 
 from healthd.aggregator.model import validations as model
@@ -64,21 +63,18 @@ async def decide(run: Running, **request: object) -> tuple[Gate, Decision]:
     return await run.engine.get(gate.id), decision
 
 
-def test_the_aggregator_tells_the_next_search_what_the_last_ones_saw_of_chance() -> None:
-    async def main() -> None:
-        async with running(Connected(Lab(FOUR, bad={"n2": "once"})), policy=POLICY) as run:
-            first, _ = await decide(run, nodes=FOUR)
-            (validation,) = first.validations
-            assert validation.chance == NO_CHANCE_SEEN
-            assert [len(one.members) for one in validation.history if one.outcome is FAIL] == [4, 2]
-            await run.engine.release(first.id)
-            second, decision = await decide(run, nodes=FOUR, job="next")
-            assert decision.decision is Verdict.ADMIT
-            (after,) = second.validations
-            pairs = [one for one in validation.history if len(one.members) == 2]
-            assert after.chance == ChanceSeen(failed=1, tests=len(pairs))
-
-    asyncio.run(main())
+async def test_the_aggregator_tells_the_next_search_what_the_last_ones_saw_of_chance() -> None:
+    async with running(Connected(Lab(FOUR, bad={"n2": "once"})), policy=POLICY) as run:
+        first, _ = await decide(run, nodes=FOUR)
+        (validation,) = first.validations
+        assert validation.chance == NO_CHANCE_SEEN
+        assert [len(one.members) for one in validation.history if one.outcome is FAIL] == [4, 2]
+        await run.engine.release(first.id)
+        second, decision = await decide(run, nodes=FOUR, job="next")
+        assert decision.decision is Verdict.ADMIT
+        (after,) = second.validations
+        pairs = [one for one in validation.history if len(one.members) == 2]
+        assert after.chance == ChanceSeen(failed=1, tests=len(pairs))
 
 
 def validation(found: Found | None, *history: model.Tested) -> Validation:

@@ -507,34 +507,31 @@ def test_a_person_admits_those_who_have_come() -> None:
     case(test)
 
 
-def test_a_restart_of_the_aggregator_waits_for_the_hooks_to_ask_again(tmp_path: Path) -> None:
+async def test_a_restart_of_the_aggregator_waits_for_the_hooks_to_ask_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     policy = dataclasses.replace(POLICY, tuning=Tuning())
 
-    async def main() -> None:
-        world = World(*NODES)
-        world.daemons["n1"].deaf = True
-        world.renew("n1", results=())
-        async with running(world, url, policy) as run:
-            gate = await Group(run).all_ask()
-            await run.settle()
-        world.now += 300
-        for name in NODES:
-            world.renew(name)
-        world.daemons["n1"].deaf = False
-        async with running(world, url, policy) as run:
-            hooks = Group(run)
-            for rank in range(2):
-                assert (await hooks.ask(rank)).id == gate.id
-            await hooks.go_on(30)
-            held = await hooks.decision(gate)
-            assert held.decision is Verdict.HOLD
-            assert "not heard again yet since the aggregator started: rank 2" in held.reasons[0].message
-            await hooks.ask(2)
-            await hooks.go_on(30)
-            assert (await hooks.decision(gate)).decision is Verdict.ADMIT
-
-    asyncio.run(main())
+    world = World(*NODES)
+    world.daemons["n1"].deaf = True
+    world.renew("n1", results=())
+    async with running(world, url, policy) as run:
+        gate = await Group(run).all_ask()
+        await run.settle()
+    world.now += 300
+    for name in NODES:
+        world.renew(name)
+    world.daemons["n1"].deaf = False
+    async with running(world, url, policy) as run:
+        hooks = Group(run)
+        for rank in range(2):
+            assert (await hooks.ask(rank)).id == gate.id
+        await hooks.go_on(30)
+        held = await hooks.decision(gate)
+        assert held.decision is Verdict.HOLD
+        assert "not heard again yet since the aggregator started: rank 2" in held.reasons[0].message
+        await hooks.ask(2)
+        await hooks.go_on(30)
+        assert (await hooks.decision(gate)).decision is Verdict.ADMIT
 
 
 def test_stepping_again_changes_nothing() -> None:

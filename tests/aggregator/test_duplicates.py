@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import httpx
@@ -34,57 +33,47 @@ async def first_reason(client: httpx.AsyncClient) -> str:
     return str(shown["reasons"][0]["code"])
 
 
-def test_name_that_two_keys_claimed_is_still_a_duplicate_after_a_restart(tmp_path: Path) -> None:
-    async def main() -> None:
+async def test_name_that_two_keys_claimed_is_still_a_duplicate_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as client:
+        await Daemon(client, "n1").sync()
+        assert await sync(client, OTHER, "i9") == 409
+    async with running(tmp_path) as client:
+        own = Daemon(client, "n1")
+        own.seq = 10
+        await own.sync()
+        await own.sync()
+        assert await first_reason(client) == "DuplicateNode"
+        rekeyed = await client.post("/v1/nodes/n1/rekey")
+        assert rekeyed.status_code == 200, "which key came is known, too"
+    async with running(tmp_path) as client:
+        assert await sync(client, KEY, "i1", 20) == 409
+        assert await sync(client, OTHER, "i9", 2) == 200
+
+
+async def test_duplicate_that_an_admin_settled_is_none_after_a_restart(tmp_path: Path) -> None:
+    for settle in ("rekey", "forget"):
         async with running(tmp_path) as client:
-            await Daemon(client, "n1").sync()
+            await sync(client, KEY, "i1")
             assert await sync(client, OTHER, "i9") == 409
-        async with running(tmp_path) as client:
-            own = Daemon(client, "n1")
-            own.seq = 10
-            await own.sync()
-            await own.sync()
-            assert await first_reason(client) == "DuplicateNode"
-            rekeyed = await client.post("/v1/nodes/n1/rekey")
-            assert rekeyed.status_code == 200, "which key came is known, too"
-        async with running(tmp_path) as client:
-            assert await sync(client, KEY, "i1", 20) == 409
-            assert await sync(client, OTHER, "i9", 2) == 200
-
-    asyncio.run(main())
-
-
-def test_duplicate_that_an_admin_settled_is_none_after_a_restart(tmp_path: Path) -> None:
-    async def main() -> None:
-        for settle in ("rekey", "forget"):
-            async with running(tmp_path) as client:
-                await sync(client, KEY, "i1")
-                assert await sync(client, OTHER, "i9") == 409
-                if settle == "rekey":
-                    assert (await client.post("/v1/nodes/n1/rekey")).status_code == 200
-                else:
-                    assert (await client.delete("/v1/nodes/n1")).status_code == 200
-            async with running(tmp_path) as client:
-                assert await sync(client, OTHER, "i9", 2) == 200
-                assert not (await client.get("/v1/nodes/n1")).json()["duplicate"]
+            if settle == "rekey":
+                assert (await client.post("/v1/nodes/n1/rekey")).status_code == 200
+            else:
                 assert (await client.delete("/v1/nodes/n1")).status_code == 200
+        async with running(tmp_path) as client:
+            assert await sync(client, OTHER, "i9", 2) == 200
+            assert not (await client.get("/v1/nodes/n1")).json()["duplicate"]
+            assert (await client.delete("/v1/nodes/n1")).status_code == 200
 
-    asyncio.run(main())
 
-
-def test_two_daemons_that_hold_one_key_are_still_duplicates_after_a_restart(tmp_path: Path) -> None:
+async def test_two_daemons_that_hold_one_key_are_still_duplicates_after_a_restart(tmp_path: Path) -> None:
     """As of a machine image with a key in it."""
-
-    async def main() -> None:
-        async with running(tmp_path) as client:
-            first = Daemon(client, "n1")
-            await first.sync()
-            assert await sync(client, KEY, "i2") == 200
-            await first.sync()  # it is answered as one that was there before
-            assert first.answer is not None
-            assert await sync(client, KEY, "i1", 9, first.answer.answer) == 409
-        async with running(tmp_path) as client:
-            assert await sync(client, KEY, "i2", 2) == 200
-            assert (await client.get("/v1/nodes/n1")).json()["duplicate"]
-
-    asyncio.run(main())
+    async with running(tmp_path) as client:
+        first = Daemon(client, "n1")
+        await first.sync()
+        assert await sync(client, KEY, "i2") == 200
+        await first.sync()  # it is answered as one that was there before
+        assert first.answer is not None
+        assert await sync(client, KEY, "i1", 9, first.answer.answer) == 409
+    async with running(tmp_path) as client:
+        assert await sync(client, KEY, "i2", 2) == 200
+        assert (await client.get("/v1/nodes/n1")).json()["duplicate"]

@@ -79,91 +79,73 @@ def of_states(run: Running) -> dict[str, LeaseState]:
     return {row.node: row.state for row in run.engine.leases()}
 
 
-def test_good_nodes_are_admitted_with_a_lease_each_node_has_stored(database: str) -> None:
-    async def main() -> None:
-        async with running(World("n1", "n2"), database) as run:
-            gate, decision = await run.admit(nodes=("n1", "n2"))
-            assert decision.decision is Verdict.ADMIT
-            assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED, "n2": LeaseState.ACKNOWLEDGED}
-            held = run.world.daemons["n1"].state.leases[0]
-            assert (held.gate, held.job, held.issuer) == (gate.id, "train", run.store.store_id)
-
-    asyncio.run(main())
+async def test_good_nodes_are_admitted_with_a_lease_each_node_has_stored(database: str) -> None:
+    async with running(World("n1", "n2"), database) as run:
+        gate, decision = await run.admit(nodes=("n1", "n2"))
+        assert decision.decision is Verdict.ADMIT
+        assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED, "n2": LeaseState.ACKNOWLEDGED}
+        held = run.world.daemons["n1"].state.leases[0]
+        assert (held.gate, held.job, held.issuer) == (gate.id, "train", run.store.store_id)
 
 
-def test_nodes_without_evidence_are_run_once_and_admitted() -> None:
-    async def main() -> None:
-        world = World()
-        world.add("n1", results=())
-        async with running(world) as run:
-            _, decision = await run.admit(nodes=("n1",))
-            assert decision.decision is Verdict.ADMIT
-            assert len(world.daemons["n1"].runs) == 1
-            assert world.daemons["n1"].reports.keys() == {world.daemons["n1"].state.leases[0].id}
-
-    asyncio.run(main())
+async def test_nodes_without_evidence_are_run_once_and_admitted() -> None:
+    world = World()
+    world.add("n1", results=())
+    async with running(world) as run:
+        _, decision = await run.admit(nodes=("n1",))
+        assert decision.decision is Verdict.ADMIT
+        assert len(world.daemons["n1"].runs) == 1
+        assert world.daemons["n1"].reports.keys() == {world.daemons["n1"].state.leases[0].id}
 
 
-def test_a_waiting_client_is_answered_by_the_decision_and_a_late_one_by_a_hold() -> None:
-    async def main() -> None:
-        world = World("n1")
-        async with running(world) as run:
-            gate = await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
-            held = await run.engine.wait(gate.id, 0.01)
-            assert held.decision is Verdict.HOLD
-            assert "has not confirmed its lease" in held.reasons[0].message
-            waiting = asyncio.create_task(run.engine.wait(gate.id, 30))
-            await asyncio.sleep(0)
-            await run.settle()
-            assert (await waiting).decision is Verdict.ADMIT
-
-    asyncio.run(main())
+async def test_a_waiting_client_is_answered_by_the_decision_and_a_late_one_by_a_hold() -> None:
+    world = World("n1")
+    async with running(world) as run:
+        gate = await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
+        held = await run.engine.wait(gate.id, 0.01)
+        assert held.decision is Verdict.HOLD
+        assert "has not confirmed its lease" in held.reasons[0].message
+        waiting = asyncio.create_task(run.engine.wait(gate.id, 30))
+        await asyncio.sleep(0)
+        await run.settle()
+        assert (await waiting).decision is Verdict.ADMIT
 
 
-def test_a_stopping_engine_wakes_everybody_who_waits() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            gate = await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
-            waiting = asyncio.create_task(run.engine.wait(gate.id, 30))
-            await asyncio.sleep(0)
-            run.engine.stop()
-            assert (await waiting).decision is Verdict.HOLD
-
-    asyncio.run(main())
+async def test_a_stopping_engine_wakes_everybody_who_waits() -> None:
+    async with running(World("n1")) as run:
+        gate = await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
+        waiting = asyncio.create_task(run.engine.wait(gate.id, 30))
+        await asyncio.sleep(0)
+        run.engine.stop()
+        assert (await waiting).decision is Verdict.HOLD
 
 
-def test_the_same_job_and_attempt_gets_the_same_answer_and_another_request_a_conflict(database: str) -> None:
-    async def main() -> None:
-        world = World("n1")
-        request = GateRequest(job="train", nodes=("n1",))
-        async with running(world, database) as run:
-            gate, decision = await run.admit(nodes=("n1",))
-            again = await run.engine.ask(request)
-            assert (again.id, again.decision) == (gate.id, decision)
-            for changed, said in (
-                ({"min_nodes": 1}, "another request .*: min_nodes was not given and is 1 now"),
-                ({"mode": Mode.OBSERVE}, "mode was not given and is observe now"),
-                ({"nodes": ("n1", "n2")}, "1 nodes were named and 2 are now: newly n2"),
-            ):
-                with pytest.raises(ConflictError, match=said):
-                    await run.engine.ask(dataclasses.replace(request, **changed))  # type: ignore[arg-type]
-        async with running(world, database) as run:
-            again = await run.engine.ask(request)
-            assert (again.id, again.decision) == (gate.id, decision)
-
-    asyncio.run(main())
+async def test_the_same_job_and_attempt_gets_the_same_answer_and_another_request_a_conflict(database: str) -> None:
+    world = World("n1")
+    request = GateRequest(job="train", nodes=("n1",))
+    async with running(world, database) as run:
+        gate, decision = await run.admit(nodes=("n1",))
+        again = await run.engine.ask(request)
+        assert (again.id, again.decision) == (gate.id, decision)
+        for changed, said in (
+            ({"min_nodes": 1}, "another request .*: min_nodes was not given and is 1 now"),
+            ({"mode": Mode.OBSERVE}, "mode was not given and is observe now"),
+            ({"nodes": ("n1", "n2")}, "1 nodes were named and 2 are now: newly n2"),
+        ):
+            with pytest.raises(ConflictError, match=said):
+                await run.engine.ask(dataclasses.replace(request, **changed))  # type: ignore[arg-type]
+    async with running(world, database) as run:
+        again = await run.engine.ask(request)
+        assert (again.id, again.decision) == (gate.id, decision)
 
 
-def test_asking_again_after_the_lease_ended_is_a_conflict_and_never_an_admission() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            await run.admit(nodes=("n1",))
-            run.world.end_job("n1")
-            await run.engine.run_once()
-            with pytest.raises(ConflictError, match="has ended"):
-                await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
-
-    asyncio.run(main())
+async def test_asking_again_after_the_lease_ended_is_a_conflict_and_never_an_admission() -> None:
+    async with running(World("n1")) as run:
+        await run.admit(nodes=("n1",))
+        run.world.end_job("n1")
+        await run.engine.run_once()
+        with pytest.raises(ConflictError, match="has ended"):
+            await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
 
 
 def test_a_later_attempt_takes_the_place_and_the_nodes_of_the_earlier_one() -> None:
@@ -180,371 +162,304 @@ def test_a_later_attempt_takes_the_place_and_the_nodes_of_the_earlier_one() -> N
         asyncio.run(main())
 
 
-def test_an_earlier_attempt_that_comes_late_is_superseded() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            open_gate = await run.engine.ask(GateRequest(job="train", nodes=("n9",), attempt=3))
-            late = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=2))
-            assert late.decision is not None
-            assert late.decision.reasons[0].code == "Superseded"
-            await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=4))
-            gone = await run.engine.get(open_gate.id)
-            assert gone.decision is not None
-            assert gone.decision.reasons[0].code == "Superseded"
-
-    asyncio.run(main())
+async def test_an_earlier_attempt_that_comes_late_is_superseded() -> None:
+    async with running(World("n1")) as run:
+        open_gate = await run.engine.ask(GateRequest(job="train", nodes=("n9",), attempt=3))
+        late = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=2))
+        assert late.decision is not None
+        assert late.decision.reasons[0].code == "Superseded"
+        await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=4))
+        gone = await run.engine.get(open_gate.id)
+        assert gone.decision is not None
+        assert gone.decision.reasons[0].code == "Superseded"
 
 
-def test_of_two_jobs_for_one_node_the_second_holds_until_the_first_is_gone() -> None:
-    async def main() -> None:
-        async with running(World("n1", "n2")) as run:
-            await run.admit(nodes=("n1", "n2"))
-            gate, held = await run.admit(job="other", nodes=("n2",))
-            assert held.decision is Verdict.HOLD
-            assert "job train" in held.reasons[0].message
-            run.world.end_job("n2")
-            await run.settle()
-            assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
-
-    asyncio.run(main())
+async def test_of_two_jobs_for_one_node_the_second_holds_until_the_first_is_gone() -> None:
+    async with running(World("n1", "n2")) as run:
+        await run.admit(nodes=("n1", "n2"))
+        gate, held = await run.admit(job="other", nodes=("n2",))
+        assert held.decision is Verdict.HOLD
+        assert "job train" in held.reasons[0].message
+        run.world.end_job("n2")
+        await run.settle()
+        assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
 
 
-def test_a_node_that_has_lost_its_lease_is_not_free_and_takes_it_again() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            await run.admit(nodes=("n1",))
-            daemon = run.world.daemons["n1"]
-            before = daemon.state.leases
-            daemon.reports.clear()
-            daemon.done.clear()
-            run.world.renew("n1", leases=())
-            run.world.tell("n1")
-            await run.engine.run_once()
-            assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED}
-            gate, held = await run.admit(job="other", nodes=("n1",))
-            assert held.decision is Verdict.HOLD
-            assert [one.id for one in daemon.state.leases] == [one.id for one in before]
-            assert daemon.reports[before[0].id].status == "accepted"
-            run.world.end_job("n1")
-            await run.settle()
-            assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
-
-    asyncio.run(main())
+async def test_a_node_that_has_lost_its_lease_is_not_free_and_takes_it_again() -> None:
+    async with running(World("n1")) as run:
+        await run.admit(nodes=("n1",))
+        daemon = run.world.daemons["n1"]
+        before = daemon.state.leases
+        daemon.reports.clear()
+        daemon.done.clear()
+        run.world.renew("n1", leases=())
+        run.world.tell("n1")
+        await run.engine.run_once()
+        assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED}
+        gate, held = await run.admit(job="other", nodes=("n1",))
+        assert held.decision is Verdict.HOLD
+        assert [one.id for one in daemon.state.leases] == [one.id for one in before]
+        assert daemon.reports[before[0].id].status == "accepted"
+        run.world.end_job("n1")
+        await run.settle()
+        assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
 
 
-def test_a_lease_that_is_ending_is_over_once_the_node_no_longer_shows_it() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            gate, _ = await run.admit(nodes=("n1",))
+async def test_a_lease_that_is_ending_is_over_once_the_node_no_longer_shows_it() -> None:
+    async with running(World("n1")) as run:
+        gate, _ = await run.admit(nodes=("n1",))
+        await run.engine.release(gate.id)
+        run.world.daemons["n1"].reports.clear()
+        run.world.renew("n1", leases=())
+        run.world.tell("n1")
+        await run.engine.run_once()
+        assert run.engine.leases() == ()
+
+
+async def test_release_ends_the_leases_and_the_node_is_free_once_it_has_let_go() -> None:
+    async with running(World("n1")) as run:
+        gate, _ = await run.admit(nodes=("n1",))
+        await run.engine.release(gate.id)
+        assert of_states(run) == {"n1": LeaseState.ENDING}
+        (order,) = run.world.daemons["n1"].orders or ()
+        assert (order.id, order.withdrawn) == (gate.granted["n1"].lease_id, True)
+        again = await run.engine.release(gate.id)
+        assert [row.node for row in again.leases] == ["n1"], "it has not let go yet"
+        await run.settle()
+        assert run.engine.leases() == ()
+        assert run.world.daemons["n1"].orders == ()
+        with pytest.raises(NotFoundError, match="job train attempt 0 has no lease"):
             await run.engine.release(gate.id)
-            run.world.daemons["n1"].reports.clear()
-            run.world.renew("n1", leases=())
-            run.world.tell("n1")
-            await run.engine.run_once()
-            assert run.engine.leases() == ()
-
-    asyncio.run(main())
+        with pytest.raises(NotFoundError):
+            await run.engine.release("g-never")
 
 
-def test_release_ends_the_leases_and_the_node_is_free_once_it_has_let_go() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            gate, _ = await run.admit(nodes=("n1",))
-            await run.engine.release(gate.id)
-            assert of_states(run) == {"n1": LeaseState.ENDING}
-            (order,) = run.world.daemons["n1"].orders or ()
-            assert (order.id, order.withdrawn) == (gate.granted["n1"].lease_id, True)
-            again = await run.engine.release(gate.id)
-            assert [row.node for row in again.leases] == ["n1"], "it has not let go yet"
-            await run.settle()
-            assert run.engine.leases() == ()
-            assert run.world.daemons["n1"].orders == ()
-            with pytest.raises(NotFoundError, match="job train attempt 0 has no lease"):
-                await run.engine.release(gate.id)
-            with pytest.raises(NotFoundError):
-                await run.engine.release("g-never")
-
-    asyncio.run(main())
+async def test_a_lease_of_a_node_without_a_daemon_ends_when_its_time_is_over() -> None:
+    world = World("n1", "n2")
+    async with running(world) as run:
+        await run.admit(nodes=("n1", "n2"), lease_seconds=3600.0)
+        world.without_daemon.add("n1")
+        world.now += 3590
+        await run.engine.run_once()
+        assert of_states(run).keys() == {"n1", "n2"}
+        world.now += 40
+        await run.engine.run_once()
+        assert of_states(run).keys() == {"n2"}, "a daemon that is silent may see the job of its node"
 
 
-def test_a_lease_of_a_node_without_a_daemon_ends_when_its_time_is_over() -> None:
-    async def main() -> None:
-        world = World("n1", "n2")
-        async with running(world) as run:
-            await run.admit(nodes=("n1", "n2"), lease_seconds=3600.0)
-            world.without_daemon.add("n1")
-            world.now += 3590
-            await run.engine.run_once()
-            assert of_states(run).keys() == {"n1", "n2"}
-            world.now += 40
-            await run.engine.run_once()
-            assert of_states(run).keys() == {"n2"}, "a daemon that is silent may see the job of its node"
-
-    asyncio.run(main())
+async def test_a_job_is_leased_for_what_it_says_else_for_its_runtime_or_a_day() -> None:
+    async with running(World("n1")) as run:
+        for attempt, (asked, seconds) in enumerate(
+            [({"lease_seconds": 60.0}, 60.0), ({"runtime_seconds": 1e6}, 1e6), ({}, 86400.0)]
+        ):
+            gate, decision = await run.admit(nodes=("n1",), attempt=attempt, **asked)
+            assert decision.policy["lease_seconds"] == seconds
+            assert [row.lease.max_seconds for row in run.engine.leases() if row.lease.gate == gate.id] == [seconds]
+        with pytest.raises(BadInputError, match="lease_seconds must be more than 0 and at most 2592000"):
+            await run.engine.ask(GateRequest(job="long", nodes=("n1",), lease_seconds=3e6))
+        with pytest.raises(BadInputError, match="workload must be pod:NAMESPACE/NAME"):
+            await run.engine.ask(GateRequest(job="odd", nodes=("n1",), workload="pod:ml/"))
 
 
-def test_a_job_is_leased_for_what_it_says_else_for_its_runtime_or_a_day() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            for attempt, (asked, seconds) in enumerate(
-                [({"lease_seconds": 60.0}, 60.0), ({"runtime_seconds": 1e6}, 1e6), ({}, 86400.0)]
-            ):
-                gate, decision = await run.admit(nodes=("n1",), attempt=attempt, **asked)
-                assert decision.policy["lease_seconds"] == seconds
-                assert [row.lease.max_seconds for row in run.engine.leases() if row.lease.gate == gate.id] == [seconds]
-            with pytest.raises(BadInputError, match="lease_seconds must be more than 0 and at most 2592000"):
-                await run.engine.ask(GateRequest(job="long", nodes=("n1",), lease_seconds=3e6))
-            with pytest.raises(BadInputError, match="workload must be pod:NAMESPACE/NAME"):
-                await run.engine.ask(GateRequest(job="odd", nodes=("n1",), workload="pod:ml/"))
-
-    asyncio.run(main())
+async def test_a_held_gate_and_its_lease_survive_a_restart(database: str) -> None:
+    world = World("n1", "n2")
+    async with running(world, database) as run:
+        await run.admit(nodes=("n1",))
+        held = await run.engine.ask(GateRequest(job="other", nodes=("n1", "n2")))
+        assert held.phase is Phase.WAITING
+    async with running(world, database) as run:
+        assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED}
+        run.world.end_job("n1")
+        await run.settle()
+        assert (await run.engine.wait(held.id, 0)).decision is Verdict.ADMIT
 
 
-def test_a_held_gate_and_its_lease_survive_a_restart(database: str) -> None:
-    async def main() -> None:
-        world = World("n1", "n2")
-        async with running(world, database) as run:
-            await run.admit(nodes=("n1",))
-            held = await run.engine.ask(GateRequest(job="other", nodes=("n1", "n2")))
-            assert held.phase is Phase.WAITING
-        async with running(world, database) as run:
-            assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED}
-            run.world.end_job("n1")
-            await run.settle()
-            assert (await run.engine.wait(held.id, 0)).decision is Verdict.ADMIT
-
-    asyncio.run(main())
+async def test_after_a_restart_the_same_orders_go_out_under_the_same_ids(database: str) -> None:
+    world = World()
+    world.add("n1", results=())
+    async with running(world, database) as run:
+        await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
+        before = world.daemons["n1"].orders
+        assert before
+    async with running(world, database) as run:
+        assert world.daemons["n1"].orders == before
+        await run.settle()
+        assert len(world.daemons["n1"].runs) == 1
 
 
-def test_after_a_restart_the_same_orders_go_out_under_the_same_ids(database: str) -> None:
-    async def main() -> None:
-        world = World()
-        world.add("n1", results=())
-        async with running(world, database) as run:
-            await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
-            before = world.daemons["n1"].orders
-            assert before
-        async with running(world, database) as run:
-            assert world.daemons["n1"].orders == before
-            await run.settle()
-            assert len(world.daemons["n1"].runs) == 1
-
-    asyncio.run(main())
+async def test_a_node_not_heard_since_the_restart_is_told_nothing(database: str) -> None:
+    world = World("n1")
+    async with running(world, database) as run:
+        await run.admit(nodes=("n1",))
+    async with running(world, database, hear=False) as run:
+        await run.engine.run_once()
+        assert world.daemons["n1"].orders is None
 
 
-def test_a_node_not_heard_since_the_restart_is_told_nothing(database: str) -> None:
-    async def main() -> None:
-        world = World("n1")
-        async with running(world, database) as run:
-            await run.admit(nodes=("n1",))
-        async with running(world, database, hear=False) as run:
-            await run.engine.run_once()
-            assert world.daemons["n1"].orders is None
-
-    asyncio.run(main())
-
-
-def test_leases_of_a_lost_database_are_adopted_and_nothing_is_admitted_until_recovered() -> None:
-    async def main() -> None:
-        world = World("n2")
-        world.daemons["n2"].issuer = "store-lost"
-        world.add("n1", leases=(lease("old-lease", job="big"),)).issuer = "store-lost"
-        async with running(world) as run:
-            gate, held = await run.admit(nodes=("n2",))
-            assert held.reasons[0].code == "Recovering"
-            orders = world.daemons["n1"].orders
-            assert orders is not None
-            assert [order.id for order in orders] == ["old-lease"]
-            assert await run.engine.recover("ana")
-            await run.settle()
-            assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
-            _, other = await run.admit(job="other", nodes=("n1",))
-            assert "job big" in other.reasons[0].message
-            assert world.daemons["n1"].state.leases
-
-    asyncio.run(main())
+async def test_leases_of_a_lost_database_are_adopted_and_nothing_is_admitted_until_recovered() -> None:
+    world = World("n2")
+    world.daemons["n2"].issuer = "store-lost"
+    world.add("n1", leases=(lease("old-lease", job="big"),)).issuer = "store-lost"
+    async with running(world) as run:
+        gate, held = await run.admit(nodes=("n2",))
+        assert held.reasons[0].code == "Recovering"
+        orders = world.daemons["n1"].orders
+        assert orders is not None
+        assert [order.id for order in orders] == ["old-lease"]
+        assert await run.engine.recover("ana")
+        await run.settle()
+        assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
+        _, other = await run.admit(job="other", nodes=("n1",))
+        assert "job big" in other.reasons[0].message
+        assert world.daemons["n1"].state.leases
 
 
-def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in() -> None:
-    async def main() -> None:
-        world = World("n1")
-        world.add("n2", leases=(lease("old-lease", job="big"),))
-        for daemon in world.daemons.values():
-            daemon.issuer = "store-lost"
-        async with running(world) as run:
-            assert run.engine.recovering()
-            world.now += 301
-            await run.settle()
-            assert run.engine.recovering() is None
-            world.add("n3", leases=(lease("moved-in"),)).issuer = "store-of-others"
-            await run.settle()
-            assert run.engine.recovering() is None
-            assert "n3" in of_states(run)
-
-    asyncio.run(main())
+async def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in() -> None:
+    world = World("n1")
+    world.add("n2", leases=(lease("old-lease", job="big"),))
+    for daemon in world.daemons.values():
+        daemon.issuer = "store-lost"
+    async with running(world) as run:
+        assert run.engine.recovering()
+        world.now += 301
+        await run.settle()
+        assert run.engine.recovering() is None
+        world.add("n3", leases=(lease("moved-in"),)).issuer = "store-of-others"
+        await run.settle()
+        assert run.engine.recovering() is None
+        assert "n3" in of_states(run)
 
 
-def test_a_new_installation_among_nodes_that_have_no_lease_holds_nobody() -> None:
+async def test_a_new_installation_among_nodes_that_have_no_lease_holds_nobody() -> None:
     """They know another database, but there is nothing of it that could be lost."""
-
-    async def main() -> None:
-        world = World("n1", "n2", "n3")
-        for daemon in world.daemons.values():
-            daemon.issuer = "store-before"
-        async with running(world) as run:
-            assert run.engine.recovering() is None
-            _, answer = await run.admit(nodes=("n1", "n2"))
-            assert answer.decision is Verdict.ADMIT
-            kept = Quarantine(reason="smells of smoke", owner="ana", owner_kind="person", since=NOW, until=None)
-            world.add("n4", quarantine=kept).issuer = "store-before"
-            await run.settle()
-            assert run.engine.recovering(), "now there is"
-
-    asyncio.run(main())
-
-
-def test_a_restored_old_copy_of_the_database_is_noticed_by_leases_it_does_not_know(database: str) -> None:
-    async def main() -> None:
-        world = World("n1", "n2")
-        async with running(world, database) as run:
-            world.now += 301
-            await run.settle()
-            store_id = run.store.store_id
-        for name in world.daemons:
-            unknown = lease(f"g-later:lease:1:{name}", issuer=store_id, gate_id="g-later")
-            world.renew(name, leases=(unknown,))
-        async with running(world, database) as run:
-            assert run.engine.recovering()
-            assert of_states(run) == dict.fromkeys(("n1", "n2"), LeaseState.ACKNOWLEDGED)
-
-    asyncio.run(main())
-
-
-def test_a_quarantine_of_a_lost_database_is_kept() -> None:
-    async def main() -> None:
+    world = World("n1", "n2", "n3")
+    for daemon in world.daemons.values():
+        daemon.issuer = "store-before"
+    async with running(world) as run:
+        assert run.engine.recovering() is None
+        _, answer = await run.admit(nodes=("n1", "n2"))
+        assert answer.decision is Verdict.ADMIT
         kept = Quarantine(reason="smells of smoke", owner="ana", owner_kind="person", since=NOW, until=None)
-        world = World()
-        world.add("n1", quarantine=kept).issuer = "store-lost"
-        async with running(world) as run:
-            assert world.daemons["n1"].quarantine == kept
-            await run.engine.recover("ana")
-            _, decision = await run.admit(nodes=("n1",))
-            assert decision.reasons[0].code == "Quarantined"
-
-    asyncio.run(main())
+        world.add("n4", quarantine=kept).issuer = "store-before"
+        await run.settle()
+        assert run.engine.recovering(), "now there is"
 
 
-def test_a_quarantine_survives_a_restart_until_it_is_lifted(database: str) -> None:
+async def test_a_restored_old_copy_of_the_database_is_noticed_by_leases_it_does_not_know(database: str) -> None:
+    world = World("n1", "n2")
+    async with running(world, database) as run:
+        world.now += 301
+        await run.settle()
+        store_id = run.store.store_id
+    for name in world.daemons:
+        unknown = lease(f"g-later:lease:1:{name}", issuer=store_id, gate_id="g-later")
+        world.renew(name, leases=(unknown,))
+    async with running(world, database) as run:
+        assert run.engine.recovering()
+        assert of_states(run) == dict.fromkeys(("n1", "n2"), LeaseState.ACKNOWLEDGED)
+
+
+async def test_a_quarantine_of_a_lost_database_is_kept() -> None:
+    kept = Quarantine(reason="smells of smoke", owner="ana", owner_kind="person", since=NOW, until=None)
+    world = World()
+    world.add("n1", quarantine=kept).issuer = "store-lost"
+    async with running(world) as run:
+        assert world.daemons["n1"].quarantine == kept
+        await run.engine.recover("ana")
+        _, decision = await run.admit(nodes=("n1",))
+        assert decision.reasons[0].code == "Quarantined"
+
+
+async def test_a_quarantine_survives_a_restart_until_it_is_lifted(database: str) -> None:
     """Rival fault 19."""
-
-    async def main() -> None:
-        kept = Quarantine(reason="smells of smoke", owner="ana", owner_kind="person", since=NOW, until=None)
-        world = World("n1")
-        async with running(world, database) as run:
-            await run.engine.quarantine("n1", kept)
-        world.daemons["n1"].quarantine = None
-        async with running(world, database) as run:
-            _, decision = await run.admit(nodes=("n1",))
-            assert decision.reasons[0].code == "Quarantined"
-            await run.engine.quarantine("n1", None)
-            _, decision = await run.admit(nodes=("n1",), attempt=1)
-            assert decision.decision is Verdict.ADMIT
-
-    asyncio.run(main())
+    kept = Quarantine(reason="smells of smoke", owner="ana", owner_kind="person", since=NOW, until=None)
+    world = World("n1")
+    async with running(world, database) as run:
+        await run.engine.quarantine("n1", kept)
+    world.daemons["n1"].quarantine = None
+    async with running(world, database) as run:
+        _, decision = await run.admit(nodes=("n1",))
+        assert decision.reasons[0].code == "Quarantined"
+        await run.engine.quarantine("n1", None)
+        _, decision = await run.admit(nodes=("n1",), attempt=1)
+        assert decision.decision is Verdict.ADMIT
 
 
-def test_an_override_frees_a_held_gate_and_is_in_the_audit_trail() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            gate = await run.engine.ask(GateRequest(job="train", nodes=("n1", "n9")))
-            assert gate.decision is None
-            word = Override(job="train", reason="paper deadline", owner="ana", since=NOW, until=NOW + 60)
-            await run.engine.override("train", word)
-            decision = await run.engine.wait(gate.id, 5)
-            assert (decision.decision, decision.would) == (Verdict.ADMIT, Verdict.HOLD)
-            assert run.engine.overrides() == (word,)
-            trail = await run.store.run(lambda c: c.execute(sa.text("SELECT kind, message FROM events")).all())
-            assert ("override", "by ana: paper deadline") in [tuple(row) for row in trail]
-
-    asyncio.run(main())
+async def test_an_override_frees_a_held_gate_and_is_in_the_audit_trail() -> None:
+    async with running(World("n1")) as run:
+        gate = await run.engine.ask(GateRequest(job="train", nodes=("n1", "n9")))
+        assert gate.decision is None
+        word = Override(job="train", reason="paper deadline", owner="ana", since=NOW, until=NOW + 60)
+        await run.engine.override("train", word)
+        decision = await run.engine.wait(gate.id, 5)
+        assert (decision.decision, decision.would) == (Verdict.ADMIT, Verdict.HOLD)
+        assert run.engine.overrides() == (word,)
+        trail = await run.store.run(lambda c: c.execute(sa.text("SELECT kind, message FROM events")).all())
+        assert ("override", "by ana: paper deadline") in [tuple(row) for row in trail]
 
 
-def test_observe_leases_what_it_admits() -> None:
-    async def main() -> None:
-        world = World("n1")
-        world.add("n2", results=with_wrong())
-        async with running(world) as run:
-            _, decision = await run.admit(nodes=("n1", "n2"), mode=Mode.OBSERVE)
-            assert decision.would is Verdict.REJECT
-            assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED, "n2": LeaseState.ACKNOWLEDGED}
-
-    asyncio.run(main())
+async def test_observe_leases_what_it_admits() -> None:
+    world = World("n1")
+    world.add("n2", results=with_wrong())
+    async with running(world) as run:
+        _, decision = await run.admit(nodes=("n1", "n2"), mode=Mode.OBSERVE)
+        assert decision.would is Verdict.REJECT
+        assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED, "n2": LeaseState.ACKNOWLEDGED}
 
 
 @pytest.mark.parametrize(("asked", "again"), [({"nodes": ("n1",)}, True), ({"pool": "a", "count": 1}, False)])
-def test_who_asks_again_in_observe_mode_is_admitted_though_its_node_refused_the_lease(
+async def test_who_asks_again_in_observe_mode_is_admitted_though_its_node_refused_the_lease(
     asked: dict[str, object], again: bool
 ) -> None:
     """Named nodes are the scheduler's choice; one that we took out of a pool may be another job's by now."""
-
-    async def main() -> None:
-        world = World("n1")
-        world.daemons["n1"].refuses_leases = True
-        request = GateRequest(job="train", mode=Mode.OBSERVE, **asked)  # type: ignore[arg-type]
-        async with running(world) as run:
-            gate = await run.engine.ask(request)
-            await run.settle()
-            world.now += OBSERVE_SECONDS
-            await run.settle()
-            assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
-            assert of_states(run) == {}, "the node did not keep it"
-            if again:
-                assert (await run.engine.ask(request)).id == gate.id
-            else:
-                with pytest.raises(ConflictError, match="has ended"):
-                    await run.engine.ask(request)
-
-    asyncio.run(main())
+    world = World("n1")
+    world.daemons["n1"].refuses_leases = True
+    request = GateRequest(job="train", mode=Mode.OBSERVE, **asked)  # type: ignore[arg-type]
+    async with running(world) as run:
+        gate = await run.engine.ask(request)
+        await run.settle()
+        world.now += OBSERVE_SECONDS
+        await run.settle()
+        assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
+        assert of_states(run) == {}, "the node did not keep it"
+        if again:
+            assert (await run.engine.ask(request)).id == gate.id
+        else:
+            with pytest.raises(ConflictError, match="has ended"):
+                await run.engine.ask(request)
 
 
-def test_a_decision_is_stored_with_the_evidence_it_went_by(database: str) -> None:
-    async def main() -> None:
-        world = World("n1")
-        world.add("n2", results=with_wrong())
-        async with running(world, database) as run:
-            gate, _ = await run.admit(nodes=("n1", "n2"), min_nodes=1)
-            await run.engine.outcome(gate.id, "failed", "loss is NaN")
-        async with running(world, database) as run:
-            explained = await run.engine.explain(gate.id)
-            assert [s.node for s in explained.states] == ["n1", "n2"]
-            assert explained.states[1].results == with_wrong()
-            assert explained.outcome is not None
-            assert explained.outcome.message == "loss is NaN"
-            assert [g.id for g in await run.engine.gates(limit=5)] == [gate.id]
-
-    asyncio.run(main())
+async def test_a_decision_is_stored_with_the_evidence_it_went_by(database: str) -> None:
+    world = World("n1")
+    world.add("n2", results=with_wrong())
+    async with running(world, database) as run:
+        gate, _ = await run.admit(nodes=("n1", "n2"), min_nodes=1)
+        await run.engine.outcome(gate.id, "failed", "loss is NaN")
+    async with running(world, database) as run:
+        explained = await run.engine.explain(gate.id)
+        assert [s.node for s in explained.states] == ["n1", "n2"]
+        assert explained.states[1].results == with_wrong()
+        assert explained.outcome is not None
+        assert explained.outcome.message == "loss is NaN"
+        assert [g.id for g in await run.engine.gates(limit=5)] == [gate.id]
 
 
-def test_a_full_disk_is_a_store_error_and_the_gate_goes_on_when_there_is_room(database: str) -> None:
+async def test_a_full_disk_is_a_store_error_and_the_gate_goes_on_when_there_is_room(database: str) -> None:
     """Rival fault 8, 27: what cannot be written is not answered, and nothing that was is lost."""
-
-    async def main() -> None:
-        world = World("n1", "n2")
-        async with running(world, database) as run:
-            gate = await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
-            await full(run.store, True)
-            words = "disk is full; free some space"
-            with pytest.raises(StoreError, match=words):
-                await fill(run.engine)
-            await run.settle()
-            stuck = await run.engine.wait(gate.id, 0)
-            assert stuck.decision is Verdict.HOLD
-            await full(run.store, False)
-            world.now += 2
-            await run.settle()
-            assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
-
-    asyncio.run(main())
+    world = World("n1", "n2")
+    async with running(world, database) as run:
+        gate = await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
+        await full(run.store, True)
+        words = "disk is full; free some space"
+        with pytest.raises(StoreError, match=words):
+            await fill(run.engine)
+        await run.settle()
+        stuck = await run.engine.wait(gate.id, 0)
+        assert stuck.decision is Verdict.HOLD
+        await full(run.store, False)
+        world.now += 2
+        await run.settle()
+        assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
 
 
 async def fill(engine: Engine) -> None:
@@ -581,120 +496,98 @@ async def full(store: Store, on: bool) -> None:
         ({"nodes": ("a\nb",)}, "printable"),
     ],
 )
-def test_a_request_that_cannot_be_meant_is_refused_in_one_sentence(request_of: dict[str, object], words: str) -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            with pytest.raises(BadInputError, match=words):
-                await run.engine.ask(GateRequest(**{"job": "train", **request_of}))  # type: ignore[arg-type]
-
-    asyncio.run(main())
-
-
-def test_more_open_gates_than_allowed_are_refused() -> None:
-    async def main() -> None:
-        policy = dataclasses.replace(POLICY, tuning=dataclasses.replace(POLICY.tuning, max_open_gates=1))
-        async with running(World("n1"), policy=policy) as run:
-            await run.engine.ask(GateRequest(job="one", nodes=("n9",)))
-            with pytest.raises(StoreError, match="open already"):
-                await run.engine.ask(GateRequest(job="two", nodes=("n9",)))
-
-    asyncio.run(main())
+async def test_a_request_that_cannot_be_meant_is_refused_in_one_sentence(
+    request_of: dict[str, object], words: str
+) -> None:
+    async with running(World("n1")) as run:
+        with pytest.raises(BadInputError, match=words):
+            await run.engine.ask(GateRequest(**{"job": "train", **request_of}))  # type: ignore[arg-type]
 
 
-def test_a_refused_lease_order_is_acknowledged_and_forgotten() -> None:
-    async def main() -> None:
-        world = World("n1")
-        world.daemons["n1"].refuses_leases = True
-        async with running(world) as run:
-            _, decision = await run.admit(nodes=("n1",))
-            assert decision.reasons[0].code == "LeaseNotAcknowledged"
-            assert world.daemons["n1"].reports == {}
-            assert run.engine.leases() == ()
-
-    asyncio.run(main())
+async def test_more_open_gates_than_allowed_are_refused() -> None:
+    policy = dataclasses.replace(POLICY, tuning=dataclasses.replace(POLICY.tuning, max_open_gates=1))
+    async with running(World("n1"), policy=policy) as run:
+        await run.engine.ask(GateRequest(job="one", nodes=("n9",)))
+        with pytest.raises(StoreError, match="open already"):
+            await run.engine.ask(GateRequest(job="two", nodes=("n9",)))
 
 
-def test_reports_on_orders_nobody_gave_are_acknowledged() -> None:
-    async def main() -> None:
-        world = World("n1")
-        world.daemons["n1"].reports["g-long-ago:run:1:n1"] = OrderReport(status="done")
-        async with running(world):
-            assert world.daemons["n1"].reports == {}
-
-    asyncio.run(main())
-
-
-def test_time_alone_ends_a_gate_on_the_real_clock() -> None:
-    async def main() -> None:
-        world = World(now=steady_clock()())
-        clock: Callable[[], float] = steady_clock()
-        store = Store.open("sqlite://")
-        engine = Engine(store=store, registry=world, policy=POLICY, clock=clock)
-        task = asyncio.create_task(engine.run(), name="engine")
-        gate = await engine.ask(GateRequest(job="train", nodes=("n1",), wait_seconds=0.2))
-        decision = await engine.wait(gate.id, 5 * PATIENCE)
-        assert decision.reasons[0].code == "Expired"
-        assert decision.retryable
-        assert 0.2 <= decision.duration_seconds < 5 * PATIENCE
-        task.cancel()
-        store.close()
-
-    asyncio.run(main())
+async def test_a_refused_lease_order_is_acknowledged_and_forgotten() -> None:
+    world = World("n1")
+    world.daemons["n1"].refuses_leases = True
+    async with running(world) as run:
+        _, decision = await run.admit(nodes=("n1",))
+        assert decision.reasons[0].code == "LeaseNotAcknowledged"
+        assert world.daemons["n1"].reports == {}
+        assert run.engine.leases() == ()
 
 
-def test_a_pool_gate_takes_nodes_as_they_come() -> None:
-    async def main() -> None:
-        world = World("n1")
-        async with running(world, policy=Policy(collective=False)) as run:
-            gate = await run.engine.ask(GateRequest(job="train", pool="a", count=2))
-            assert gate.decision is None
-            world.add("n2", results=good_results())
-            world.now += 2
-            await run.settle()
-            assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
-
-    asyncio.run(main())
+async def test_reports_on_orders_nobody_gave_are_acknowledged() -> None:
+    world = World("n1")
+    world.daemons["n1"].reports["g-long-ago:run:1:n1"] = OrderReport(status="done")
+    async with running(world):
+        assert world.daemons["n1"].reports == {}
 
 
-def test_what_is_old_is_dropped_and_what_has_ended_is_lifted(database: str) -> None:
-    async def main() -> None:
-        policy = dataclasses.replace(POLICY, keep_gates=1)
-        kept = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=NOW + 60)
-        async with running(World("n1"), database, policy) as run:
-            old = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=1))
-            await run.engine.release(old.id)
-            new = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=2))
-            await run.engine.release(new.id)
-            await run.engine.quarantine("n1", kept)
-            run.world.now += 3601
-            run.world.sync("n1")
-            for _ in range(200):
-                await asyncio.sleep(0.01)
-                if run.world.daemons["n1"].quarantine is None:
-                    break
-            assert run.world.daemons["n1"].quarantine is None
-            assert [gate.id for gate in await run.engine.gates(limit=9)] == [new.id]
-            with pytest.raises(NotFoundError):
-                await run.engine.get(old.id)
-
-    asyncio.run(main())
+async def test_time_alone_ends_a_gate_on_the_real_clock() -> None:
+    world = World(now=steady_clock()())
+    clock: Callable[[], float] = steady_clock()
+    store = Store.open("sqlite://")
+    engine = Engine(store=store, registry=world, policy=POLICY, clock=clock)
+    task = asyncio.create_task(engine.run(), name="engine")
+    gate = await engine.ask(GateRequest(job="train", nodes=("n1",), wait_seconds=0.2))
+    decision = await engine.wait(gate.id, 5 * PATIENCE)
+    assert decision.reasons[0].code == "Expired"
+    assert decision.retryable
+    assert 0.2 <= decision.duration_seconds < 5 * PATIENCE
+    task.cancel()
+    store.close()
 
 
-def test_a_forgotten_node_leaves_nothing_and_its_labels_are_kept_again_when_it_returns(database: str) -> None:
-    async def main() -> None:
-        world = World("n1")
-        async with running(world, database) as run:
-            await run.admit(nodes=("n1",))
-            world.daemons["n1"].deaf = True
-            with pytest.raises(ConflictError, match="leased to job 'train'"):
-                await run.engine.forget("n1", "ana")
-            assert run.engine.leases() != ()
-            await run.engine.release_node("n1", "ana")
+async def test_a_pool_gate_takes_nodes_as_they_come() -> None:
+    world = World("n1")
+    async with running(world, policy=Policy(collective=False)) as run:
+        gate = await run.engine.ask(GateRequest(job="train", pool="a", count=2))
+        assert gate.decision is None
+        world.add("n2", results=good_results())
+        world.now += 2
+        await run.settle()
+        assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
+
+
+async def test_what_is_old_is_dropped_and_what_has_ended_is_lifted(database: str) -> None:
+    policy = dataclasses.replace(POLICY, keep_gates=1)
+    kept = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=NOW + 60)
+    async with running(World("n1"), database, policy) as run:
+        old = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=1))
+        await run.engine.release(old.id)
+        new = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=2))
+        await run.engine.release(new.id)
+        await run.engine.quarantine("n1", kept)
+        run.world.now += 3601
+        run.world.sync("n1")
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if run.world.daemons["n1"].quarantine is None:
+                break
+        assert run.world.daemons["n1"].quarantine is None
+        assert [gate.id for gate in await run.engine.gates(limit=9)] == [new.id]
+        with pytest.raises(NotFoundError):
+            await run.engine.get(old.id)
+
+
+async def test_a_forgotten_node_leaves_nothing_and_its_labels_are_kept_again_when_it_returns(database: str) -> None:
+    world = World("n1")
+    async with running(world, database) as run:
+        await run.admit(nodes=("n1",))
+        world.daemons["n1"].deaf = True
+        with pytest.raises(ConflictError, match="leased to job 'train'"):
             await run.engine.forget("n1", "ana")
-            assert run.engine.leases() == ()
-            assert run.store.load().nodes == ()
-            world.add("n1")
-            await run.settle()
-            assert run.store.load().nodes[0].labels == {"pool": "a"}
-
-    asyncio.run(main())
+        assert run.engine.leases() != ()
+        await run.engine.release_node("n1", "ana")
+        await run.engine.forget("n1", "ana")
+        assert run.engine.leases() == ()
+        assert run.store.load().nodes == ()
+        world.add("n1")
+        await run.settle()
+        assert run.store.load().nodes[0].labels == {"pool": "a"}

@@ -47,21 +47,19 @@ def metas(url: str) -> set[str]:  # noqa: F811
         return set(connection.execute(sa.text("SELECT key FROM meta")).scalars())
 
 
-def test_transaction_of_an_earlier_term_is_refused_and_changes_nothing(url: str) -> None:  # noqa: F811
-    async def main() -> None:
-        store = Store.open(url)
-        await store.write([PutMeta(key="before", value="x")])
-        taken_over(url)
-        with pytest.raises(FencedError, match=r"was taken over by b:7 \(term 2\), so this aggregator \(term 1\)"):
-            await store.write([PutMeta(key="after", value="x")])
-        for late in (store.confirm(), store.enrol("n1", "key", now=1.0), store.write([])):
-            with pytest.raises(FencedError):
-                await late
-        assert "taken over by b:7" in (store.trouble() or "")
-        store.close()
-        assert metas(url) == {"store_id", "lease_key", "left_at", "before"}
+async def test_transaction_of_an_earlier_term_is_refused_and_changes_nothing(url: str) -> None:  # noqa: F811
 
-    asyncio.run(main())
+    store = Store.open(url)
+    await store.write([PutMeta(key="before", value="x")])
+    taken_over(url)
+    with pytest.raises(FencedError, match=r"was taken over by b:7 \(term 2\), so this aggregator \(term 1\)"):
+        await store.write([PutMeta(key="after", value="x")])
+    for late in (store.confirm(), store.enrol("n1", "key", now=1.0), store.write([])):
+        with pytest.raises(FencedError):
+            await late
+    assert "taken over by b:7" in (store.trouble() or "")
+    store.close()
+    assert metas(url) == {"store_id", "lease_key", "left_at", "before"}
 
 
 def test_each_opening_has_a_higher_term(url: str) -> None:  # noqa: F811
@@ -75,7 +73,7 @@ def test_each_opening_has_a_higher_term(url: str) -> None:  # noqa: F811
 
 @pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_remembers(url: str) -> None:  # noqa: F811
+async def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_remembers(url: str) -> None:  # noqa: F811
     async def takes_over() -> None:
         async with running(World("n1", "n2"), url) as run:
             gate, decision = await run.admit(nodes=("n2",))
@@ -89,56 +87,46 @@ def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_remembers
             with pytest.raises(FencedError):
                 await run.engine.wait(gate.id, 0)
 
-    async def main() -> None:
-        with pytest.raises(FencedError):  # the engine ends with it
-            await takes_over()
-        again = Store.open(url)
-        loaded = again.load()
-        again.close()
-        assert (loaded.gates, set(loaded.keys), set(loaded.quarantines)) == ((), {("train", 0)}, {"n1"})
-
-    asyncio.run(main())
+    with pytest.raises(FencedError):  # the engine ends with it
+        await takes_over()
+    again = Store.open(url)
+    loaded = again.load()
+    again.close()
+    assert (loaded.gates, set(loaded.keys), set(loaded.quarantines)) == ((), {("train", 0)}, {"n1"})
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_aggregator_whose_lock_another_holds_is_fenced_while_that_one_lives(url: str) -> None:  # noqa: F811
-    async def main() -> None:
-        store = Store.open(url)
+async def test_aggregator_whose_lock_another_holds_is_fenced_while_that_one_lives(url: str) -> None:  # noqa: F811
+
+    store = Store.open(url)
+    end_sessions(url)
+    other = Store.open(url)
+    with pytest.raises(FencedError):
+        await store.write([PutMeta(key="a", value="b")])
+    await other.write([PutMeta(key="c", value="d")])
+    store.close()
+    other.close()
+    assert metas(url) == {"store_id", "lease_key", "left_at", "c"}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+async def test_aggregator_that_lost_its_connection_to_nobody_goes_on(url: str) -> None:  # noqa: F811
+
+    async with running(World("n1"), url) as run:
         end_sessions(url)
-        other = Store.open(url)
-        with pytest.raises(FencedError):
-            await store.write([PutMeta(key="a", value="b")])
-        await other.write([PutMeta(key="c", value="d")])
-        store.close()
-        other.close()
-        assert metas(url) == {"store_id", "lease_key", "left_at", "c"}
-
-    asyncio.run(main())
+        await run.store.write([PutMeta(key="a", value="b")])
+        _, decision = await run.admit(nodes=("n1",))
+        assert decision.decision is Verdict.ADMIT
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_aggregator_that_lost_its_connection_to_nobody_goes_on(url: str) -> None:  # noqa: F811
-    async def main() -> None:
-        async with running(World("n1"), url) as run:
-            end_sessions(url)
-            await run.store.write([PutMeta(key="a", value="b")])
-            _, decision = await run.admit(nodes=("n1",))
-            assert decision.decision is Verdict.ADMIT
-
-    asyncio.run(main())
-
-
-def test_aggregator_that_is_at_rest_ends_when_another_took_over(tmp_path: Path) -> None:
-    async def main() -> None:
-        settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
-        async with aggregator(settings, Policy()) as (_, tasks):
-            taken_over(settings.database_url)
-            with pytest.raises(FencedError, match="writes nothing more and ends"):
-                await asyncio.wait_for(tasks.failure(), 10 * PATIENCE)
-
-    asyncio.run(main())
+async def test_aggregator_that_is_at_rest_ends_when_another_took_over(tmp_path: Path) -> None:
+    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
+    async with aggregator(settings, Policy()) as (_, tasks):
+        taken_over(settings.database_url)
+        with pytest.raises(FencedError, match="writes nothing more and ends"):
+            await asyncio.wait_for(tasks.failure(), 10 * PATIENCE)
 
 
 # --- one file, several names ------------------------------------------------------------------------------------------

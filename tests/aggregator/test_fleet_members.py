@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +81,19 @@ def test_a_person_lists_a_node_before_it_has_come_until_they_let_it_in(tmp_path:
     scenario(test, tmp_path)
 
 
-def test_names_of_gates_take_no_room_of_nodes_and_a_hook_that_speaks_makes_its_node_a_member() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock, max_nodes=2)
-        registry.set_executors({f"n{number}": "m" for number in range(5)})
-        assert list(registry.names()) == []
-        await joined(registry, clock, "real")
-        hook = Node(registry, clock, name="n0")
-        await registry.sync_executor("n0", "m", KEY, hook.request(state("n0")), 0.0)
-        assert list(registry.names()) == ["n0", "real"]
-        assert (registry.view("n1"), registry.near("n00")) == (None, "; did you mean n0?")
-        registry.set_executors({})
-        assert list(registry.names()) == ["n0", "real"]
-        assert registry.node("n1") is None, "nothing is left of a name that never spoke"
-
-    asyncio.run(run())
+async def test_names_of_gates_take_no_room_of_nodes_and_a_hook_that_speaks_makes_its_node_a_member() -> None:
+    clock = Clock()
+    registry = fleet(clock, max_nodes=2)
+    registry.set_executors({f"n{number}": "m" for number in range(5)})
+    assert list(registry.names()) == []
+    await joined(registry, clock, "real")
+    hook = Node(registry, clock, name="n0")
+    await registry.sync_executor("n0", "m", KEY, hook.request(state("n0")), 0.0)
+    assert list(registry.names()) == ["n0", "real"]
+    assert (registry.view("n1"), registry.near("n00")) == (None, "; did you mean n0?")
+    registry.set_executors({})
+    assert list(registry.names()) == ["n0", "real"]
+    assert registry.node("n1") is None, "nothing is left of a name that never spoke"
 
 
 def test_a_quarantined_node_that_reports_is_not_forgotten(tmp_path: Path) -> None:
@@ -116,20 +112,17 @@ def test_a_quarantined_node_that_reports_is_not_forgotten(tmp_path: Path) -> Non
     scenario(test, tmp_path)
 
 
-def test_a_quarantined_node_that_is_silent_is_forgotten_and_its_quarantine_is_told() -> None:
-    async def main() -> None:
-        async with running(World("n1", "n2")) as run:
-            await run.engine.quarantine("n1", QUARANTINE)
-            run.world.now += POLICY.silent_seconds
-            with pytest.raises(ConflictError, match=r"still reports \(last heard 60 s ago\)"):
-                await run.engine.forget("n1", "ops")
-            run.world.now += 1
-            assert (await run.engine.forget("n1", "ops")).quarantine == QUARANTINE
-            assert run.engine.quarantines() == {}
-            lifted = await run.store.read(lambda connection: read_history(connection, "n1", limit=10))
-            assert ("quarantine lifted", "the node was forgotten by ops") in [(one.kind, one.message) for one in lifted]
-
-    asyncio.run(main())
+async def test_a_quarantined_node_that_is_silent_is_forgotten_and_its_quarantine_is_told() -> None:
+    async with running(World("n1", "n2")) as run:
+        await run.engine.quarantine("n1", QUARANTINE)
+        run.world.now += POLICY.silent_seconds
+        with pytest.raises(ConflictError, match=r"still reports \(last heard 60 s ago\)"):
+            await run.engine.forget("n1", "ops")
+        run.world.now += 1
+        assert (await run.engine.forget("n1", "ops")).quarantine == QUARANTINE
+        assert run.engine.quarantines() == {}
+        lifted = await run.store.read(lambda connection: read_history(connection, "n1", limit=10))
+        assert ("quarantine lifted", "the node was forgotten by ops") in [(one.kind, one.message) for one in lifted]
 
 
 def test_what_goes_with_a_node_that_is_forgotten_is_said(tmp_path: Path) -> None:

@@ -112,39 +112,35 @@ def test_decisions_are_counted_with_reasons_of_the_catalogue_alone() -> None:
     assert found["healthd_gates_holding", ()] == 2
 
 
-def test_the_fleet_is_counted_by_health_age_and_owner_of_quarantine() -> None:
+async def test_the_fleet_is_counted_by_health_age_and_owner_of_quarantine() -> None:
     """Rival fault 10: unknown is visible as itself."""
-
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        for name in ("a", "b"):
-            await Node(registry, clock, name=name).join(state(name, status=Status.FAIL if name == "b" else Status.PASS))
-        drilled = dataclasses.replace(state("d", status=Status.FAIL), faults=("matmul=fail",))
-        await Node(registry, clock, name="d").join(drilled)
-        registry.load("never", key_hash=None, pool=None)
-        registry.set_quarantine("b", Quarantine(reason="x", owner="o", owner_kind="rule", since=0.0, until=None))
-        clock.now += 12
-        found = samples(make(registry))
-        counts = {
-            tuple(label for _, label in labels): value
-            for (name, labels), value in found.items()
-            if name == "healthd_fleet_nodes"
-        }
-        assert counts == {
-            **{(health.value, injected): 0 for health in Health for injected in ("true", "false")},
-            ("healthy", "false"): 1,
-            ("unknown", "false"): 1,
-            ("unhealthy", "false"): 1,
-            ("unhealthy", "true"): 1,
-        }
-        assert found["healthd_fleet_nodes_heard", (("within_seconds", "10"),)] == 0
-        assert found["healthd_fleet_nodes_heard", (("within_seconds", "15"),)] == 3
-        assert found["healthd_fleet_node_age_max_seconds", ()] == 12
-        assert found["healthd_quarantined_nodes", (("owner_kind", "rule"),)] == 1
-        assert found["healthd_quarantined_nodes", (("owner_kind", "person"),)] == 0
-
-    asyncio.run(run())
+    clock = Clock()
+    registry = fleet(clock)
+    for name in ("a", "b"):
+        await Node(registry, clock, name=name).join(state(name, status=Status.FAIL if name == "b" else Status.PASS))
+    drilled = dataclasses.replace(state("d", status=Status.FAIL), faults=("matmul=fail",))
+    await Node(registry, clock, name="d").join(drilled)
+    registry.load("never", key_hash=None, pool=None)
+    registry.set_quarantine("b", Quarantine(reason="x", owner="o", owner_kind="rule", since=0.0, until=None))
+    clock.now += 12
+    found = samples(make(registry))
+    counts = {
+        tuple(label for _, label in labels): value
+        for (name, labels), value in found.items()
+        if name == "healthd_fleet_nodes"
+    }
+    assert counts == {
+        **{(health.value, injected): 0 for health in Health for injected in ("true", "false")},
+        ("healthy", "false"): 1,
+        ("unknown", "false"): 1,
+        ("unhealthy", "false"): 1,
+        ("unhealthy", "true"): 1,
+    }
+    assert found["healthd_fleet_nodes_heard", (("within_seconds", "10"),)] == 0
+    assert found["healthd_fleet_nodes_heard", (("within_seconds", "15"),)] == 3
+    assert found["healthd_fleet_node_age_max_seconds", ()] == 12
+    assert found["healthd_quarantined_nodes", (("owner_kind", "rule"),)] == 1
+    assert found["healthd_quarantined_nodes", (("owner_kind", "person"),)] == 0
 
 
 def test_what_ordered_runs_cost_is_counted_in_device_seconds() -> None:

@@ -44,48 +44,39 @@ def fleet(size: int) -> list[str]:
     return [f"n{i:02}" for i in range(size)]
 
 
-def test_quarantined_nodes_that_are_gone_leave_their_places_below_the_breaker_to_others() -> None:
-    async def main() -> None:
-        async with running(World(*fleet(30))) as run:
-            for name in ("n00", "n01", "n02"):
-                measured(run, name, with_wrong(1.0), after=1.0)
-            await run.engine.run_once()
-            await lives_on(run, *fleet(30)[3:], days=1.5)
-            measured(run, "n03", with_wrong(1.0))
-            await run.engine.run_once()
-            assert kept(run, "n03") is not None
-            assert run.engine.breakers() == {}
-            assert kept(run, "n00") is not None, "it is kept out as before"
-
-    asyncio.run(main())
+async def test_quarantined_nodes_that_are_gone_leave_their_places_below_the_breaker_to_others() -> None:
+    async with running(World(*fleet(30))) as run:
+        for name in ("n00", "n01", "n02"):
+            measured(run, name, with_wrong(1.0), after=1.0)
+        await run.engine.run_once()
+        await lives_on(run, *fleet(30)[3:], days=1.5)
+        measured(run, "n03", with_wrong(1.0))
+        await run.engine.run_once()
+        assert kept(run, "n03") is not None
+        assert run.engine.breakers() == {}
+        assert kept(run, "n00") is not None, "it is kept out as before"
 
 
-def test_names_of_nodes_that_are_gone_do_not_make_a_pool_large() -> None:
-    async def main() -> None:
-        async with running(World(*fleet(40))) as run:
-            await lives_on(run, *fleet(10), days=1.5)
-            for name in ("n00", "n01", "n02"):
-                measured(run, name, with_wrong(1.0), after=1.0)
-            await run.engine.run_once()
-            assert [name for name in fleet(10) if kept(run, name)] == ["n00", "n01"]
-            assert "rules keep 2 of 10 nodes out and may keep 2" in run.engine.breakers()["a"].reason
-
-    asyncio.run(main())
+async def test_names_of_nodes_that_are_gone_do_not_make_a_pool_large() -> None:
+    async with running(World(*fleet(40))) as run:
+        await lives_on(run, *fleet(10), days=1.5)
+        for name in ("n00", "n01", "n02"):
+            measured(run, name, with_wrong(1.0), after=1.0)
+        await run.engine.run_once()
+        assert [name for name in fleet(10) if kept(run, name)] == ["n00", "n01"]
+        assert "rules keep 2 of 10 nodes out and may keep 2" in run.engine.breakers()["a"].reason
 
 
-def test_after_a_restart_who_has_not_spoken_yet_still_counts_and_who_was_gone_does_not(tmp_path: Path) -> None:
-    async def main() -> None:
-        url, world = f"sqlite:///{tmp_path}/a.db", World(*fleet(40))
-        async with running(world, url) as run:
-            await lives_on(run, *fleet(30), days=1.5)
-            await pruned(run)
-        world.now += 10 * DAY  # nobody listened: that is no silence of theirs
-        async with running(world, url, hear=False) as run:
-            measured(run, "n00", with_wrong(1.0))
-            await run.engine.run_once()
-            assert run.engine._memory.rules.breakers.room(world.now, "a").size == 30
-
-    asyncio.run(main())
+async def test_after_a_restart_who_has_not_spoken_yet_still_counts_and_who_was_gone_does_not(tmp_path: Path) -> None:
+    url, world = f"sqlite:///{tmp_path}/a.db", World(*fleet(40))
+    async with running(world, url) as run:
+        await lives_on(run, *fleet(30), days=1.5)
+        await pruned(run)
+    world.now += 10 * DAY  # nobody listened: that is no silence of theirs
+    async with running(world, url, hear=False) as run:
+        measured(run, "n00", with_wrong(1.0))
+        await run.engine.run_once()
+        assert run.engine._memory.rules.breakers.room(world.now, "a").size == 30
 
 
 async def pruned(run: Running) -> None:
@@ -94,31 +85,28 @@ async def pruned(run: Running) -> None:
     await run.engine.run_once()
 
 
-def test_a_node_silent_for_weeks_is_forgotten_quarantined_by_rule_or_not(tmp_path: Path) -> None:
-    async def main() -> None:
-        url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "bad", "quiet", "kept", "leased", "twice")
-        async with running(world, url) as run:
-            measured(run, "bad", with_wrong(1.0))
-            word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=None)
-            await run.engine.quarantine("kept", word)
-            await run.admit(nodes=("leased",))
-            assert kept(run, "bad") is not None
-            world.daemons["twice"].duplicate = True
-            await lives_on(run, "n1", days=27)
-            await pruned(run)
-            assert sorted(world.daemons) == ["bad", "kept", "leased", "n1", "quiet", "twice"]
-            await lives_on(run, "n1", days=1.5)
-            await pruned(run)
-            # A person's word, a job's node, and a name that two claim stay.
-            assert sorted(world.daemons) == ["kept", "leased", "n1", "twice"]
-            assert sorted(row.node for row in run.store.load().nodes) == ["kept", "leased", "n1", "twice"]
-            assert "bad" not in run.engine.quarantines()
-            assert "forgotten" in await kinds(run, "bad")
-            world.add("bad", results=with_wrong())
-            await run.engine.run_once()
-            assert kept(run, "bad") is not None, "what is latched on the machine is not forgotten"
-
-    asyncio.run(main())
+async def test_a_node_silent_for_weeks_is_forgotten_quarantined_by_rule_or_not(tmp_path: Path) -> None:
+    url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "bad", "quiet", "kept", "leased", "twice")
+    async with running(world, url) as run:
+        measured(run, "bad", with_wrong(1.0))
+        word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=None)
+        await run.engine.quarantine("kept", word)
+        await run.admit(nodes=("leased",))
+        assert kept(run, "bad") is not None
+        world.daemons["twice"].duplicate = True
+        await lives_on(run, "n1", days=27)
+        await pruned(run)
+        assert sorted(world.daemons) == ["bad", "kept", "leased", "n1", "quiet", "twice"]
+        await lives_on(run, "n1", days=1.5)
+        await pruned(run)
+        # A person's word, a job's node, and a name that two claim stay.
+        assert sorted(world.daemons) == ["kept", "leased", "n1", "twice"]
+        assert sorted(row.node for row in run.store.load().nodes) == ["kept", "leased", "n1", "twice"]
+        assert "bad" not in run.engine.quarantines()
+        assert "forgotten" in await kinds(run, "bad")
+        world.add("bad", results=with_wrong())
+        await run.engine.run_once()
+        assert kept(run, "bad") is not None, "what is latched on the machine is not forgotten"
 
 
 def test_days_until_a_node_is_forgotten_are_bounded() -> None:
@@ -140,67 +128,58 @@ def test_nodes_that_are_gone_take_no_place_of_those_that_can_be_taken_out() -> N
     assert list(make_plan(NOW, fleet_of(person), frozenset()).out) == ["dead9"]
 
 
-def test_nodes_that_the_scheduler_does_not_know_take_no_place_either() -> None:
+async def test_nodes_that_the_scheduler_does_not_know_take_no_place_either() -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler)
 
-    async def play() -> None:
-        scene.quarantine(*(f"stranger{i}" for i in range(6)))
+    scene.quarantine(*(f"stranger{i}" for i in range(6)))
+    await scene.hand.turn()
+    assert scheduler.marks == {}
+    scene.suspects.update({f"n{i}": suspect(f"n{i}", kept_out(since=NOW)) for i in range(3)})
+    for _ in range(2):  # four are tried in the first turn, and two more in the second
         await scene.hand.turn()
-        assert scheduler.marks == {}
-        scene.suspects.update({f"n{i}": suspect(f"n{i}", kept_out(since=NOW)) for i in range(3)})
-        for _ in range(2):  # four are tried in the first turn, and two more in the second
-            await scene.hand.turn()
-        assert sorted(scheduler.marks) == ["n0", "n1", "n2"]
-
-    asyncio.run(play())
+    assert sorted(scheduler.marks) == ["n0", "n1", "n2"]
 
 
-def test_mark_on_a_node_that_was_forgotten_stays_until_the_node_speaks() -> None:
+async def test_mark_on_a_node_that_was_forgotten_stays_until_the_node_speaks() -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler)
     heard = {"n1"}
     look = scene.hand._look
     scene.hand._look = lambda told: dataclasses.replace(look(told), knows=heard.__contains__)
 
-    async def play() -> None:
-        scene.quarantine("n1")
-        await scene.hand.turn()
-        scene.suspects.clear()
-        heard.clear()
-        await scene.hand.turn()
-        assert sorted(scheduler.marks) == ["n1"], "nobody is there to speak for it"
-        heard.add("n1")
-        await scene.hand.turn()
-        assert scheduler.marks == {}
-
-    asyncio.run(play())
+    scene.quarantine("n1")
+    await scene.hand.turn()
+    scene.suspects.clear()
+    heard.clear()
+    await scene.hand.turn()
+    assert sorted(scheduler.marks) == ["n1"], "nobody is there to speak for it"
+    heard.add("n1")
+    await scene.hand.turn()
+    assert scheduler.marks == {}
 
 
 # --- a database that does not know its fleet yet --------------------------------------------------------------------
 
 
-def test_fresh_database_gives_nothing_back_until_it_has_proved_itself(tmp_path: Path) -> None:
-    async def main() -> None:
-        policy = dataclasses.replace(POLICY, tuning=Tuning())
-        world = World()
-        async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
-            assert observe(run.engine, world, {}).unsure, "nobody was heard: that nothing is quarantined proves nothing"
-            world.add("n1")
-            world.now += policy.tuning.settle_seconds + 1
-            world.sync("n1")
-            await run.engine.run_once()
-            assert observe(run.engine, world, {}).unsure
-            world.now += policy.recovery_seconds
-            world.sync("n1")
-            await run.engine.run_once()
-            assert not observe(run.engine, world, {}).unsure
-        async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
-            assert observe(run.engine, world, {}).unsure, "it has just started"
-            world.now += policy.tuning.settle_seconds + 1
-            assert not observe(run.engine, world, {}).unsure
-
-    asyncio.run(main())
+async def test_fresh_database_gives_nothing_back_until_it_has_proved_itself(tmp_path: Path) -> None:
+    policy = dataclasses.replace(POLICY, tuning=Tuning())
+    world = World()
+    async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
+        assert observe(run.engine, world, {}).unsure, "nobody was heard: that nothing is quarantined proves nothing"
+        world.add("n1")
+        world.now += policy.tuning.settle_seconds + 1
+        world.sync("n1")
+        await run.engine.run_once()
+        assert observe(run.engine, world, {}).unsure
+        world.now += policy.recovery_seconds
+        world.sync("n1")
+        await run.engine.run_once()
+        assert not observe(run.engine, world, {}).unsure
+    async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
+        assert observe(run.engine, world, {}).unsure, "it has just started"
+        world.now += policy.tuning.settle_seconds + 1
+        assert not observe(run.engine, world, {}).unsure
 
 
 def test_aggregator_that_has_lost_its_database_leaves_the_marks_of_the_one_before_it(tmp_path: Path) -> None:
@@ -237,16 +216,13 @@ def test_aggregator_that_has_lost_its_database_leaves_the_marks_of_the_one_befor
         asyncio.run(asyncio.wait_for(main(kube), 30 * PATIENCE))
 
 
-def test_what_this_process_took_out_itself_is_given_back_however_new_its_database_is() -> None:
+async def test_what_this_process_took_out_itself_is_given_back_however_new_its_database_is() -> None:
     scheduler = Scheduler(marks={"n0": "of before"})
     scene = Scene(scheduler)
     scene.unsure = True
 
-    async def play() -> None:
-        scene.quarantine("n1")
-        await scene.hand.turn()
-        scene.suspects.clear()
-        await scene.hand.turn()
-        assert sorted(scheduler.marks) == ["n0"]
-
-    asyncio.run(play())
+    scene.quarantine("n1")
+    await scene.hand.turn()
+    scene.suspects.clear()
+    await scene.hand.turn()
+    assert sorted(scheduler.marks) == ["n0"]

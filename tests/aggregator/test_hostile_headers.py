@@ -60,52 +60,40 @@ def paths(app: FastAPI) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-def test_no_header_makes_any_path_fail(tmp_path: Path, tokens: bool) -> None:
-    async def main() -> None:
-        async with application(tmp_path, tokens=tokens) as (whole, app):
-            for method, path in paths(app):
-                for header in HOSTILE:
-                    status, text = await call(whole, method, path, [header])
-                    assert status < 500, (method, path, header, text)
-                for query in QUERIES:
-                    status, text = await call(whole, method, path, query=query)
-                    assert status < 500, (method, path, query, text)
-
-    asyncio.run(main())
+async def test_no_header_makes_any_path_fail(tmp_path: Path, tokens: bool) -> None:
+    async with application(tmp_path, tokens=tokens) as (whole, app):
+        for method, path in paths(app):
+            for header in HOSTILE:
+                status, text = await call(whole, method, path, [header])
+                assert status < 500, (method, path, header, text)
+            for query in QUERIES:
+                status, text = await call(whole, method, path, query=query)
+                assert status < 500, (method, path, query, text)
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-def test_host_header_without_a_host_is_400_and_named(tmp_path: Path, tokens: bool) -> None:
-    async def main() -> None:
-        async with application(tmp_path, tokens=tokens) as (whole, _app):
-            for header in NO_HOST:
-                for method, path in (("POST", "/v1/gates"), ("GET", "/v1/nodes"), ("POST", "/log-in"), ("GET", "/")):
-                    status, text = await call(whole, method, path, [header])
-                    assert status == 400, (method, path, header, text)
-                    assert "Host header" in text, text
-
-    asyncio.run(main())
+async def test_host_header_without_a_host_is_400_and_named(tmp_path: Path, tokens: bool) -> None:
+    async with application(tmp_path, tokens=tokens) as (whole, _app):
+        for header in NO_HOST:
+            for method, path in (("POST", "/v1/gates"), ("GET", "/v1/nodes"), ("POST", "/log-in"), ("GET", "/")):
+                status, text = await call(whole, method, path, [header])
+                assert status == 400, (method, path, header, text)
+                assert "Host header" in text, text
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-def test_origin_that_is_no_url_is_400_and_named(tmp_path: Path, tokens: bool) -> None:
-    async def main() -> None:
-        async with application(tmp_path, tokens=tokens) as (whole, _app):
-            for header in NO_ORIGIN:
-                status, text = await call(whole, "POST", "/log-in", [header])
+async def test_origin_that_is_no_url_is_400_and_named(tmp_path: Path, tokens: bool) -> None:
+    async with application(tmp_path, tokens=tokens) as (whole, _app):
+        for header in NO_ORIGIN:
+            status, text = await call(whole, "POST", "/log-in", [header])
+            assert (status, "Origin header" in text) == (400, True), text
+            if not tokens:
+                status, text = await call(whole, "POST", "/v1/gates", [header])
                 assert (status, "Origin header" in text) == (400, True), text
-                if not tokens:
-                    status, text = await call(whole, "POST", "/v1/gates", [header])
-                    assert (status, "Origin header" in text) == (400, True), text
-
-    asyncio.run(main())
 
 
-def test_log_in_that_is_to_lead_to_no_path_leads_to_the_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        form = (b"content-type", b"application/x-www-form-urlencoded")
-        async with application(tmp_path, tokens=False) as (whole, _app):
-            status, _ = await call(whole, "POST", "/log-in", [form], body=b"next=//[&token=x")
-            assert status == 303
-
-    asyncio.run(main())
+async def test_log_in_that_is_to_lead_to_no_path_leads_to_the_start(tmp_path: Path) -> None:
+    form = (b"content-type", b"application/x-www-form-urlencoded")
+    async with application(tmp_path, tokens=False) as (whole, _app):
+        status, _ = await call(whole, "POST", "/log-in", [form], body=b"next=//[&token=x")
+        assert status == 303

@@ -122,9 +122,9 @@ def test_other_names_count_where_the_token_covers_them(tmp_path: Path) -> None:
 
 def test_hook_that_executes_speaks_for_the_tokens_nodes_alone(tmp_path: Path) -> None:
     async def test(client: Callable[[str], httpx.AsyncClient]) -> None:
-        refused = await sync(client("b-nodes"), "trn-a-1", OTHER_KEY, query="?wait=0&executor=pod-1")
+        refused = await sync(client("b-hooks"), "trn-a-1", OTHER_KEY, query="?wait=0&executor=pod-1")
         assert refused.status_code == 403
-        own = await sync(client("b-nodes"), "trn-b-1", OTHER_KEY, query="?wait=0&executor=pod-1")
+        own = await sync(client("b-hooks"), "trn-b-1", OTHER_KEY, query="?wait=0&executor=pod-1")
         assert own.json()["title"] == "NotExecutor", "its own is judged by the gate"
 
     scenario(test, tmp_path)
@@ -365,7 +365,7 @@ def test_hook_speaks_as_executor_and_never_as_the_daemon(tmp_path: Path) -> None
     async def test(pods: Pods) -> None:
         hook = pods.server.token(HOOKS, node="n2", pod="train-0-a")
         refused = await pods.sync(hook, "n2")
-        assert (refused.status_code, "does not speak for the daemon of node n2" in refused.json()["detail"]) == (
+        assert (refused.status_code, "lacks scope 'sync'" in refused.json()["detail"]) == (
             403,
             True,
         )

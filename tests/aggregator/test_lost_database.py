@@ -88,78 +88,66 @@ async def told(folder: Path, word: Quarantine) -> Node:
 
 @OWNERS
 @pytest.mark.parametrize("syncs", [1, 2, 3], ids=["one sync a pass", "two", "three"])
-def test_node_tells_its_quarantine_however_many_syncs_come_before_the_first_pass(
+async def test_node_tells_its_quarantine_however_many_syncs_come_before_the_first_pass(
     tmp_path: Path, word: Quarantine, syncs: int
 ) -> None:
-    async def main() -> None:
-        node = await told(tmp_path, word)
-        async with aggregator() as empty:
-            for _ in range(3):
-                for _ in range(syncs):
-                    await node.sync(empty)
-                await empty.engine.run_once()
-            assert empty.says() == word.owner_kind
-            assert node.book.quarantine is not None
-            assert word.reason in node.book.quarantine.reason
-
-    asyncio.run(main())
-
-
-@OWNERS
-def test_node_whose_first_sync_brings_no_state_tells_its_quarantine(tmp_path: Path, word: Quarantine) -> None:
-    """As behind a proxy, which keeps the node's connection while the aggregator is replaced."""
-
-    async def main() -> None:
-        node = await told(tmp_path, word)
-        async with aggregator() as former:
-            await node.sync(former)  # whose answer makes no statement; it knows the state now
-        async with aggregator() as empty:
-            assert node.client.compose().state is None
-            for _ in range(3):
+    node = await told(tmp_path, word)
+    async with aggregator() as empty:
+        for _ in range(3):
+            for _ in range(syncs):
                 await node.sync(empty)
-                await empty.engine.run_once()
-            assert empty.says() == word.owner_kind
-
-    asyncio.run(main())
+            await empty.engine.run_once()
+        assert empty.says() == word.owner_kind
+        assert node.book.quarantine is not None
+        assert word.reason in node.book.quarantine.reason
 
 
 @OWNERS
-def test_daemon_that_restarts_before_its_first_sync_tells_its_quarantine(tmp_path: Path, word: Quarantine) -> None:
+async def test_node_whose_first_sync_brings_no_state_tells_its_quarantine(tmp_path: Path, word: Quarantine) -> None:
+    """As behind a proxy, which keeps the node's connection while the aggregator is replaced."""
+    node = await told(tmp_path, word)
+    async with aggregator() as former:
+        await node.sync(former)  # whose answer makes no statement; it knows the state now
+    async with aggregator() as empty:
+        assert node.client.compose().state is None
+        for _ in range(3):
+            await node.sync(empty)
+            await empty.engine.run_once()
+        assert empty.says() == word.owner_kind
+
+
+@OWNERS
+async def test_daemon_that_restarts_before_its_first_sync_tells_its_quarantine(
+    tmp_path: Path, word: Quarantine
+) -> None:
     """As after a power failure of the whole site."""
-
-    async def main() -> None:
-        node = await told(tmp_path, word)
-        node.file.save()
-        async with aggregator() as empty:
-            again = Node(tmp_path)
-            for _ in range(3):
-                await again.sync(empty)
-                await empty.engine.run_once()
-            assert empty.says() == word.owner_kind
-
-    asyncio.run(main())
+    node = await told(tmp_path, word)
+    node.file.save()
+    async with aggregator() as empty:
+        again = Node(tmp_path)
+        for _ in range(3):
+            await again.sync(empty)
+            await empty.engine.run_once()
+        assert empty.says() == word.owner_kind
 
 
 @OWNERS
-def test_quarantine_ended_while_the_node_was_away_is_not_taken_from_it(tmp_path: Path, word: Quarantine) -> None:
-    async def main() -> None:
-        url = f"sqlite:///{tmp_path}/a.db"
-        async with aggregator(url) as former:
-            node = Node(tmp_path)
-            await node.sync(former)
-            await former.engine.run_once()
-            former.registry.set_quarantine("n1", word)
-            await node.sync(former)
-        node.file.save()
-        async with aggregator(url) as same:
-            for again in (node, Node(tmp_path)):
-                for _ in range(3):
-                    await again.sync(same)
-                    await same.engine.run_once()
-                assert same.says() is None
-                assert again.book.quarantine is None
-
-    asyncio.run(main())
+async def test_quarantine_ended_while_the_node_was_away_is_not_taken_from_it(tmp_path: Path, word: Quarantine) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with aggregator(url) as former:
+        node = Node(tmp_path)
+        await node.sync(former)
+        await former.engine.run_once()
+        former.registry.set_quarantine("n1", word)
+        await node.sync(former)
+    node.file.save()
+    async with aggregator(url) as same:
+        for again in (node, Node(tmp_path)):
+            for _ in range(3):
+                await again.sync(same)
+                await same.engine.run_once()
+            assert same.says() is None
+            assert again.book.quarantine is None
 
 
 def copied_at(folder: Path, at: float) -> None:
@@ -169,47 +157,41 @@ def copied_at(folder: Path, at: float) -> None:
 
 
 @OWNERS
-def test_quarantine_that_began_after_an_old_copy_was_made_is_taken_from_the_node(
+async def test_quarantine_that_began_after_an_old_copy_was_made_is_taken_from_the_node(
     tmp_path: Path, word: Quarantine
 ) -> None:
-    async def main() -> None:
-        url = f"sqlite:///{tmp_path}/a.db"
-        async with aggregator(url) as former:
-            node = Node(tmp_path)
-            await node.sync(former)
-            await former.engine.run_once()
-            former.registry.set_quarantine("n1", dataclasses.replace(word, since=time.time() - 1800))
-            await node.sync(former)
-        copied_at(tmp_path, time.time() - 3600)
-        async with aggregator(url) as restored:
-            for _ in range(3):
-                await node.sync(restored)
-                await restored.engine.run_once()
-            assert restored.says() == word.owner_kind
-            assert node.book.quarantine is not None
-            assert word.reason in node.book.quarantine.reason
-            # Only once: what a person says afterwards counts.
-            said = restored.engine.quarantine("n1", None, why="by ada")
-            await asyncio.gather(said, restored.engine.run_once())
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with aggregator(url) as former:
+        node = Node(tmp_path)
+        await node.sync(former)
+        await former.engine.run_once()
+        former.registry.set_quarantine("n1", dataclasses.replace(word, since=time.time() - 1800))
+        await node.sync(former)
+    copied_at(tmp_path, time.time() - 3600)
+    async with aggregator(url) as restored:
+        for _ in range(3):
+            await node.sync(restored)
             await restored.engine.run_once()
-            assert restored.says() is None
+        assert restored.says() == word.owner_kind
+        assert node.book.quarantine is not None
+        assert word.reason in node.book.quarantine.reason
+        # Only once: what a person says afterwards counts.
+        said = restored.engine.quarantine("n1", None, why="by ada")
+        await asyncio.gather(said, restored.engine.run_once())
+        await restored.engine.run_once()
+        assert restored.says() is None
 
-    asyncio.run(main())
 
-
-def test_quarantines_that_the_database_should_know_show_that_it_is_an_old_copy(tmp_path: Path) -> None:
-    async def main() -> None:
-        url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "n2", "n3")
-        async with running(world, url):
-            pass
-        copied_at(tmp_path, world.now - 3600)
-        for name in ("n1", "n2"):
-            world.renew(name, quarantine=dataclasses.replace(PERSON, since=world.now - 1800))
-            world.daemons[name].issuer = world.issuer
-        async with running(world, url) as run:
-            assert "quarantines that this database does not know" in (run.engine.recovering() or "")
-
-    asyncio.run(main())
+async def test_quarantines_that_the_database_should_know_show_that_it_is_an_old_copy(tmp_path: Path) -> None:
+    url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "n2", "n3")
+    async with running(world, url):
+        pass
+    copied_at(tmp_path, world.now - 3600)
+    for name in ("n1", "n2"):
+        world.renew(name, quarantine=dataclasses.replace(PERSON, since=world.now - 1800))
+        world.daemons[name].issuer = world.issuer
+    async with running(world, url) as run:
+        assert "quarantines that this database does not know" in (run.engine.recovering() or "")
 
 
 def lost(world: World, name: str, word: Quarantine, *, confirmed: bool = True) -> None:
@@ -219,123 +201,99 @@ def lost(world: World, name: str, word: Quarantine, *, confirmed: bool = True) -
     world.daemons[name].confirmed = confirmed
 
 
-def test_rules_quarantines_are_taken_over_whatever_share_of_the_pool_has_come() -> None:
+async def test_rules_quarantines_are_taken_over_whatever_share_of_the_pool_has_come() -> None:
     """They were within the limit of the whole pool, of which the quarantined nodes may be the first to come."""
-
-    async def main() -> None:
-        world = World()
-        async with running(world) as run:
-            for i in range(6):
-                world.add(f"n{i}")
-                lost(world, f"n{i}", SOFT if i % 2 else HARD, confirmed=i > 3)
-                await run.engine.run_once()
-            assert [name for name in sorted(world.daemons) if kept(run, name)] == sorted(world.daemons)
-            assert run.engine.breakers() == {}
-
-    asyncio.run(main())
-
-
-def test_rules_quarantine_that_only_had_time_to_pass_ends_at_that_time() -> None:
-    async def main() -> None:
-        world = World("n1", "n2")
-        until = world.now + 300
-        lost(world, "n1", dataclasses.replace(HARD, until=until))
-        lost(world, "n2", dataclasses.replace(HARD, until=world.now - 1))
-        async with running(world) as run:
-            found = kept(run, "n1")
-            assert found is not None
-            assert (found.owner, found.until) == ("rule:hard", until)
-            assert kept(run, "n2") is None
-            measured(run, "n1", good_results(1.0), after=301)
+    world = World()
+    async with running(world) as run:
+        for i in range(6):
+            world.add(f"n{i}")
+            lost(world, f"n{i}", SOFT if i % 2 else HARD, confirmed=i > 3)
             await run.engine.run_once()
-            assert kept(run, "n1") is None
-
-    asyncio.run(main())
-
-
-def test_rules_quarantine_is_taken_over_once() -> None:
-    async def main() -> None:
-        world = World("n1")
-        lost(world, "n1", HARD)
-        async with running(world) as run:
-            await run.engine.quarantine("n1", None, why="by ada")
-            measured(run, "n1", good_results(1.0))
-            await run.engine.run_once()
-            assert kept(run, "n1") is None
-            assert (await kinds(run, "n1")).count("quarantined") == 1
-
-    asyncio.run(main())
+        assert [name for name in sorted(world.daemons) if kept(run, name)] == sorted(world.daemons)
+        assert run.engine.breakers() == {}
 
 
-def test_quarantine_that_a_person_ended_does_not_come_back_when_memory_is_read_anew() -> None:
+async def test_rules_quarantine_that_only_had_time_to_pass_ends_at_that_time() -> None:
+    world = World("n1", "n2")
+    until = world.now + 300
+    lost(world, "n1", dataclasses.replace(HARD, until=until))
+    lost(world, "n2", dataclasses.replace(HARD, until=world.now - 1))
+    async with running(world) as run:
+        found = kept(run, "n1")
+        assert found is not None
+        assert (found.owner, found.until) == ("rule:hard", until)
+        assert kept(run, "n2") is None
+        measured(run, "n1", good_results(1.0), after=301)
+        await run.engine.run_once()
+        assert kept(run, "n1") is None
+
+
+async def test_rules_quarantine_is_taken_over_once() -> None:
+    world = World("n1")
+    lost(world, "n1", HARD)
+    async with running(world) as run:
+        await run.engine.quarantine("n1", None, why="by ada")
+        measured(run, "n1", good_results(1.0))
+        await run.engine.run_once()
+        assert kept(run, "n1") is None
+        assert (await kinds(run, "n1")).count("quarantined") == 1
+
+
+async def test_quarantine_that_a_person_ended_does_not_come_back_when_memory_is_read_anew() -> None:
     """From the last word of a node that has been switched off since."""
-
-    async def main() -> None:
-        world = World("n1", "n2")
-        lost(world, "n1", PERSON)
-        async with running(world) as run:
-            assert kept(run, "n1") == PERSON
-            await run.engine.quarantine("n1", None, why="by ada")
+    world = World("n1", "n2")
+    lost(world, "n1", PERSON)
+    async with running(world) as run:
+        assert kept(run, "n1") == PERSON
+        await run.engine.quarantine("n1", None, why="by ada")
+        await run.engine.run_once()
+        run.engine._stale = True  # as after a write that failed
+        for _ in range(3):
             await run.engine.run_once()
-            run.engine._stale = True  # as after a write that failed
-            for _ in range(3):
-                await run.engine.run_once()
-            assert kept(run, "n1") is None
-
-    asyncio.run(main())
+        assert kept(run, "n1") is None
 
 
-def test_persons_quarantine_whose_take_over_was_not_written_is_taken_over_again(tmp_path: Path) -> None:
+async def test_persons_quarantine_whose_take_over_was_not_written_is_taken_over_again(tmp_path: Path) -> None:
     """Behind a rule's, which is on disk."""
-
-    async def main() -> None:
-        world = World("n1", "n2")
-        async with running(world, f"sqlite:///{tmp_path}/a.db") as run:
-            await run.engine.quarantine("n1", dataclasses.replace(HARD, since=world.now))
-            moved = (tmp_path / "a.db").rename(tmp_path / "away.db")
-            lost(world, "n1", PERSON)
-            run.world.tell("n1")
-            await run.engine.run_once()
-            moved.rename(tmp_path / "a.db")
-            assert await run.engine._rebuild()
-            assert (found := kept(run, "n1")) is None or found.owner_kind == "rule"
-            world.now += 5
-            run.world.tell("n1")
-            await run.engine.run_once()
-            assert kept(run, "n1") == PERSON
-
-    asyncio.run(main())
+    world = World("n1", "n2")
+    async with running(world, f"sqlite:///{tmp_path}/a.db") as run:
+        await run.engine.quarantine("n1", dataclasses.replace(HARD, since=world.now))
+        moved = (tmp_path / "a.db").rename(tmp_path / "away.db")
+        lost(world, "n1", PERSON)
+        run.world.tell("n1")
+        await run.engine.run_once()
+        moved.rename(tmp_path / "a.db")
+        assert await run.engine._rebuild()
+        assert (found := kept(run, "n1")) is None or found.owner_kind == "rule"
+        world.now += 5
+        run.world.tell("n1")
+        await run.engine.run_once()
+        assert kept(run, "n1") == PERSON
 
 
-def test_rules_quarantine_is_kept_behind_a_persons_that_came_first(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World("n1", "n2")
-        async with running(world) as run:
-            word = dataclasses.replace(PERSON, until=world.now + DAY)
-            await run.engine.quarantine("n1", word)
-            lost(world, "n1", HARD)
-            measured(run, "n1", good_results(1.0))
-            await run.engine.run_once()
-            assert kept(run, "n1") == word
-            measured(run, "n1", good_results(1.0), after=2 * DAY)
-            await run.engine.run_once()
-            found = kept(run, "n1")
-            assert found is not None
-            assert found.owner == "rule:hard"
-
-    asyncio.run(main())
-
-
-def test_fault_that_the_first_state_shows_again_is_one_quarantine() -> None:
-    async def main() -> None:
-        world = World("n1", "n2")
+async def test_rules_quarantine_is_kept_behind_a_persons_that_came_first(tmp_path: Path) -> None:
+    world = World("n1", "n2")
+    async with running(world) as run:
+        word = dataclasses.replace(PERSON, until=world.now + DAY)
+        await run.engine.quarantine("n1", word)
         lost(world, "n1", HARD)
-        world.renew("n1", results=with_wrong())
-        async with running(world) as run:
-            await run.settle()
-            assert kept(run, "n1") is not None
-            record = run.engine.remembered("n1")
-            assert record is not None
-            assert record.repeats == 1
+        measured(run, "n1", good_results(1.0))
+        await run.engine.run_once()
+        assert kept(run, "n1") == word
+        measured(run, "n1", good_results(1.0), after=2 * DAY)
+        await run.engine.run_once()
+        found = kept(run, "n1")
+        assert found is not None
+        assert found.owner == "rule:hard"
 
-    asyncio.run(main())
+
+async def test_fault_that_the_first_state_shows_again_is_one_quarantine() -> None:
+    world = World("n1", "n2")
+    lost(world, "n1", HARD)
+    world.renew("n1", results=with_wrong())
+    async with running(world) as run:
+        await run.settle()
+        assert kept(run, "n1") is not None
+        record = run.engine.remembered("n1")
+        assert record is not None
+        assert record.repeats == 1

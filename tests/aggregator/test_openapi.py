@@ -94,7 +94,7 @@ def test_a_body_takes_no_other_members_and_an_answer_has_all_of_its_own() -> Non
     assert "hostname" not in schemas["NodeState"]["required"]
 
 
-def test_each_path_takes_the_scope_that_it_names_and_no_lesser_one(tmp_path: Path) -> None:
+async def test_each_path_takes_the_scope_that_it_names_and_no_lesser_one(tmp_path: Path) -> None:
     file, made = tokens(tmp_path, **{scope.value: scope for scope in Scope})
 
     async def status(client: httpx.AsyncClient, method: str, path: str, token: str | None) -> int:
@@ -102,36 +102,30 @@ def test_each_path_takes_the_scope_that_it_names_and_no_lesser_one(tmp_path: Pat
         named = re.sub(r"\{\w+\}", "nobody", path)
         return (await client.request(method, named, headers=headers)).status_code
 
-    async def main() -> None:
-        async with running(tmp_path, token_file=file, preflight=True) as client:
-            for method, path, told in (one.values for one in OPERATIONS):
-                if "security" not in told:
-                    assert await status(client, method, path, None) == 200
-                    continue
-                needed = told["security"][0]["token"][0]
-                assert await status(client, method, path, None) == 401, (method, path)
-                assert await status(client, method, path, "not-a-token-of-this-file") == 401, (method, path)
-                for scope in Scope:
-                    # Without a body, a key or a thing of this name the next answer is another one than 403.
-                    answered = await status(client, method, path, made[scope.value])
-                    assert (answered == 403) == (scope not in HIGHER[needed]), (method, path, scope, answered)
-
-    asyncio.run(main())
+    async with running(tmp_path, token_file=file, preflight=True) as client:
+        for method, path, told in (one.values for one in OPERATIONS):
+            if "security" not in told:
+                assert await status(client, method, path, None) == 200
+                continue
+            needed = told["security"][0]["token"][0]
+            assert await status(client, method, path, None) == 401, (method, path)
+            assert await status(client, method, path, "not-a-token-of-this-file") == 401, (method, path)
+            for scope in Scope:
+                # Without a body, a key or a thing of this name the next answer is another one than 403.
+                answered = await status(client, method, path, made[scope.value])
+                assert (answered == 403) == (scope not in HIGHER[needed]), (method, path, scope, answered)
 
 
-def test_who_may_read_gets_the_description_of_this_aggregator(tmp_path: Path) -> None:
+async def test_who_may_read_gets_the_description_of_this_aggregator(tmp_path: Path) -> None:
     file, made = tokens(tmp_path, looker=Scope.READ, daemon=Scope.SYNC)
 
-    async def main() -> None:
-        async with running(tmp_path, token_file=file) as client:
-            assert (await client.get("/openapi.json")).status_code == 401
-            for name, wanted in (("daemon", 403), ("looker", 200)):
-                answer = await client.get("/openapi.json", headers={"authorization": f"Bearer {made[name]}"})
-                assert answer.status_code == wanted, name
-            expected = {path for path in description()["paths"] if not path.startswith("/v1/preflight")}
-            assert answer.json()["paths"].keys() == expected
-
-    asyncio.run(main())
+    async with running(tmp_path, token_file=file) as client:
+        assert (await client.get("/openapi.json")).status_code == 401
+        for name, wanted in (("daemon", 403), ("looker", 200)):
+            answer = await client.get("/openapi.json", headers={"authorization": f"Bearer {made[name]}"})
+            assert answer.status_code == wanted, name
+        expected = {path for path in description()["paths"] if not path.startswith("/v1/preflight")}
+        assert answer.json()["paths"].keys() == expected
 
 
 def test_who_is_not_known_is_told_so_before_a_body_is_read(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 
 import pytest
@@ -36,144 +35,118 @@ async def joined(registry: Fleet, clock: Clock, name: str = "n1", **changes: obj
     return node
 
 
-def test_a_node_is_confirmed_by_its_second_contact_only() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = Node(registry, clock)
-        await node.say(state())
-        seen = registry.node("n1")
-        assert seen is not None
-        assert not seen.confirmed
-        assert registry.health_of("n1") is Health.UNKNOWN
-        await node.say(None, ages={"matmul": 2.0, "memory_free": 2.0})
-        seen = registry.node("n1")
-        assert seen is not None
-        assert seen.confirmed
-        assert registry.health_of("n1") is Health.HEALTHY
-
-    asyncio.run(run())
+async def test_a_node_is_confirmed_by_its_second_contact_only() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = Node(registry, clock)
+    await node.say(state())
+    seen = registry.node("n1")
+    assert seen is not None
+    assert not seen.confirmed
+    assert registry.health_of("n1") is Health.UNKNOWN
+    await node.say(None, ages={"matmul": 2.0, "memory_free": 2.0})
+    seen = registry.node("n1")
+    assert seen is not None
+    assert seen.confirmed
+    assert registry.health_of("n1") is Health.HEALTHY
 
 
-def test_ages_count_on_and_include_the_way_here() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = await joined(registry, clock)
-        clock.now += 10
-        request = node.request(None, ages={"matmul": 5.0, "memory_free": 2.0})
-        clock.now += 7  # the way here
-        await node.send(request)
-        clock.now += 3
-        assert ages(registry) == {"matmul": 15.0, "memory_free": 12.0}
-        seen = registry.node("n1")
-        assert seen is not None
-        assert seen.heard_seconds == 10.0
-
-    asyncio.run(run())
+async def test_ages_count_on_and_include_the_way_here() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    clock.now += 10
+    request = node.request(None, ages={"matmul": 5.0, "memory_free": 2.0})
+    clock.now += 7  # the way here
+    await node.send(request)
+    clock.now += 3
+    assert ages(registry) == {"matmul": 15.0, "memory_free": 12.0}
+    seen = registry.node("n1")
+    assert seen is not None
+    assert seen.heard_seconds == 10.0
 
 
-def test_a_way_of_ten_minutes_in_a_frozen_node_is_no_fresh_evidence() -> None:
+async def test_a_way_of_ten_minutes_in_a_frozen_node_is_no_fresh_evidence() -> None:
     """The node wrote its request, was stopped for ten minutes, and then sent it (rival fault 15)."""
-
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = await joined(registry, clock)
-        request = node.request(state(age=1.0), digest="d2")
-        clock.now += 600
-        await node.send(request)
-        assert ages(registry)["matmul"] == 601.0
-        assert registry.health_of("n1") is Health.UNKNOWN
-
-    asyncio.run(run())
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    request = node.request(state(age=1.0), digest="d2")
+    clock.now += 600
+    await node.send(request)
+    assert ages(registry)["matmul"] == 601.0
+    assert registry.health_of("n1") is Health.UNKNOWN
 
 
-def test_a_lost_answer_makes_no_age_younger() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = await joined(registry, clock)
-        kept, received = node.answer, node.received_at
-        clock.now += 5
-        await node.say(None, ages={"matmul": 6.0, "memory_free": 6.0})
-        node.answer, node.received_at = kept, received  # that answer never arrived
-        clock.now += 5
-        await node.say(None, ages={"matmul": 11.0, "memory_free": 11.0})
-        assert ages(registry)["matmul"] == 11.0
-        seen = registry.node("n1")
-        assert seen is not None
-        assert seen.confirmed
-
-    asyncio.run(run())
+async def test_a_lost_answer_makes_no_age_younger() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    kept, received = node.answer, node.received_at
+    clock.now += 5
+    await node.say(None, ages={"matmul": 6.0, "memory_free": 6.0})
+    node.answer, node.received_at = kept, received  # that answer never arrived
+    clock.now += 5
+    await node.say(None, ages={"matmul": 11.0, "memory_free": 11.0})
+    assert ages(registry)["matmul"] == 11.0
+    seen = registry.node("n1")
+    assert seen is not None
+    assert seen.confirmed
 
 
-def test_ages_without_a_known_answer_do_not_refresh_confirmed_ones() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = await joined(registry, clock)
-        clock.now += 40
-        node.answer = None
-        await node.say(None, ages={"matmul": 1.0, "memory_free": 1.0})
-        assert ages(registry)["matmul"] == 41.0
-        seen = registry.node("n1")
-        assert seen is not None
-        assert seen.confirmed
-
-    asyncio.run(run())
+async def test_ages_without_a_known_answer_do_not_refresh_confirmed_ones() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    clock.now += 40
+    node.answer = None
+    await node.say(None, ages={"matmul": 1.0, "memory_free": 1.0})
+    assert ages(registry)["matmul"] == 41.0
+    seen = registry.node("n1")
+    assert seen is not None
+    assert seen.confirmed
 
 
-def test_an_unknown_digest_asks_for_everything_and_refreshes_nothing() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = await joined(registry, clock)
-        clock.now += 30
-        answer = await node.say(None, digest="other", ages={"matmul": 0.0})
-        assert answer.send_all
-        assert ages(registry)["matmul"] == 31.0
-        assert not (await node.say(state(), digest="other")).send_all
-
-    asyncio.run(run())
+async def test_an_unknown_digest_asks_for_everything_and_refreshes_nothing() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    clock.now += 30
+    answer = await node.say(None, digest="other", ages={"matmul": 0.0})
+    assert answer.send_all
+    assert ages(registry)["matmul"] == 31.0
+    assert not (await node.say(state(), digest="other")).send_all
 
 
-def test_a_run_is_not_done_before_the_state_with_its_results_is_here() -> None:
+async def test_a_run_is_not_done_before_the_state_with_its_results_is_here() -> None:
     """A gate that saw the one without the other would call the node unfit: it ran, and there is no result."""
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    reports = {"done": OrderReport(status="done"), "going": OrderReport(status="running")}
 
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = await joined(registry, clock)
-        reports = {"done": OrderReport(status="done"), "going": OrderReport(status="running")}
+    def told() -> set[str]:
+        seen = registry.node("n1")
+        assert seen is not None
+        return set(seen.orders)
 
-        def told() -> set[str]:
-            seen = registry.node("n1")
-            assert seen is not None
-            return set(seen.orders)
-
-        await node.say(None, digest="other", orders=reports)
-        assert told() == {"going"}
-        await node.say(state(), digest="other", orders=reports)
-        assert told() == {"done", "going"}
-        await node.say(None, digest="other", orders=reports)
-        assert told() == {"done", "going"}
-
-    asyncio.run(run())
+    await node.say(None, digest="other", orders=reports)
+    assert told() == {"going"}
+    await node.say(state(), digest="other", orders=reports)
+    assert told() == {"done", "going"}
+    await node.say(None, digest="other", orders=reports)
+    assert told() == {"done", "going"}
 
 
-def test_an_old_request_has_no_effect() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = await joined(registry, clock)
-        late = node.request(state(status=Status.PASS), digest="late")
-        await node.say(state(status=Status.FAIL), digest="newer")
-        assert registry.health_of("n1") is Health.UNHEALTHY
-        await registry.sync("n1", registry_key(), late, 0.0)
-        assert registry.health_of("n1") is Health.UNHEALTHY
-
-    asyncio.run(run())
+async def test_an_old_request_has_no_effect() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    late = node.request(state(status=Status.PASS), digest="late")
+    await node.say(state(status=Status.FAIL), digest="newer")
+    assert registry.health_of("n1") is Health.UNHEALTHY
+    await registry.sync("n1", registry_key(), late, 0.0)
+    assert registry.health_of("n1") is Health.UNHEALTHY
 
 
 def registry_key() -> str:
@@ -183,203 +156,166 @@ def registry_key() -> str:
     return key_hash(KEY)
 
 
-def test_silent_node_is_unknown_never_healthy_and_says_so() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        await joined(registry, clock)
-        assert registry.health_of("n1") is Health.HEALTHY
-        clock.now += 61
-        assert registry.health_of("n1") is Health.UNKNOWN
-        seen = registry.view("n1")
-        assert seen is not None
-        assert seen.reasons[0].code == "Silent"
-        assert "last heard 61 s ago" in seen.reasons[0].message
-
-    asyncio.run(run())
+async def test_silent_node_is_unknown_never_healthy_and_says_so() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    await joined(registry, clock)
+    assert registry.health_of("n1") is Health.HEALTHY
+    clock.now += 61
+    assert registry.health_of("n1") is Health.UNKNOWN
+    seen = registry.view("n1")
+    assert seen is not None
+    assert seen.reasons[0].code == "Silent"
+    assert "last heard 61 s ago" in seen.reasons[0].message
 
 
-def test_evidence_that_expires_while_the_node_says_nothing_new_is_unknown_as_stale() -> None:
+async def test_evidence_that_expires_while_the_node_says_nothing_new_is_unknown_as_stale() -> None:
     """Rival fault 15, by ages that came without a state as well."""
-
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock, silent_seconds=1e9)
-        node = await joined(registry, clock)
-        clock.now += 50
-        await node.say(None, ages={"matmul": 51.0, "memory_free": 1.0})
-        clock.now += 88
-        assert registry.health_of("n1") is Health.HEALTHY
-        clock.now += 2  # memory_free may be 90 s old
-        assert registry.health_of("n1") is Health.UNKNOWN
-        seen = registry.view("n1")
-        assert seen is not None
-        assert [(r.code, r.check) for r in seen.reasons] == [("Stale", "memory_free")]
-
-    asyncio.run(run())
+    clock = Clock()
+    registry = fleet(clock, silent_seconds=1e9)
+    node = await joined(registry, clock)
+    clock.now += 50
+    await node.say(None, ages={"matmul": 51.0, "memory_free": 1.0})
+    clock.now += 88
+    assert registry.health_of("n1") is Health.HEALTHY
+    clock.now += 2  # memory_free may be 90 s old
+    assert registry.health_of("n1") is Health.UNKNOWN
+    seen = registry.view("n1")
+    assert seen is not None
+    assert [(r.code, r.check) for r in seen.reasons] == [("Stale", "memory_free")]
 
 
-def test_suspended_evidence_of_an_allocated_node_does_not_expire() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock, silent_seconds=1e9)
-        node = Node(registry, clock)
-        await node.join(state(allocated=(Allocation(by="process", holder="pid 7"),)))
-        clock.now += 4000
-        await node.say(None, ages={"matmul": 4001.0, "memory_free": 1.0})
-        assert registry.health_of("n1") is Health.HEALTHY
-
-    asyncio.run(run())
+async def test_suspended_evidence_of_an_allocated_node_does_not_expire() -> None:
+    clock = Clock()
+    registry = fleet(clock, silent_seconds=1e9)
+    node = Node(registry, clock)
+    await node.join(state(allocated=(Allocation(by="process", holder="pid 7"),)))
+    clock.now += 4000
+    await node.say(None, ages={"matmul": 4001.0, "memory_free": 1.0})
+    assert registry.health_of("n1") is Health.HEALTHY
 
 
-def test_an_unhealthy_node_stays_unhealthy_while_it_is_not_confirmed() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        await Node(registry, clock).say(state(status=Status.FAIL))
-        assert registry.health_of("n1") is Health.UNHEALTHY
-
-    asyncio.run(run())
+async def test_an_unhealthy_node_stays_unhealthy_while_it_is_not_confirmed() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    await Node(registry, clock).say(state(status=Status.FAIL))
+    assert registry.health_of("n1") is Health.UNHEALTHY
 
 
-def test_a_restart_of_the_daemon_is_no_duplicate_but_starts_unconfirmed() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        old = await joined(registry, clock)
-        late = old.request(state(status=Status.FAIL), digest="late")
-        new = Node(registry, clock, incarnation="i2", answer=old.answer)
-        await new.say(state())
-        seen = registry.node("n1")
-        assert seen is not None
-        assert (seen.confirmed, seen.duplicate) == (False, False)
-        await old.send(late)  # was on its way when the old daemon ended
-        await new.say(None)
-        seen = registry.node("n1")
-        assert seen is not None
-        assert (seen.confirmed, seen.duplicate) == (True, False)
-        assert registry.health_of("n1") is Health.HEALTHY
-
-    asyncio.run(run())
+async def test_a_restart_of_the_daemon_is_no_duplicate_but_starts_unconfirmed() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    old = await joined(registry, clock)
+    late = old.request(state(status=Status.FAIL), digest="late")
+    new = Node(registry, clock, incarnation="i2", answer=old.answer)
+    await new.say(state())
+    seen = registry.node("n1")
+    assert seen is not None
+    assert (seen.confirmed, seen.duplicate) == (False, False)
+    await old.send(late)  # was on its way when the old daemon ended
+    await new.say(None)
+    seen = registry.node("n1")
+    assert seen is not None
+    assert (seen.confirmed, seen.duplicate) == (True, False)
+    assert registry.health_of("n1") is Health.HEALTHY
 
 
-def test_two_daemons_with_one_key_become_a_duplicate_until_forgotten() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        first = await joined(registry, clock)
-        second = Node(registry, clock, incarnation="i2")
-        await second.join(state())
-        answer = await first.say(state())
-        assert answer.orders is None
-        with pytest.raises(DuplicateError, match="an admin must decide"):
-            await first.say(state())
-        seen = registry.view("n1")
-        assert seen is not None
-        assert seen.node.duplicate
-        assert (seen.health, seen.reasons[0].code) == (Health.UNKNOWN, "DuplicateNode")
-        await second.say(None)
-        assert registry.health_of("n1") is Health.UNKNOWN
-        registry.forget("n1")
-        assert registry.node("n1") is None
-        await Node(registry, clock, incarnation="i2").join(state())
-        assert registry.health_of("n1") is Health.HEALTHY
-
-    asyncio.run(run())
+async def test_two_daemons_with_one_key_become_a_duplicate_until_forgotten() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    first = await joined(registry, clock)
+    second = Node(registry, clock, incarnation="i2")
+    await second.join(state())
+    answer = await first.say(state())
+    assert answer.orders is None
+    with pytest.raises(DuplicateError, match="an admin must decide"):
+        await first.say(state())
+    seen = registry.view("n1")
+    assert seen is not None
+    assert seen.node.duplicate
+    assert (seen.health, seen.reasons[0].code) == (Health.UNKNOWN, "DuplicateNode")
+    await second.say(None)
+    assert registry.health_of("n1") is Health.UNKNOWN
+    registry.forget("n1")
+    assert registry.node("n1") is None
+    await Node(registry, clock, incarnation="i2").join(state())
+    assert registry.health_of("n1") is Health.HEALTHY
 
 
-def test_another_key_is_refused_and_nothing_is_healthy_until_an_admin_decides() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        heard: list[str] = []
-        registry.listen(heard.append)
-        node = await joined(registry, clock)
-        heard.clear()
-        with pytest.raises(DuplicateError, match="belongs to another key"):
-            await Node(registry, clock, key="another-key-another-key").say(state())
-        assert heard == ["n1"]
-        assert registry.refused_key_hash("n1")
-        await node.say(None)
-        assert registry.health_of("n1") is Health.UNKNOWN
-
-    asyncio.run(run())
+async def test_another_key_is_refused_and_nothing_is_healthy_until_an_admin_decides() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    heard: list[str] = []
+    registry.listen(heard.append)
+    node = await joined(registry, clock)
+    heard.clear()
+    with pytest.raises(DuplicateError, match="belongs to another key"):
+        await Node(registry, clock, key="another-key-another-key").say(state())
+    assert heard == ["n1"]
+    assert registry.refused_key_hash("n1")
+    await node.say(None)
+    assert registry.health_of("n1") is Health.UNKNOWN
 
 
-def test_a_name_known_to_the_store_keeps_its_key_and_pool_over_a_restart() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        registry.load("n1", key_hash="f" * 64, pool="train")
-        assert list(registry.pool("train")) == ["n1"]
-        seen = registry.view("n1")
-        assert seen is not None
-        assert (seen.node.state, seen.health, seen.reasons[0].code) == (None, Health.UNKNOWN, "Silent")
-        with pytest.raises(DuplicateError):
-            await Node(registry, clock).say(state())
-
-    asyncio.run(run())
+async def test_a_name_known_to_the_store_keeps_its_key_and_pool_over_a_restart() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    registry.load("n1", key_hash="f" * 64, pool="train")
+    assert list(registry.pool("train")) == ["n1"]
+    seen = registry.view("n1")
+    assert seen is not None
+    assert (seen.node.state, seen.health, seen.reasons[0].code) == (None, Health.UNKNOWN, "Silent")
+    with pytest.raises(DuplicateError):
+        await Node(registry, clock).say(state())
 
 
-def test_a_key_that_cannot_be_stored_is_not_enrolled() -> None:
+async def test_a_key_that_cannot_be_stored_is_not_enrolled() -> None:
     async def broken(_node: str, _key: str) -> str:
         raise StoreError("disk full")
 
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock, enrol=broken)
-        with pytest.raises(StoreError):
-            await Node(registry, clock).say(state())
-        assert registry.node("n1") is None
-
-    asyncio.run(run())
+    clock = Clock()
+    registry = fleet(clock, enrol=broken)
+    with pytest.raises(StoreError):
+        await Node(registry, clock).say(state())
+    assert registry.node("n1") is None
 
 
-def test_pools_follow_the_label() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        for name in ("b", "a", "c"):
-            await joined(registry, clock, name)
-        assert list(registry.pool("train")) == ["a", "b", "c"] == list(registry.names())
-        node = Node(registry, clock, name="b", incarnation="i2")
-        await node.say(state("b", pool="other"))
-        assert (list(registry.pool("train")), list(registry.pool("other"))) == (["a", "c"], ["b"])
-        assert registry.pools() == {"other": 1, "train": 2}
-        assert list(registry.pool("none")) == []
-
-    asyncio.run(run())
+async def test_pools_follow_the_label() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    for name in ("b", "a", "c"):
+        await joined(registry, clock, name)
+    assert list(registry.pool("train")) == ["a", "b", "c"] == list(registry.names())
+    node = Node(registry, clock, name="b", incarnation="i2")
+    await node.say(state("b", pool="other"))
+    assert (list(registry.pool("train")), list(registry.pool("other"))) == (["a", "c"], ["b"])
+    assert registry.pools() == {"other": 1, "train": 2}
+    assert list(registry.pool("none")) == []
 
 
-def test_a_full_registry_refuses_strangers_and_keeps_its_own() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock, max_nodes=2)
-        await joined(registry, clock, "a")
-        node = await joined(registry, clock, "b")
-        with pytest.raises(FullError):
-            await joined(registry, clock, "c")
-        clock.now += 2 * 86400
-        await node.say(None)
-        await joined(registry, clock, "c")  # a was silent for two days
-        assert list(registry.names()) == ["b", "c"]
-
-    asyncio.run(run())
+async def test_a_full_registry_refuses_strangers_and_keeps_its_own() -> None:
+    clock = Clock()
+    registry = fleet(clock, max_nodes=2)
+    await joined(registry, clock, "a")
+    node = await joined(registry, clock, "b")
+    with pytest.raises(FullError):
+        await joined(registry, clock, "c")
+    clock.now += 2 * 86400
+    await node.say(None)
+    await joined(registry, clock, "c")  # a was silent for two days
+    assert list(registry.names()) == ["b", "c"]
 
 
-def test_a_full_registry_never_drops_a_node_with_orders_or_a_quarantine() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock, max_nodes=2)
-        await joined(registry, clock, "a")
-        await joined(registry, clock, "b")
-        registry.set_orders("a", (Order(id="o", kind="lease", deadline_seconds=1.0),))
-        registry.set_quarantine("b", Quarantine(reason="x", owner="me", owner_kind="person", since=0.0, until=None))
-        clock.now += 2 * 86400
-        with pytest.raises(FullError):
-            await joined(registry, clock, "c")
-
-    asyncio.run(run())
+async def test_a_full_registry_never_drops_a_node_with_orders_or_a_quarantine() -> None:
+    clock = Clock()
+    registry = fleet(clock, max_nodes=2)
+    await joined(registry, clock, "a")
+    await joined(registry, clock, "b")
+    registry.set_orders("a", (Order(id="o", kind="lease", deadline_seconds=1.0),))
+    registry.set_quarantine("b", Quarantine(reason="x", owner="me", owner_kind="person", since=0.0, until=None))
+    clock.now += 2 * 86400
+    with pytest.raises(FullError):
+        await joined(registry, clock, "c")
 
 
 @pytest.mark.parametrize(
@@ -395,30 +331,24 @@ def test_a_full_registry_never_drops_a_node_with_orders_or_a_quarantine() -> Non
         {"orders": {str(i): OrderReport(status="done") for i in range(1001)}},
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(wrong: dict[str, object]) -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = await joined(registry, clock)
-        before = registry.node("n1")
-        with pytest.raises(BadInputError):
-            await node.send(dataclasses.replace(node.request(None), **wrong))  # type: ignore[arg-type]
-        assert registry.node("n1") == before
-
-    asyncio.run(run())
+async def test_what_makes_no_sense_is_refused_and_changes_nothing(wrong: dict[str, object]) -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    before = registry.node("n1")
+    with pytest.raises(BadInputError):
+        await node.send(dataclasses.replace(node.request(None), **wrong))  # type: ignore[arg-type]
+    assert registry.node("n1") == before
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a" * 254, "ä", ".."])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
-    async def run() -> None:
-        clock = Clock()
-        with pytest.raises(BadInputError, match="cannot name a node"):
-            await Node(fleet(clock), clock, name=name).say(state())
-
-    asyncio.run(run())
+async def test_a_name_that_is_none_is_refused(name: str) -> None:
+    clock = Clock()
+    with pytest.raises(BadInputError, match="cannot name a node"):
+        await Node(fleet(clock), clock, name=name).say(state())
 
 
-def test_leases_grow_older_as_results_do() -> None:
+async def test_leases_grow_older_as_results_do() -> None:
     from healthd.core.model import Lease
 
     lease = Lease(
@@ -433,76 +363,63 @@ def test_leases_grow_older_as_results_do() -> None:
         age_seconds=100.0,
     )
 
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = Node(registry, clock)
-        await node.join(state(leases=(lease,)))
-        clock.now += 20
-        await node.say(None, ages={"matmul": 21.0}, issuer="db-0")
-        clock.now += 1
-        seen = registry.node("n1")
-        assert seen is not None
-        assert seen.issuer == "db-0"
-        current = seen.current()
-        assert current is not None
-        assert current.leases[0].age_seconds == 121.0
-
-    asyncio.run(run())
+    clock = Clock()
+    registry = fleet(clock)
+    node = Node(registry, clock)
+    await node.join(state(leases=(lease,)))
+    clock.now += 20
+    await node.say(None, ages={"matmul": 21.0}, issuer="db-0")
+    clock.now += 1
+    seen = registry.node("n1")
+    assert seen is not None
+    assert seen.issuer == "db-0"
+    current = seen.current()
+    assert current is not None
+    assert current.leases[0].age_seconds == 121.0
 
 
-def test_no_version_of_a_name_is_used_twice() -> None:
+async def test_no_version_of_a_name_is_used_twice() -> None:
     """Those who read evidence know it by its version, also where another daemon, or a node forgotten, has the name."""
+    clock = Clock()
+    registry = fleet(clock)
+    seen: list[int] = []
 
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        seen: list[int] = []
+    async def look(key: str) -> None:
+        node = Node(registry, clock, key=key, incarnation=key)
+        for digest in ("d1", "d2"):
+            await node.say(state(), digest=digest)
+            found = registry.node("n1")
+            assert found is not None
+            seen.append(found.version)
 
-        async def look(key: str) -> None:
-            node = Node(registry, clock, key=key, incarnation=key)
-            for digest in ("d1", "d2"):
-                await node.say(state(), digest=digest)
-                found = registry.node("n1")
-                assert found is not None
-                seen.append(found.version)
-
-        await look("first-key-first-key")
-        registry.rekey("n1", key_hash("second-key-second-key"))
-        await look("second-key-second-key")
-        registry.forget("n1")
-        await look("third-key-third-key")
-        assert seen == sorted(set(seen))
-
-    asyncio.run(run())
+    await look("first-key-first-key")
+    registry.rekey("n1", key_hash("second-key-second-key"))
+    await look("second-key-second-key")
+    registry.forget("n1")
+    await look("third-key-third-key")
+    assert seen == sorted(set(seen))
 
 
-def test_orders_of_a_rekeyed_node_stand_whatever_becomes_of_its_executor() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        await joined(registry, clock)
-        registry.set_orders("n1", ())
-        registry.rekey("n1", key_hash("second-key-second-key"))
-        node = Node(registry, clock, key="second-key-second-key", incarnation="i2")
-        registry.set_executors({"n1": "m1"})
-        registry.set_executors({})
-        assert (await node.say(state())).orders == ()
-
-    asyncio.run(run())
+async def test_orders_of_a_rekeyed_node_stand_whatever_becomes_of_its_executor() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    await joined(registry, clock)
+    registry.set_orders("n1", ())
+    registry.rekey("n1", key_hash("second-key-second-key"))
+    node = Node(registry, clock, key="second-key-second-key", incarnation="i2")
+    registry.set_executors({"n1": "m1"})
+    registry.set_executors({})
+    assert (await node.say(state())).orders == ()
 
 
-def test_key_of_a_node_that_was_forgotten_meanwhile_is_taken() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        await joined(registry, clock)
-        registry.forget("n1")
-        registry.rekey("n1", key_hash("second-key-second-key"))
-        await Node(registry, clock, key="second-key-second-key", incarnation="i2").join(state())
-        assert registry.names() == ["n1"]
-
-    asyncio.run(run())
+async def test_key_of_a_node_that_was_forgotten_meanwhile_is_taken() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    await joined(registry, clock)
+    registry.forget("n1")
+    registry.rekey("n1", key_hash("second-key-second-key"))
+    await Node(registry, clock, key="second-key-second-key", incarnation="i2").join(state())
+    assert registry.names() == ["n1"]
 
 
 # A machine that is replaced under its name, where its platform vouches for it.
@@ -520,71 +437,57 @@ async def spoken(node: Node, pod: str | None) -> None:
     node.answer, node.received_at = answer, node.clock()
 
 
-def test_replaced_pod_is_refused_while_the_new_one_reports_and_let_in_again_once_that_is_silent() -> None:
+async def test_replaced_pod_is_refused_while_the_new_one_reports_and_let_in_again_once_that_is_silent() -> None:
     """As after a rollback: the pod that was kept is the node's daemon again, with the key that it has."""
-
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock, silent_seconds=60.0)
-        old, new = (Node(registry, clock, key=f"key-of-{name}-pod-1234", incarnation=name) for name in ("old", "new"))
+    clock = Clock()
+    registry = fleet(clock, silent_seconds=60.0)
+    old, new = (Node(registry, clock, key=f"key-of-{name}-pod-1234", incarnation=name) for name in ("old", "new"))
+    await spoken(old, "old")
+    await spoken(new, "new")
+    clock.now += REPLACED_SECONDS + 1
+    with pytest.raises(ConflictError, match="pod old was replaced by pod new, which reports"):
         await spoken(old, "old")
+    await spoken(new, "new")
+    clock.now += 61
+    await spoken(old, "old")
+    clock.now += REPLACED_SECONDS + 1
+    with pytest.raises(ConflictError, match="pod new was replaced by pod old"):
         await spoken(new, "new")
-        clock.now += REPLACED_SECONDS + 1
-        with pytest.raises(ConflictError, match="pod old was replaced by pod new, which reports"):
-            await spoken(old, "old")
-        await spoken(new, "new")
-        clock.now += 61
-        await spoken(old, "old")
-        clock.now += REPLACED_SECONDS + 1
-        with pytest.raises(ConflictError, match="pod new was replaced by pod old"):
-            await spoken(new, "new")
-        seen = registry.node("n1")
-        assert seen is not None
-        assert not seen.duplicate
-
-    asyncio.run(run())
+    seen = registry.node("n1")
+    assert seen is not None
+    assert not seen.duplicate
 
 
-def test_pods_with_one_key_are_one_node_whoever_of_them_speaks() -> None:
+async def test_pods_with_one_key_are_one_node_whoever_of_them_speaks() -> None:
     """An update that starts the new pod first, and is taken back: the key is in a directory of the host."""
-
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = Node(registry, clock)
-        for pod in ("old", "new", "old"):
-            await spoken(node, pod)
-        with pytest.raises(NotVouchedError, match="is that of pod old by the word of its platform"):
-            await spoken(Node(registry, clock, key="key-of-a-stranger-1234", incarnation="x"), None)
-        await spoken(node, None)
-
-    asyncio.run(run())
+    clock = Clock()
+    registry = fleet(clock)
+    node = Node(registry, clock)
+    for pod in ("old", "new", "old"):
+        await spoken(node, pod)
+    with pytest.raises(NotVouchedError, match="is that of pod old by the word of its platform"):
+        await spoken(Node(registry, clock, key="key-of-a-stranger-1234", incarnation="x"), None)
+    await spoken(node, None)
 
 
-def test_key_that_cannot_be_kept_is_not_let_in() -> None:
+async def test_key_that_cannot_be_kept_is_not_let_in() -> None:
     async def fail(_node: str, _key: str, _who: str) -> None:
         raise StoreError("the disk is full")
 
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock, replace_key=fail)
-        old, new = (Node(registry, clock, key=f"key-of-{name}-pod-1234", incarnation=name) for name in ("old", "new"))
-        await spoken(old, "old")
-        with pytest.raises(StoreError):
-            await spoken(new, "new")
-        await spoken(old, "old")
-
-    asyncio.run(run())
+    clock = Clock()
+    registry = fleet(clock, replace_key=fail)
+    old, new = (Node(registry, clock, key=f"key-of-{name}-pod-1234", incarnation=name) for name in ("old", "new"))
+    await spoken(old, "old")
+    with pytest.raises(StoreError):
+        await spoken(new, "new")
+    await spoken(old, "old")
 
 
-def test_other_names_count_where_the_credential_covers_them() -> None:
-    async def run() -> None:
-        clock = Clock()
-        registry = fleet(clock)
-        node = Node(registry, clock)
-        request = node.request(state("n1", aliases=("i-1", "n1.example.com")))
-        speaker = Speaker(speaks_for=lambda name: name.startswith("n1"))
-        await registry.sync("n1", key_hash(node.key), request, 0.0, speaker=speaker)
-        assert (registry.called("i-1"), registry.called("n1.example.com")) == ((), ("n1",))
-
-    asyncio.run(run())
+async def test_other_names_count_where_the_credential_covers_them() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = Node(registry, clock)
+    request = node.request(state("n1", aliases=("i-1", "n1.example.com")))
+    speaker = Speaker(speaks_for=lambda name: name.startswith("n1"))
+    await registry.sync("n1", key_hash(node.key), request, 0.0, speaker=speaker)
+    assert (registry.called("i-1"), registry.called("n1.example.com")) == ((), ("n1",))

@@ -336,70 +336,65 @@ def test_runs_that_the_gate_ordered_cost_device_seconds_and_others_do_not() -> N
 # --- with a store ---------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_writes_the_facts_of_its_gates_and_they_are_counted(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World("n1", "n2")
-        world.add("n3", results=with_wrong())
-        async with running(world, f"sqlite:///{tmp_path}/a.db") as run:
-            gate, _ = await run.admit(job="a", nodes=("n1", "n3"), min_nodes=1)
-            told = await run.engine.outcome(gate.id, "infra", "XID 79")
-            assert told == Ended(outcome="infra", way=GateEnding.ADMITTED, alarmed=False, clean=True)
-            assert await run.engine.outcome(gate.id, "infra", "XID 79") is None, "told twice, counted once"
-            await run.engine.override(
-                "b", Override(job="b", reason="deadline", owner="ana", since=NOW, until=world.now + 600)
-            )
-            gate, _ = await run.admit(job="b", nodes=("n3",))
-            told = await run.engine.outcome(gate.id, "succeeded", "")
-            assert told == Ended(outcome="ok", way=GateEnding.OVERRIDDEN, alarmed=True, clean=False)
-            gate, _ = await run.admit(job="c", nodes=("n2",), mode=Mode.OBSERVE)
-            await run.admit(job="d", nodes=("n2",))
-            await run.engine.release(gate.id)
-            found = await run.store.run(lambda connection: read_counts(connection, NOW - 60))
-            report = report_of(found, days=1)
-            assert report.false_alarms == share(1, 1)
-            assert report.misses == share(1, 1)
-            assert [c.check for c in report.checks] == ["matmul"]
-            assert {(d.way, d.would) for d in report.decisions} >= {
-                *(
-                    (GateEnding.ADMITTED, Verdict.ADMIT),
-                    (GateEnding.OBSERVED, Verdict.ADMIT),
-                    (GateEnding.OVERRIDDEN, Verdict.REJECT),
-                ),
-            }
-            assert [(n.node, n.reasons["WrongResult"]) for n in report.nodes] == [("n3", 1)]
-            later = await run.store.run(lambda connection: read_counts(connection, NOW + 1e6))
-            assert report_of(later, days=1).jobs == 0
-
-    asyncio.run(main())
-
-
-def test_facts_written_twice_are_there_once_and_go_with_their_gate(url: str) -> None:  # noqa: F811  the fixture
-    async def main() -> None:
-        gate = decided(Mode.OBSERVE, would=Verdict.REJECT, reasons=(reason("Observed"),))
-        facts = facts_of(gate, [state("n1", with_wrong())])
-        assert facts is not None
-        store = Store.open(url)
-        for _ in range(2):
-            await store.write([PutFacts(facts=facts), PutGate(gate=gate)])
-        kept = await store.run(lambda connection: read_facts(connection, gate.id))
-        assert kept == dataclasses.replace(facts, faults=())
-        await store.write([PutOutcome(gate=gate.id, job="j", attempt=0, status="ok", message="", told_at=NOW)])
-        report = report_of(await store.run(lambda connection: read_counts(connection, NOW)), days=1)
+async def test_an_engine_writes_the_facts_of_its_gates_and_they_are_counted(tmp_path: Path) -> None:
+    world = World("n1", "n2")
+    world.add("n3", results=with_wrong())
+    async with running(world, f"sqlite:///{tmp_path}/a.db") as run:
+        gate, _ = await run.admit(job="a", nodes=("n1", "n3"), min_nodes=1)
+        told = await run.engine.outcome(gate.id, "infra", "XID 79")
+        assert told == Ended(outcome="infra", way=GateEnding.ADMITTED, alarmed=False, clean=True)
+        assert await run.engine.outcome(gate.id, "infra", "XID 79") is None, "told twice, counted once"
+        await run.engine.override(
+            "b", Override(job="b", reason="deadline", owner="ana", since=NOW, until=world.now + 600)
+        )
+        gate, _ = await run.admit(job="b", nodes=("n3",))
+        told = await run.engine.outcome(gate.id, "succeeded", "")
+        assert told == Ended(outcome="ok", way=GateEnding.OVERRIDDEN, alarmed=True, clean=False)
+        gate, _ = await run.admit(job="c", nodes=("n2",), mode=Mode.OBSERVE)
+        await run.admit(job="d", nodes=("n2",))
+        await run.engine.release(gate.id)
+        found = await run.store.run(lambda connection: read_counts(connection, NOW - 60))
+        report = report_of(found, days=1)
         assert report.false_alarms == share(1, 1)
-        assert [(c.check, c.before_ok) for c in report.checks] == [("matmul", share(1, 1))]
-        assert (report.nodes, [w.p50_seconds for w in report.waits]) == ((), [30.0])
+        assert report.misses == share(1, 1)
+        assert [c.check for c in report.checks] == ["matmul"]
+        assert {(d.way, d.would) for d in report.decisions} >= {
+            *(
+                (GateEnding.ADMITTED, Verdict.ADMIT),
+                (GateEnding.OBSERVED, Verdict.ADMIT),
+                (GateEnding.OVERRIDDEN, Verdict.REJECT),
+            ),
+        }
+        assert [(n.node, n.reasons["WrongResult"]) for n in report.nodes] == [("n3", 1)]
+        later = await run.store.run(lambda connection: read_counts(connection, NOW + 1e6))
+        assert report_of(later, days=1).jobs == 0
 
-        def drop(connection: sa.Connection) -> tuple[int, int]:
-            connection.execute(sa.text("delete from gates"))
-            left = [
-                connection.execute(sa.text(f"select count(*) from {t}")).scalar() for t in ("gate_facts", "gate_faults")
-            ]
-            return int(left[0] or 0), int(left[1] or 0)
 
-        assert await store.run(drop) == (0, 0)
-        store.close()
+async def test_facts_written_twice_are_there_once_and_go_with_their_gate(url: str) -> None:  # noqa: F811  the fixture
 
-    asyncio.run(main())
+    gate = decided(Mode.OBSERVE, would=Verdict.REJECT, reasons=(reason("Observed"),))
+    facts = facts_of(gate, [state("n1", with_wrong())])
+    assert facts is not None
+    store = Store.open(url)
+    for _ in range(2):
+        await store.write([PutFacts(facts=facts), PutGate(gate=gate)])
+    kept = await store.run(lambda connection: read_facts(connection, gate.id))
+    assert kept == dataclasses.replace(facts, faults=())
+    await store.write([PutOutcome(gate=gate.id, job="j", attempt=0, status="ok", message="", told_at=NOW)])
+    report = report_of(await store.run(lambda connection: read_counts(connection, NOW)), days=1)
+    assert report.false_alarms == share(1, 1)
+    assert [(c.check, c.before_ok) for c in report.checks] == [("matmul", share(1, 1))]
+    assert (report.nodes, [w.p50_seconds for w in report.waits]) == ((), [30.0])
+
+    def drop(connection: sa.Connection) -> tuple[int, int]:
+        connection.execute(sa.text("delete from gates"))
+        left = [
+            connection.execute(sa.text(f"select count(*) from {t}")).scalar() for t in ("gate_facts", "gate_faults")
+        ]
+        return int(left[0] or 0), int(left[1] or 0)
+
+    assert await store.run(drop) == (0, 0)
+    store.close()
 
 
 def test_a_month_of_twenty_thousand_gates_is_counted_without_reading_their_records(tmp_path: Path) -> None:

@@ -72,45 +72,36 @@ async def release(run: Running) -> None:
 
 
 @pytest.mark.parametrize("act", [quarantine, release])
-def test_persons_word_on_a_node_that_has_recovered_is_one_look(act: Callable[[Running], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with running(Known("n1", "n2", "n3")) as run:
-            await recover(run)
-            await act(run)
-            assert await rests(run)
-            measured(run, "n1", good_results(1.0))
-            await run.engine.run_once()
-            assert await rests(run)
-
-    asyncio.run(main())
+async def test_persons_word_on_a_node_that_has_recovered_is_one_look(act: Callable[[Running], Awaitable[None]]) -> None:
+    async with running(Known("n1", "n2", "n3")) as run:
+        await recover(run)
+        await act(run)
+        assert await rests(run)
+        measured(run, "n1", good_results(1.0))
+        await run.engine.run_once()
+        assert await rests(run)
 
 
 @pytest.mark.parametrize("act", [quarantine, release])
-def test_rules_that_are_off_have_nothing_due_for_what_they_remember(
+async def test_rules_that_are_off_have_nothing_due_for_what_they_remember(
     act: Callable[[Running], Awaitable[None]], tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        url, world = f"sqlite:///{tmp_path}/a.db", Known("n1", "n2", "n3")
-        async with running(world, url) as run:
-            await recover(run)
-        async with running(world, url, OFF) as run:
-            await act(run)
-            assert await rests(run)
-
-    asyncio.run(main())
+    url, world = f"sqlite:///{tmp_path}/a.db", Known("n1", "n2", "n3")
+    async with running(world, url) as run:
+        await recover(run)
+    async with running(world, url, OFF) as run:
+        await act(run)
+        assert await rests(run)
 
 
-def test_rules_that_are_off_have_nothing_due_for_a_node_that_they_kept_out(tmp_path: Path) -> None:
-    async def main() -> None:
-        url, world = f"sqlite:///{tmp_path}/a.db", Known("n1", "n2", "n3")
-        async with running(world, url) as run:
-            measured(run, "n1", with_wrong(1.0))
-            await run.engine.run_once()
-            assert kept(run, "n1") is not None
-        world.now += 86400.0
-        async with running(world, url, OFF) as run:
-            assert await rests(run)
-            await release(run)
-            assert await rests(run)
-
-    asyncio.run(main())
+async def test_rules_that_are_off_have_nothing_due_for_a_node_that_they_kept_out(tmp_path: Path) -> None:
+    url, world = f"sqlite:///{tmp_path}/a.db", Known("n1", "n2", "n3")
+    async with running(world, url) as run:
+        measured(run, "n1", with_wrong(1.0))
+        await run.engine.run_once()
+        assert kept(run, "n1") is not None
+    world.now += 86400.0
+    async with running(world, url, OFF) as run:
+        assert await rests(run)
+        await release(run)
+        assert await rests(run)

@@ -63,7 +63,7 @@ def test_daemon_speaks_for_the_node_of_its_pod_and_a_hook_for_its_pod_there(tmp_
         hook = await bench.who(bench.server.token(HOOKS, node="n2", pod="train-0-abc"))
         assert hook is not None
         assert (hook.nodes, hook.hook) == (("n2",), Pod(namespace="train", name="train-0-abc", uid=UID))
-        assert hook.scopes == {Scope.GATE, Scope.READ, Scope.SYNC}
+        assert hook.scopes == {Scope.GATE, Scope.READ}
 
     scenario(test, tmp_path)
 

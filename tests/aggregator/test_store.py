@@ -87,121 +87,104 @@ QUARANTINE = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NO
 OVERRIDE = Override(job="train", reason="deadline", owner="ana", since=NOW, until=NOW + 60)
 
 
-def test_all_that_must_survive_does(url: str) -> None:
-    async def main() -> None:
-        store = Store.open(url)
-        first = store.store_id, store.term
-        written: list[Change] = [
-            PutGate(gate=gate(1)),
-            PutGate(gate=ended(2)),
-            PutEvidence(gate=ended(2).id, states=(state("n1"),)),
-            PutLease(row=row("open", LeaseState.ACKNOWLEDGED)),
-            PutLease(row=row("shut", LeaseState.CLOSED)),
-            PutRecord(kind=Kind.QUARANTINE, key="n1", record=QUARANTINE),
-            PutRecord(kind=Kind.OVERRIDE, key="train", record=OVERRIDE),
-            PutOutcome(gate=ended(2).id, job="train", attempt=2, status="failed", message="NaN", told_at=NOW),
-            PutNode(node="n1", labels={"pool": "a"}, seen_at=NOW),
-            PutMeta(key="established", value="yes"),
-            PutEvent(at=NOW, subject="n1", kind="quarantined", message="by ana"),
-        ]
-        await store.write(written)
-        assert await store.enrol("n1", "key-one", now=NOW) == "key-one"
-        assert await store.enrol("n1", "key-two", now=NOW) == "key-one"
-        await store.write(written[:10])
-        store.close()
-        store = Store.open(url)
-        loaded = store.load()
-        assert (store.store_id, store.term) == (first[0], first[1] + 1)
-        assert loaded.gates == (gate(1),)
-        assert loaded.keys == {("train", 1): gate(1).id, ("train", 2): gate(2).id}
-        assert loaded.leases == (row("open", LeaseState.ACKNOWLEDGED),)
-        assert (loaded.quarantines, loaded.overrides) == ({"n1": QUARANTINE}, {"train": OVERRIDE})
-        assert (loaded.nodes[0].key_hash, loaded.nodes[0].labels) == ("key-one", {"pool": "a"})
-        assert loaded.meta["established"] == "yes"
-        assert await store.run(lambda c: reading.read_gate(c, ended(2).id)) == ended(2)
-        (kept,) = await store.run(lambda c: reading.read_evidence(c, ended(2).id))
-        assert kept.results == state("n1").results
-        outcome = await store.run(lambda c: reading.read_outcome(c, ended(2).id))
-        assert outcome == written[7]
-        assert [e.kind for e in await store.run(lambda c: read_history(c, "n1", limit=9))] == ["quarantined"]
-        newest = await store.run(lambda c: reading.read_gates(c, limit=1, before=None, job="train"))
-        assert [g.id for g in newest] == [gate(2).id]
-        await store.write([ForgetNode(node="n1"), PutRecord(kind=Kind.OVERRIDE, key="train", record=None)])
-        assert (store.load().nodes, store.load().quarantines, store.load().overrides) == ((), {}, {})
-        store.close()
-
-    asyncio.run(main())
+async def test_all_that_must_survive_does(url: str) -> None:
+    store = Store.open(url)
+    first = store.store_id, store.term
+    written: list[Change] = [
+        PutGate(gate=gate(1)),
+        PutGate(gate=ended(2)),
+        PutEvidence(gate=ended(2).id, states=(state("n1"),)),
+        PutLease(row=row("open", LeaseState.ACKNOWLEDGED)),
+        PutLease(row=row("shut", LeaseState.CLOSED)),
+        PutRecord(kind=Kind.QUARANTINE, key="n1", record=QUARANTINE),
+        PutRecord(kind=Kind.OVERRIDE, key="train", record=OVERRIDE),
+        PutOutcome(gate=ended(2).id, job="train", attempt=2, status="failed", message="NaN", told_at=NOW),
+        PutNode(node="n1", labels={"pool": "a"}, seen_at=NOW),
+        PutMeta(key="established", value="yes"),
+        PutEvent(at=NOW, subject="n1", kind="quarantined", message="by ana"),
+    ]
+    await store.write(written)
+    assert await store.enrol("n1", "key-one", now=NOW) == "key-one"
+    assert await store.enrol("n1", "key-two", now=NOW) == "key-one"
+    await store.write(written[:10])
+    store.close()
+    store = Store.open(url)
+    loaded = store.load()
+    assert (store.store_id, store.term) == (first[0], first[1] + 1)
+    assert loaded.gates == (gate(1),)
+    assert loaded.keys == {("train", 1): gate(1).id, ("train", 2): gate(2).id}
+    assert loaded.leases == (row("open", LeaseState.ACKNOWLEDGED),)
+    assert (loaded.quarantines, loaded.overrides) == ({"n1": QUARANTINE}, {"train": OVERRIDE})
+    assert (loaded.nodes[0].key_hash, loaded.nodes[0].labels) == ("key-one", {"pool": "a"})
+    assert loaded.meta["established"] == "yes"
+    assert await store.run(lambda c: reading.read_gate(c, ended(2).id)) == ended(2)
+    (kept,) = await store.run(lambda c: reading.read_evidence(c, ended(2).id))
+    assert kept.results == state("n1").results
+    outcome = await store.run(lambda c: reading.read_outcome(c, ended(2).id))
+    assert outcome == written[7]
+    assert [e.kind for e in await store.run(lambda c: read_history(c, "n1", limit=9))] == ["quarantined"]
+    newest = await store.run(lambda c: reading.read_gates(c, limit=1, before=None, job="train"))
+    assert [g.id for g in newest] == [gate(2).id]
+    await store.write([ForgetNode(node="n1"), PutRecord(kind=Kind.OVERRIDE, key="train", record=None)])
+    assert (store.load().nodes, store.load().quarantines, store.load().overrides) == ((), {}, {})
+    store.close()
 
 
-def test_name_that_no_database_can_hold_is_no_gates_and_no_failure(url: str) -> None:
+async def test_name_that_no_database_can_hold_is_no_gates_and_no_failure(url: str) -> None:
     """PostgreSQL refuses a NUL, and whoever may read could have the connection dropped with it."""
-
-    async def main() -> None:
-        store = Store.open(url)
-        for name in ("a\0b", "\ud800"):
-            assert await store.run(lambda c, job=name: reading.read_gates(c, limit=1, before=None, job=job)) == ()
-            assert await store.run(lambda c, gate=name: reading.read_gates(c, limit=1, before=gate, job=None)) == ()
-        assert (store.failures, store.failing) == (0, False)
-        store.close()
-
-    asyncio.run(main())
+    store = Store.open(url)
+    for name in ("a\0b", "\ud800"):
+        assert await store.run(lambda c, job=name: reading.read_gates(c, limit=1, before=None, job=job)) == ()
+        assert await store.run(lambda c, gate=name: reading.read_gates(c, limit=1, before=gate, job=None)) == ()
+    assert (store.failures, store.failing) == (0, False)
+    store.close()
 
 
-def test_a_transaction_is_all_or_nothing_and_does_not_take_its_neighbours_down(url: str) -> None:
-    async def main() -> None:
-        store = Store.open(url)
-        same_key = new_gate("g-ffffffffffff-00", gate(1).request, POLICY, NOW)
-        bad = store.write([PutNode(node="n2", labels={}, seen_at=NOW), PutGate(gate=gate(1)), PutGate(gate=same_key)])
-        good = [store.write([PutNode(node=f"m{i}", labels={}, seen_at=NOW)]) for i in range(20)]
-        results = await asyncio.gather(bad, *good, return_exceptions=True)
-        assert isinstance(results[0], StoreError)
-        assert results[1:] == [None] * 20
-        loaded = store.load()
-        assert [n.node for n in loaded.nodes] == sorted(f"m{i}" for i in range(20))
-        assert loaded.gates == ()
-        store.close()
-
-    asyncio.run(main())
+async def test_a_transaction_is_all_or_nothing_and_does_not_take_its_neighbours_down(url: str) -> None:
+    store = Store.open(url)
+    same_key = new_gate("g-ffffffffffff-00", gate(1).request, POLICY, NOW)
+    bad = store.write([PutNode(node="n2", labels={}, seen_at=NOW), PutGate(gate=gate(1)), PutGate(gate=same_key)])
+    good = [store.write([PutNode(node=f"m{i}", labels={}, seen_at=NOW)]) for i in range(20)]
+    results = await asyncio.gather(bad, *good, return_exceptions=True)
+    assert isinstance(results[0], StoreError)
+    assert results[1:] == [None] * 20
+    loaded = store.load()
+    assert [n.node for n in loaded.nodes] == sorted(f"m{i}" for i in range(20))
+    assert loaded.gates == ()
+    store.close()
 
 
-def test_pruning_keeps_open_gates_and_those_with_leases_and_bounds_the_rest(url: str) -> None:
-    async def main() -> None:
-        store = Store.open(url)
-        await store.write([PutGate(gate=ended(number)) for number in range(1, 9)])
-        await store.write([PutGate(gate=gate(100, job="held")), PutEvidence(gate=ended(1).id, states=(state("n1"),))])
-        await store.write([PutLease(row=row("open", LeaseState.GRANTED, ended(1).id))])
-        await store.write([PutLease(row=row("shut", LeaseState.CLOSED, ended(2).id))])
-        await store.write([PutEvent(at=NOW, subject="n1", kind="x", message=str(n)) for n in range(9)])
-        dropped = await store.run(lambda c: reading.prune(c, before=NOW + 4, most_gates=3, most_events=5))
-        assert dropped == tuple(ended(number).id for number in range(2, 7))
-        assert [e.message for e in await store.run(lambda c: read_history(c, "n1", limit=9))] == list("87654")
-        store.close()
-
-    asyncio.run(main())
+async def test_pruning_keeps_open_gates_and_those_with_leases_and_bounds_the_rest(url: str) -> None:
+    store = Store.open(url)
+    await store.write([PutGate(gate=ended(number)) for number in range(1, 9)])
+    await store.write([PutGate(gate=gate(100, job="held")), PutEvidence(gate=ended(1).id, states=(state("n1"),))])
+    await store.write([PutLease(row=row("open", LeaseState.GRANTED, ended(1).id))])
+    await store.write([PutLease(row=row("shut", LeaseState.CLOSED, ended(2).id))])
+    await store.write([PutEvent(at=NOW, subject="n1", kind="x", message=str(n)) for n in range(9)])
+    dropped = await store.run(lambda c: reading.prune(c, before=NOW + 4, most_gates=3, most_events=5))
+    assert dropped == tuple(ended(number).id for number in range(2, 7))
+    assert [e.message for e in await store.run(lambda c: read_history(c, "n1", limit=9))] == list("87654")
+    store.close()
 
 
-def test_pruning_costs_little_for_each_event_that_stays() -> None:
+async def test_pruning_costs_little_for_each_event_that_stays() -> None:
     """Of 10,000 nodes with 200 events each: while they are looked through, no gate gets an answer."""
+    store, nodes, most = Store.open("sqlite://"), 20, 100
+    kept = [PutEvent(at=NOW + n, subject=f"n{n % nodes}", kind="x", message="m") for n in range(nodes * most)]
+    await store.write([*kept, PutEvent(at=NOW - 1, subject="n1", kind="x", message="one more")])
+    steps = []
 
-    async def main() -> None:
-        store, nodes, most = Store.open("sqlite://"), 20, 100
-        kept = [PutEvent(at=NOW + n, subject=f"n{n % nodes}", kind="x", message="m") for n in range(nodes * most)]
-        await store.write([*kept, PutEvent(at=NOW - 1, subject="n1", kind="x", message="one more")])
-        steps = []
+    def prune(connection: sa.Connection) -> None:
+        line = connection.connection.driver_connection
+        assert line is not None
+        line.set_progress_handler(lambda: steps.append(1), 100)  # of SQLite's virtual machine
+        reading.prune(connection, before=NOW, most_gates=9, most_events=most)
+        line.set_progress_handler(None, 0)
 
-        def prune(connection: sa.Connection) -> None:
-            line = connection.connection.driver_connection
-            assert line is not None
-            line.set_progress_handler(lambda: steps.append(1), 100)  # of SQLite's virtual machine
-            reading.prune(connection, before=NOW, most_gates=9, most_events=most)
-            line.set_progress_handler(None, 0)
-
-        await store.run(prune)
-        assert len(await store.run(lambda c: read_history(c, "n1", limit=999))) == most
-        assert 100 * len(steps) < 15 * len(kept)
-        store.close()
-
-    asyncio.run(main())
+    await store.run(prune)
+    assert len(await store.run(lambda c: read_history(c, "n1", limit=999))) == most
+    assert 100 * len(steps) < 15 * len(kept)
+    store.close()
 
 
 def test_two_aggregators_do_not_share_a_database(url: str) -> None:
@@ -243,17 +226,14 @@ def test_tables_of_somebody_else_are_not_taken_over(url: str) -> None:
     engine.dispose()
 
 
-def test_more_records_go_in_one_transaction_than_a_statement_has_parameters(url: str) -> None:
+async def test_more_records_go_in_one_transaction_than_a_statement_has_parameters(url: str) -> None:
     names = [f"n{number}" for number in range(70_000)]
 
-    async def main() -> None:
-        store = Store.open(url)
-        await store.write([PutRecord(kind=Kind.QUARANTINE, key=name, record=QUARANTINE) for name in ("n1", "kept")])
-        await store.write([PutRecord(kind=Kind.QUARANTINE, key=name, record=None) for name in names])
-        assert set(store.load().quarantines) == {"kept"}
-        store.close()
-
-    asyncio.run(main())
+    store = Store.open(url)
+    await store.write([PutRecord(kind=Kind.QUARANTINE, key=name, record=QUARANTINE) for name in ("n1", "kept")])
+    await store.write([PutRecord(kind=Kind.QUARANTINE, key=name, record=None) for name in names])
+    assert set(store.load().quarantines) == {"kept"}
+    store.close()
 
 
 def test_a_record_of_a_newer_healthd_is_told_at_the_start(url: str) -> None:
@@ -376,33 +356,27 @@ def test_wrong_passwords_and_names_are_faults_of_the_configuration(postgres: str
     engine.dispose()
 
 
-def test_a_database_locked_by_another_program_fails_and_recovers(tmp_path: Path) -> None:
+async def test_a_database_locked_by_another_program_fails_and_recovers(tmp_path: Path) -> None:
     path = tmp_path / "aggregator.db"
 
-    async def main() -> None:
-        store = Store.open(f"sqlite:///{path}?timeout=0.1")
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="database is locked; another program holds it"):
-            await store.write([PutMeta(key="a", value="b")])
-        other.execute("ROLLBACK")
-        other.close()
+    store = Store.open(f"sqlite:///{path}?timeout=0.1")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="database is locked; another program holds it"):
         await store.write([PutMeta(key="a", value="b")])
-        store.close()
+    other.execute("ROLLBACK")
+    other.close()
+    await store.write([PutMeta(key="a", value="b")])
+    store.close()
 
-    asyncio.run(main())
 
-
-def test_a_fault_of_ours_in_one_job_is_an_error_and_the_writer_goes_on() -> None:
-    async def main() -> None:
-        store = Store.open("sqlite://")
-        with pytest.raises(StoreError, match="internal error: division by zero"):
-            await store.run(lambda _: 1 / 0)
-        await store.write([PutKey(node="n1", key_hash="k", seen_at=NOW)])
-        assert store.load().nodes[0].key_hash == "k"
-        store.close()
-        store.close()
-        with pytest.raises(StoreError, match="is closed"):
-            await store.write([PutMeta(key="a", value="b")])
-
-    asyncio.run(main())
+async def test_a_fault_of_ours_in_one_job_is_an_error_and_the_writer_goes_on() -> None:
+    store = Store.open("sqlite://")
+    with pytest.raises(StoreError, match="internal error: division by zero"):
+        await store.run(lambda _: 1 / 0)
+    await store.write([PutKey(node="n1", key_hash="k", seen_at=NOW)])
+    assert store.load().nodes[0].key_hash == "k"
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        await store.write([PutMeta(key="a", value="b")])

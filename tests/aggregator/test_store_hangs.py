@@ -65,40 +65,34 @@ async def hanging(store: Store) -> AsyncIterator[Held]:
         await work
 
 
-def test_everybody_is_answered_in_time_and_what_was_not_begun_is_never_done() -> None:
-    async def main() -> None:
-        store = Store.open("sqlite://")
-        held = Held()
-        put = [PutMeta(key="late", value="x")]
-        begun = asyncio.create_task(store.run(held, seconds=0.3))
-        await asyncio.to_thread(held.stands.wait)
-        behind = store.run(lambda connection: apply_changes(connection, put), seconds=0.1)
-        with pytest.raises(StoreError, match=r"did not answer within 0\.1 s") as late:
-            await behind
-        assert not isinstance(late.value, UnsureError), "it was not begun"
-        with pytest.raises(UnsureError, match=r"did not answer within 0\.3 s"):
-            await begun
-        held.go.set()
-        await store.write([PutMeta(key="after", value="x")])
-        assert store.load().meta.keys() == {"store_id", "lease_key", "left_at", "after"}
-        store.close()
-
-    asyncio.run(main())
+async def test_everybody_is_answered_in_time_and_what_was_not_begun_is_never_done() -> None:
+    store = Store.open("sqlite://")
+    held = Held()
+    put = [PutMeta(key="late", value="x")]
+    begun = asyncio.create_task(store.run(held, seconds=0.3))
+    await asyncio.to_thread(held.stands.wait)
+    behind = store.run(lambda connection: apply_changes(connection, put), seconds=0.1)
+    with pytest.raises(StoreError, match=r"did not answer within 0\.1 s") as late:
+        await behind
+    assert not isinstance(late.value, UnsureError), "it was not begun"
+    with pytest.raises(UnsureError, match=r"did not answer within 0\.3 s"):
+        await begun
+    held.go.set()
+    await store.write([PutMeta(key="after", value="x")])
+    assert store.load().meta.keys() == {"store_id", "lease_key", "left_at", "after"}
+    store.close()
 
 
-def test_word_of_a_person_that_was_answered_with_an_error_is_not_carried_out_later() -> None:
-    async def main() -> None:
-        async with running(World("n1")) as run:
-            async with hanging(run.store):
-                first = asyncio.create_task(run.engine.note("n1", "kind", "message"))
-                await asyncio.sleep(0.05)  # a turn waits for the database; what comes now is for the next
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(run.engine.quarantine("n1", QUARANTINE), 0.05)
-            await first
-            await run.settle()
-            assert run.engine.quarantines() == {}
-
-    asyncio.run(main())
+async def test_word_of_a_person_that_was_answered_with_an_error_is_not_carried_out_later() -> None:
+    async with running(World("n1")) as run:
+        async with hanging(run.store):
+            first = asyncio.create_task(run.engine.note("n1", "kind", "message"))
+            await asyncio.sleep(0.05)  # a turn waits for the database; what comes now is for the next
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(run.engine.quarantine("n1", QUARANTINE), 0.05)
+        await first
+        await run.settle()
+        assert run.engine.quarantines() == {}
 
 
 def test_store_that_hangs_is_closed_in_time_and_answers_who_waits() -> None:
@@ -120,19 +114,16 @@ def test_store_that_hangs_is_closed_in_time_and_answers_who_waits() -> None:
     assert asyncio.run(main()) < 3
 
 
-def test_readiness_follows_the_database_also_when_nothing_is_asked(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = tmp_path / "a.db"
-        settings = AggregatorSettings(listen="127.0.0.1:0", database=f"sqlite:///{path}?timeout=0.1")
-        async with aggregator(settings, Policy()) as (address, _), client_of(address) as client:
-            assert (await client.get("/readyz")).status_code == 200
-            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-                other.execute("BEGIN IMMEDIATE")
-                assert "another program holds it" in await readiness(client, 503)
-                other.execute("ROLLBACK")
-            await readiness(client, 200)
-
-    asyncio.run(main())
+async def test_readiness_follows_the_database_also_when_nothing_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    settings = AggregatorSettings(listen="127.0.0.1:0", database=f"sqlite:///{path}?timeout=0.1")
+    async with aggregator(settings, Policy()) as (address, _), client_of(address) as client:
+        assert (await client.get("/readyz")).status_code == 200
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert "another program holds it" in await readiness(client, 503)
+            other.execute("ROLLBACK")
+        await readiness(client, 200)
 
 
 def test_aggregator_ends_in_time_with_a_database_and_a_request_that_never_end(tmp_path: Path) -> None:
@@ -195,34 +186,28 @@ def test_readiness_tells_of_a_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_readiness_tells_of_a_server_that_was_stopped_and_of_its_return(server: Server) -> None:
-    async def main() -> None:
-        settings = AggregatorSettings(listen="127.0.0.1:0", database=server.url)
-        async with aggregator(settings, Policy()) as (address, _), client_of(address) as client:
-            assert (await client.get("/readyz")).status_code == 200
-            await asyncio.to_thread(server.stop)
-            try:
-                assert "database postgresql+psycopg://" in await readiness(client, 503)
-            finally:
-                await asyncio.to_thread(server.start)
-            await readiness(client, 200)
-
-    asyncio.run(main())
+async def test_readiness_tells_of_a_server_that_was_stopped_and_of_its_return(server: Server) -> None:
+    settings = AggregatorSettings(listen="127.0.0.1:0", database=server.url)
+    async with aggregator(settings, Policy()) as (address, _), client_of(address) as client:
+        assert (await client.get("/readyz")).status_code == 200
+        await asyncio.to_thread(server.stop)
+        try:
+            assert "database postgresql+psycopg://" in await readiness(client, 503)
+        finally:
+            await asyncio.to_thread(server.start)
+        await readiness(client, 200)
 
 
 @pytest.mark.system
-def test_statement_of_a_server_that_froze_is_ended_and_the_store_goes_on(server: Server) -> None:
-    async def main() -> None:
-        async with running(World("n1"), server.url) as run:
-            with server.frozen():
-                with pytest.raises(UnsureError, match=r"did not answer within 0\.2 s"):
-                    await run.store.run(lambda c: c.exec_driver_sql("SELECT 1"), seconds=0.2)
-                with pytest.raises(StoreError):
-                    await run.store.run(lambda c: c.exec_driver_sql("SELECT 1"), seconds=0.2)
-            _, decision = await run.admit(nodes=("n1",))
-            assert decision.decision is Verdict.ADMIT
-
-    asyncio.run(main())
+async def test_statement_of_a_server_that_froze_is_ended_and_the_store_goes_on(server: Server) -> None:
+    async with running(World("n1"), server.url) as run:
+        with server.frozen():
+            with pytest.raises(UnsureError, match=r"did not answer within 0\.2 s"):
+                await run.store.run(lambda c: c.exec_driver_sql("SELECT 1"), seconds=0.2)
+            with pytest.raises(StoreError):
+                await run.store.run(lambda c: c.exec_driver_sql("SELECT 1"), seconds=0.2)
+        _, decision = await run.admit(nodes=("n1",))
+        assert decision.decision is Verdict.ADMIT
 
 
 @pytest.mark.system

@@ -26,30 +26,27 @@ from tests.patience import PATIENCE
 OBSERVE = ActuatorSettings(kind="slurm")
 
 
-def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_shown(tmp_path: Path) -> None:
+async def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_shown(tmp_path: Path) -> None:
     async def fails() -> None:
         raise ZeroDivisionError("planted")
 
-    async def main() -> None:
-        settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
-        async with (
-            aggregator(settings, Policy(), actuator=OBSERVE) as (address, tasks),
-            httpx.AsyncClient(base_url=f"http://{address}", trust_env=False, verify=False) as client,
-        ):
-            names = {"engine", "leadership", "stragglers", "count of jobs without a gate", "actuator"}
-            assert names < tasks.errors.keys()
-            assert (await client.get("/readyz?verbose")).text == "ok\n"
-            tasks.supervise("planted", fails)
-            await eventually(lambda: tasks.errors["planted"] > 0)
-            plain, verbose = await client.get("/readyz"), await client.get("/readyz?verbose")
-            assert plain.status_code == 200
-            assert "not started again yet: planted" in plain.text
-            assert "task planted is started again soon after 1 failures; the last: ZeroDivisionError" in verbose.text
-            metrics = (await client.get("/metrics")).text
-            assert 'healthd_task_errors_total{task="planted"} 1.0' in metrics
-            assert 'healthd_task_errors_total{task="stragglers"} 0.0' in metrics
-
-    asyncio.run(main())
+    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
+    async with (
+        aggregator(settings, Policy(), actuator=OBSERVE) as (address, tasks),
+        httpx.AsyncClient(base_url=f"http://{address}", trust_env=False, verify=False) as client,
+    ):
+        names = {"engine", "leadership", "stragglers", "count of jobs without a gate", "actuator"}
+        assert names < tasks.errors.keys()
+        assert (await client.get("/readyz?verbose")).text == "ok\n"
+        tasks.supervise("planted", fails)
+        await eventually(lambda: tasks.errors["planted"] > 0)
+        plain, verbose = await client.get("/readyz"), await client.get("/readyz?verbose")
+        assert plain.status_code == 200
+        assert "not started again yet: planted" in plain.text
+        assert "task planted is started again soon after 1 failures; the last: ZeroDivisionError" in verbose.text
+        metrics = (await client.get("/metrics")).text
+        assert 'healthd_task_errors_total{task="planted"} 1.0' in metrics
+        assert 'healthd_task_errors_total{task="stragglers"} 0.0' in metrics
 
 
 async def returns() -> None:
@@ -117,19 +114,16 @@ class Blinded(Scene):
         return super()._look(told)
 
 
-def test_actuator_that_failed_in_an_unforeseen_way_takes_nodes_out_again() -> None:
-    async def main() -> None:
-        scheduler = Scheduler()
-        scene = Blinded(scheduler)
-        tasks = Tasks(first_restart_seconds=0.001)
-        scene.quarantine("n1")
-        tasks.supervise("actuator", scene.hand.run)
-        await eventually(lambda: tasks.errors["actuator"] > 1)
-        scene.blind = False
-        await eventually(lambda: "n1" in scheduler.marks)
-        await tasks.stop(1.0)
-
-    asyncio.run(main())
+async def test_actuator_that_failed_in_an_unforeseen_way_takes_nodes_out_again() -> None:
+    scheduler = Scheduler()
+    scene = Blinded(scheduler)
+    tasks = Tasks(first_restart_seconds=0.001)
+    scene.quarantine("n1")
+    tasks.supervise("actuator", scene.hand.run)
+    await eventually(lambda: tasks.errors["actuator"] > 1)
+    scene.blind = False
+    await eventually(lambda: "n1" in scheduler.marks)
+    await tasks.stop(1.0)
 
 
 class Erring(Scheduler):
@@ -145,43 +139,37 @@ class Erring(Scheduler):
             raise ZeroDivisionError(f"planted in {what}")
 
 
-def test_unforeseen_exception_in_one_actuator_call_is_a_failed_call_and_tried_again() -> None:
-    async def main() -> None:
-        scheduler = Erring("marked")
-        scene = Scene(scheduler)
-        scene.quarantine("n1", "n2")
-        with pytest.raises(ActuatorError, match="internal error: planted in marked"):
-            await scene.hand.turn()
-        scheduler.calls = {"remove n1"}
+async def test_unforeseen_exception_in_one_actuator_call_is_a_failed_call_and_tried_again() -> None:
+    scheduler = Erring("marked")
+    scene = Scene(scheduler)
+    scene.quarantine("n1", "n2")
+    with pytest.raises(ActuatorError, match="internal error: planted in marked"):
         await scene.hand.turn()
-        assert scheduler.marks.keys() == {"n2"}
-        assert scene.hand.failures == {"list": 1, "remove": 1}
-        scheduler.calls = {"restore n2"}
-        scene.suspects.clear()
-        await scene.hand.turn()
-        assert scheduler.marks.keys() == {"n2"}
-        scheduler.calls = set()
-        scene.now += 60
-        await scene.hand.turn()
-        assert scheduler.marks == {}
-        assert scene.hand.overdue == 0
-
-    asyncio.run(main())
+    scheduler.calls = {"remove n1"}
+    await scene.hand.turn()
+    assert scheduler.marks.keys() == {"n2"}
+    assert scene.hand.failures == {"list": 1, "remove": 1}
+    scheduler.calls = {"restore n2"}
+    scene.suspects.clear()
+    await scene.hand.turn()
+    assert scheduler.marks.keys() == {"n2"}
+    scheduler.calls = set()
+    scene.now += 60
+    await scene.hand.turn()
+    assert scheduler.marks == {}
+    assert scene.hand.overdue == 0
 
 
-def test_job_that_cannot_be_looked_up_keeps_no_other_from_being_counted() -> None:
+async def test_job_that_cannot_be_looked_up_keeps_no_other_from_being_counted() -> None:
     async def gated(job: str) -> bool:
         if job == "slurm-1":
             raise ZeroDivisionError("planted")
         return False
 
-    async def main() -> None:
-        tasks, ungated = Tasks(first_restart_seconds=0.001), UngatedJobs(gated, clock=lambda: 1.0, grace_seconds=0.0)
-        claims = tuple(Allocation(by="scheduler", holder=f"slurm:{job}") for job in (1, 2))
-        ungated.see(dataclasses.replace(state_of(), allocated=claims))
-        tasks.supervise("count", ungated.run)
-        await eventually(lambda: ungated.figure.examples == ("2",))
-        assert tasks.errors == {"count": 1}
-        await tasks.stop(1.0)
-
-    asyncio.run(main())
+    tasks, ungated = Tasks(first_restart_seconds=0.001), UngatedJobs(gated, clock=lambda: 1.0, grace_seconds=0.0)
+    claims = tuple(Allocation(by="scheduler", holder=f"slurm:{job}") for job in (1, 2))
+    ungated.see(dataclasses.replace(state_of(), allocated=claims))
+    tasks.supervise("count", ungated.run)
+    await eventually(lambda: ungated.figure.examples == ("2",))
+    assert tasks.errors == {"count": 1}
+    await tasks.stop(1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -30,26 +29,23 @@ class Counting(Fleet):
         return super().node(name, now)
 
 
-def test_each_node_that_was_heard_is_looked_up_once_a_turn(tmp_path: Path) -> None:
-    async def play() -> None:
-        store = Store.open(f"sqlite:///{tmp_path}/a.db")
-        try:
-            fleet = Counting(store.store_id)
-            engine = Engine(
-                store=store, registry=fleet, policy=Policy(tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0)
-            )
-            nodes = [SimulatedNode(f"n{number}", 0, 10.0) for number in range(3)]
-            for full in (True, False):
-                fleet.looks.clear()
-                for node in nodes:
-                    request = decode(node.body(full=full), SyncRequest, what="sync")
-                    await fleet.sync(node.name, "key", request, 0.0)
-                await engine.run_once()
-                assert fleet.looks == {"n0": 1, "n1": 1, "n2": 1}
-        finally:
-            store.close()
-
-    asyncio.run(play())
+async def test_each_node_that_was_heard_is_looked_up_once_a_turn(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/a.db")
+    try:
+        fleet = Counting(store.store_id)
+        engine = Engine(
+            store=store, registry=fleet, policy=Policy(tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0)
+        )
+        nodes = [SimulatedNode(f"n{number}", 0, 10.0) for number in range(3)]
+        for full in (True, False):
+            fleet.looks.clear()
+            for node in nodes:
+                request = decode(node.body(full=full), SyncRequest, what="sync")
+                await fleet.sync(node.name, "key", request, 0.0)
+            await engine.run_once()
+            assert fleet.looks == {"n0": 1, "n1": 1, "n2": 1}
+    finally:
+        store.close()
 
 
 def test_the_oldest_age_follows_every_sync() -> None:

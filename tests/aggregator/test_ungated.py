@@ -46,41 +46,38 @@ async def value(client: httpx.AsyncClient) -> float:
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(METRIC))
 
 
-def test_jobs_that_have_no_gate_a_minute_later_are_counted_once_and_named_in_the_report(tmp_path: Path) -> None:
-    async def main() -> None:
-        world = World("n1")
-        async with running_engine(world) as run:
+async def test_jobs_that_have_no_gate_a_minute_later_are_counted_once_and_named_in_the_report(tmp_path: Path) -> None:
+    world = World("n1")
+    async with running_engine(world) as run:
 
-            async def gated(job: str) -> bool:
-                return bool(await run.engine.gates(limit=1, job=job))
+        async def gated(job: str) -> bool:
+            return bool(await run.engine.gates(limit=1, job=job))
 
-            jobs = UngatedJobs(gated, clock=world.clock, retry_seconds=0.0)
-            parts = parts_of_test(tmp_path, store=run.store, fleet=fleet(), engine=run.engine)
-            parts.metrics.read(METRIC.removesuffix("_total"), "", lambda: jobs.figure.jobs, family=CounterMetricFamily)
-            app = make_app(dataclasses.replace(parts, ungated=jobs))
-            transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
-            task = asyncio.create_task(jobs.run())
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-                for _ in range(3):
-                    jobs.see(running("slurm:7", "slurm:8", "slurm:9"))
-                world.now += 59
-                await asyncio.sleep(0.01)
-                assert await value(client) == 0, "its hook may ask yet"
-                await run.engine.ask(GateRequest(job="slurm-7", nodes=("n1",), wait_seconds=0.0))
-                world.now += 2
-                await eventually(lambda: jobs.figure.jobs >= 2)
+        jobs = UngatedJobs(gated, clock=world.clock, retry_seconds=0.0)
+        parts = parts_of_test(tmp_path, store=run.store, fleet=fleet(), engine=run.engine)
+        parts.metrics.read(METRIC.removesuffix("_total"), "", lambda: jobs.figure.jobs, family=CounterMetricFamily)
+        app = make_app(dataclasses.replace(parts, ungated=jobs))
+        transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
+        task = asyncio.create_task(jobs.run())
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            for _ in range(3):
                 jobs.see(running("slurm:7", "slurm:8", "slurm:9"))
-                world.now += 120
-                await asyncio.sleep(0.01)
-                assert await value(client) == 2, "job 7 had its gate, and each is counted once"
-                report = (await client.get("/v1/report")).json()
-                assert (report["ungated"]["jobs"], set(report["ungated"]["examples"])) == (2, {"8", "9"})
-                lines = [line for line in report_lines(report) if isinstance(line, str)]
-                assert any("2 jobs of Slurm started without a gate" in line for line in lines)
-                assert any("healthd slurm doctor" in line for line in lines)
-            task.cancel()
-
-    asyncio.run(main())
+            world.now += 59
+            await asyncio.sleep(0.01)
+            assert await value(client) == 0, "its hook may ask yet"
+            await run.engine.ask(GateRequest(job="slurm-7", nodes=("n1",), wait_seconds=0.0))
+            world.now += 2
+            await eventually(lambda: jobs.figure.jobs >= 2)
+            jobs.see(running("slurm:7", "slurm:8", "slurm:9"))
+            world.now += 120
+            await asyncio.sleep(0.01)
+            assert await value(client) == 2, "job 7 had its gate, and each is counted once"
+            report = (await client.get("/v1/report")).json()
+            assert (report["ungated"]["jobs"], set(report["ungated"]["examples"])) == (2, {"8", "9"})
+            lines = [line for line in report_lines(report) if isinstance(line, str)]
+            assert any("2 jobs of Slurm started without a gate" in line for line in lines)
+            assert any("healthd slurm doctor" in line for line in lines)
+        task.cancel()
 
 
 def test_state_of_a_former_process_of_a_node_is_not_looked_at(tmp_path: Path) -> None:
@@ -116,7 +113,7 @@ def test_where_every_job_had_its_gate_the_report_says_nothing(tmp_path: Path) ->
     scenario(test, tmp_path)
 
 
-def test_store_that_fails_loses_no_job_and_memory_is_bounded() -> None:
+async def test_store_that_fails_loses_no_job_and_memory_is_bounded() -> None:
     """What cannot be looked up is looked up again; more than can be looked up is dropped, not kept for ever."""
     fails = 2
 
@@ -127,13 +124,10 @@ def test_store_that_fails_loses_no_job_and_memory_is_bounded() -> None:
             raise StoreError("database is locked")
         return job == "slurm-7"
 
-    async def main() -> None:
-        jobs = UngatedJobs(gated, clock=lambda: 0.0, grace_seconds=0.0, retry_seconds=0.0)
-        jobs.see(running(*(f"slurm:{number}" for number in range(2 * ungated.MOST_WAITING))))
-        task = asyncio.create_task(jobs.run())
-        await eventually(lambda: jobs.figure.jobs >= ungated.MOST_WAITING - 1)
-        assert jobs.figure.jobs == ungated.MOST_WAITING - 1
-        assert len(jobs.figure.examples) == ungated.MOST_EXAMPLES
-        task.cancel()
-
-    asyncio.run(main())
+    jobs = UngatedJobs(gated, clock=lambda: 0.0, grace_seconds=0.0, retry_seconds=0.0)
+    jobs.see(running(*(f"slurm:{number}" for number in range(2 * ungated.MOST_WAITING))))
+    task = asyncio.create_task(jobs.run())
+    await eventually(lambda: jobs.figure.jobs >= ungated.MOST_WAITING - 1)
+    assert jobs.figure.jobs == ungated.MOST_WAITING - 1
+    assert len(jobs.figure.examples) == ungated.MOST_EXAMPLES
+    task.cancel()

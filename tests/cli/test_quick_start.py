@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -80,78 +79,63 @@ def test_every_passive_check_is_among_those_of_the_host() -> None:
     assert all(check.scope is Scope.NODE for check in builtin_checks(HOST_PACKAGES).values())
 
 
-def test_a_catalogue_of_the_passive_checks_grows_when_more_is_asked_for() -> None:
-    async def play() -> None:
-        runner = Runner(RunnerSettings())
-        assert "matmul" not in await runner.catalogue(Tier.PASSIVE)
-        assert {"matmul", "all_reduce", "clock"} <= (await runner.catalogue()).keys()
-        assert "matmul" in await runner.catalogue(Tier.PASSIVE)
-
-    asyncio.run(play())
+async def test_a_catalogue_of_the_passive_checks_grows_when_more_is_asked_for() -> None:
+    runner = Runner(RunnerSettings())
+    assert "matmul" not in await runner.catalogue(Tier.PASSIVE)
+    assert {"matmul", "all_reduce", "clock"} <= (await runner.catalogue()).keys()
+    assert "matmul" in await runner.catalogue(Tier.PASSIVE)
 
 
-def test_the_prestarted_worker_does_the_round(tmp_path: Path) -> None:
-    async def play() -> None:
-        runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
-        async with runner.prestarted():
-            await eventually(lambda: len(workers_left()) == 1)  # its command line shows a moment after its start
-            (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
-            assert result.error is None
-            # The next run starts its own.
-            (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
-            assert result.error is None
-        assert workers_left() == []
-
-    asyncio.run(play())
+async def test_the_prestarted_worker_does_the_round(tmp_path: Path) -> None:
+    runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
+    async with runner.prestarted():
+        await eventually(lambda: len(workers_left()) == 1)  # its command line shows a moment after its start
+        (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
+        assert result.error is None
+        # The next run starts its own.
+        (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
+        assert result.error is None
+    assert workers_left() == []
 
 
-def test_a_prestarted_worker_that_is_not_used_is_ended() -> None:
-    async def play() -> None:
-        async with Runner(RunnerSettings(accelerator="cpu")).prestarted():
-            await eventually(lambda: len(workers_left()) == 1)
-        assert workers_left() == []
-
-    asyncio.run(play())
+async def test_a_prestarted_worker_that_is_not_used_is_ended() -> None:
+    async with Runner(RunnerSettings(accelerator="cpu")).prestarted():
+        await eventually(lambda: len(workers_left()) == 1)
+    assert workers_left() == []
 
 
 def variables_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
-def test_the_worker_that_was_started_ahead_of_the_settings_is_the_prestarted_one(
+async def test_the_worker_that_was_started_ahead_of_the_settings_is_the_prestarted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play() -> None:
-        runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
-        async with runner.prestarted():
-            await eventually(lambda: len(workers_left()) == 1)  # its command line shows a moment after its start
-            ahead = workers_left()
-            catalogue = await runner.catalogue(Tier.PASSIVE)
-            assert catalogue == {name: check.info() for name, check in builtin_checks(HOST_PACKAGES).items()}
-            assert workers_left() == ahead  # it has listed its checks, and no other was started
-            (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
-            assert result.error is None
-        assert workers_left() == []
-
     monkeypatch.delenv("HEALTHD_PROBE_PYTHON", raising=False)
     launch.start_ahead()
-    asyncio.run(play())
+    runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
+    async with runner.prestarted():
+        await eventually(lambda: len(workers_left()) == 1)  # its command line shows a moment after its start
+        ahead = workers_left()
+        catalogue = await runner.catalogue(Tier.PASSIVE)
+        assert catalogue == {name: check.info() for name, check in builtin_checks(HOST_PACKAGES).items()}
+        assert workers_left() == ahead  # it has listed its checks, and no other was started
+        (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
+        assert result.error is None
+    assert workers_left() == []
 
 
-def test_a_worker_that_was_started_ahead_and_is_not_the_one_of_the_settings_is_ended(
+async def test_a_worker_that_was_started_ahead_and_is_not_the_one_of_the_settings_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play() -> None:
-        runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path, env={"PROBED": "1"}))
-        async with runner.prestarted():
-            await eventually(lambda: len(workers_left()) == 1)
-            (worker,) = workers_left()
-            assert "PROBED=1" in variables_of(int(worker.split()[0]))
-        assert workers_left() == []
-
     monkeypatch.delenv("HEALTHD_PROBE_PYTHON", raising=False)
     launch.start_ahead()
-    asyncio.run(play())
+    runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path, env={"PROBED": "1"}))
+    async with runner.prestarted():
+        await eventually(lambda: len(workers_left()) == 1)
+        (worker,) = workers_left()
+        assert "PROBED=1" in variables_of(int(worker.split()[0]))
+    assert workers_left() == []
 
 
 def test_a_check_starts_its_worker_ahead_and_leaves_none_when_it_does_not_come_to_run(tmp_path: Path) -> None:
@@ -168,14 +152,11 @@ def test_a_check_starts_its_worker_ahead_and_leaves_none_when_it_does_not_come_t
     assert "no such option" in said.stderr.lower()
 
 
-def test_an_interpreter_that_is_not_there_is_told_by_the_run(tmp_path: Path) -> None:
-    async def play() -> None:
-        runner = Runner(RunnerSettings(probe_python=tmp_path / "python", retry_backoff_seconds=0.01))
-        async with runner.prestarted():
-            (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
-        assert [finding.reason for finding in result.findings] == ["StartFailed"]
-
-    asyncio.run(play())
+async def test_an_interpreter_that_is_not_there_is_told_by_the_run(tmp_path: Path) -> None:
+    runner = Runner(RunnerSettings(probe_python=tmp_path / "python", retry_backoff_seconds=0.01))
+    async with runner.prestarted():
+        (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
+    assert [finding.reason for finding in result.findings] == ["StartFailed"]
 
 
 def test_a_file_with_more_than_checks_need_is_judged_as_a_whole(tmp_path: Path) -> None:

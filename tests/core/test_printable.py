@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import io
 import json
@@ -167,30 +166,27 @@ def test_log_lines_are_escaped_and_one_event_is_one_line(capfd: pytest.CaptureFi
     assert traceback[0].startswith("Traceback")
 
 
-def test_http_answers_of_a_node_are_harmless(tmp_path: Path) -> None:
-    async def main() -> None:
-        known = book(tmp_path)
-        known.record(result("disk", Finding(status=Status.FAIL, reason="LowSpace", message=EVIL, target=EVIL)))
-        transport = httpx.ASGITransport(app=NodeApi(known))  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://n1") as client:
-            for path in (
-                "/health",
-                "/health?verbose",
-                "/readyz?verbose",
-                "/readyz",
-                "/v1/node",
-                "/v1/results/disk",
-                "/metrics",
-                "/\x9b",
-            ):
-                answer = await client.get(path)
-                assert_harmless(answer.text)
-            assert "\\u001b[2J" in (await client.get("/readyz")).text
-        text, _ = exposition(registry_of(known, {}), "text/plain")
-        assert_harmless(text.decode())
-        assert rb'target="\\u001b[2J' in text  # a backslash is two in this format
-
-    asyncio.run(main())
+async def test_http_answers_of_a_node_are_harmless(tmp_path: Path) -> None:
+    known = book(tmp_path)
+    known.record(result("disk", Finding(status=Status.FAIL, reason="LowSpace", message=EVIL, target=EVIL)))
+    transport = httpx.ASGITransport(app=NodeApi(known))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://n1") as client:
+        for path in (
+            "/health",
+            "/health?verbose",
+            "/readyz?verbose",
+            "/readyz",
+            "/v1/node",
+            "/v1/results/disk",
+            "/metrics",
+            "/\x9b",
+        ):
+            answer = await client.get(path)
+            assert_harmless(answer.text)
+        assert "\\u001b[2J" in (await client.get("/readyz")).text
+    text, _ = exposition(registry_of(known, {}), "text/plain")
+    assert_harmless(text.decode())
+    assert rb'target="\\u001b[2J' in text  # a backslash is two in this format
 
 
 def test_pages_escape_what_html_lets_through() -> None:

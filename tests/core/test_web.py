@@ -51,103 +51,82 @@ async def say(address: tuple[str, int], text: bytes) -> bytes:
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-def test_plain_request_is_answered_without_extra_headers() -> None:
-    async def main() -> None:
-        async with served() as address:
-            assert await say(address, GET) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-
-    asyncio.run(main())
+async def test_plain_request_is_answered_without_extra_headers() -> None:
+    async with served() as address:
+        assert await say(address, GET) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
-def test_server_at_rest_does_not_wake_up() -> None:
-    async def main() -> None:
-        async with served() as address:
-            await say(address, GET)
-            before = time.process_time()
-            handles = len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
-            await asyncio.sleep(0.3)
-            assert len(asyncio.get_running_loop()._scheduled) <= handles  # type: ignore[attr-defined]
-            assert time.process_time() - before < 0.1  # of all threads of this process
-
-    asyncio.run(main())
+async def test_server_at_rest_does_not_wake_up() -> None:
+    async with served() as address:
+        await say(address, GET)
+        before = time.process_time()
+        handles = len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+        await asyncio.sleep(0.3)
+        assert len(asyncio.get_running_loop()._scheduled) <= handles  # type: ignore[attr-defined]
+        assert time.process_time() - before < 0.1  # of all threads of this process
 
 
-def test_endless_headers_are_refused() -> None:
-    async def main() -> None:
-        async with served(header_bytes=2000) as address:
-            large = b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 5000 + b"\r\n\r\n"
-            assert (await say(address, large)).startswith(b"HTTP/1.1 431 ")
-            reader, writer = await asyncio.open_connection(*address)
-            with contextlib.suppress(ConnectionError):
-                for _ in range(20):  # one line that never ends, in pieces
-                    writer.write(b"GET / HTTP/1.1\r\nx: " if _ == 0 else b"b" * 1000)
-                    await writer.drain()
-                    await asyncio.sleep(0.005)
-                assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
-            writer.close()
-            assert await say(address, GET) != b""
-
-    asyncio.run(main())
+async def test_endless_headers_are_refused() -> None:
+    async with served(header_bytes=2000) as address:
+        large = b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 5000 + b"\r\n\r\n"
+        assert (await say(address, large)).startswith(b"HTTP/1.1 431 ")
+        reader, writer = await asyncio.open_connection(*address)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(20):  # one line that never ends, in pieces
+                writer.write(b"GET / HTTP/1.1\r\nx: " if _ == 0 else b"b" * 1000)
+                await writer.drain()
+                await asyncio.sleep(0.005)
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+        assert await say(address, GET) != b""
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\nhost:", GET + b"GET / HT"])
-def test_client_that_stops_in_the_middle_of_a_head_is_cut_off(beginning: bytes) -> None:
-    async def main() -> None:
-        async with served(header_seconds=0.1) as address:
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(beginning)
-            async with asyncio.timeout(5 * PATIENCE):
-                await reader.read()  # to the end of the connection
-            writer.close()
-
-    asyncio.run(main())
+async def test_client_that_stops_in_the_middle_of_a_head_is_cut_off(beginning: bytes) -> None:
+    async with served(header_seconds=0.1) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(beginning)
+        async with asyncio.timeout(5 * PATIENCE):
+            await reader.read()  # to the end of the connection
+        writer.close()
 
 
-def test_idle_connection_is_kept_between_requests() -> None:
-    async def main() -> None:
-        async with served(header_seconds=0.05) as address:
-            reader, writer = await asyncio.open_connection(*address)
-            for _ in range(2):
-                writer.write(GET)
-                assert (await reader.read(1000)).endswith(b"ok")
-                await asyncio.sleep(0.1)
-            writer.close()
-
-    asyncio.run(main())
+async def test_idle_connection_is_kept_between_requests() -> None:
+    async with served(header_seconds=0.05) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        for _ in range(2):
+            writer.write(GET)
+            assert (await reader.read(1000)).endswith(b"ok")
+            await asyncio.sleep(0.1)
+        writer.close()
 
 
-def test_nonsense_is_a_400() -> None:
-    async def main() -> None:
-        async with served() as address:
-            assert (await say(address, b"\x16\x03\x01\x02\x00nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
-
-    asyncio.run(main())
+async def test_nonsense_is_a_400() -> None:
+    async with served() as address:
+        assert (await say(address, b"\x16\x03\x01\x02\x00nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
-def test_end_waits_for_requests_under_way_but_not_for_ever() -> None:
-    async def main() -> None:
-        begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+async def test_end_waits_for_requests_under_way_but_not_for_ever() -> None:
+    begun, go_on = asyncio.Semaphore(0), asyncio.Event()
 
-        async def slow(scope: Any, receive: Any, send: Any) -> None:
-            begun.release()
-            await (go_on.wait() if scope["path"] == "/soon" else asyncio.Event().wait())
-            await hello(scope, receive, send)
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        begun.release()
+        await (go_on.wait() if scope["path"] == "/soon" else asyncio.Event().wait())
+        await hello(scope, receive, send)
 
-        sock = web.bind("127.0.0.1:0")
-        address = sock.getsockname()
-        server = web.Server(slow, [sock], limits=web.Limits(stop_seconds=0.5))
-        await server.start()
-        soon = asyncio.create_task(say(address, b"GET /soon HTTP/1.1\r\nhost: x\r\n\r\n"))
-        never = asyncio.create_task(say(address, GET))
-        await begun.acquire()
-        await begun.acquire()
-        asyncio.get_running_loop().call_later(0.1, go_on.set)
-        async with asyncio.timeout(10 * PATIENCE):
-            await server.stop()
-        assert (await soon).endswith(b"ok")
-        await never
-
-    asyncio.run(main())
+    sock = web.bind("127.0.0.1:0")
+    address = sock.getsockname()
+    server = web.Server(slow, [sock], limits=web.Limits(stop_seconds=0.5))
+    await server.start()
+    soon = asyncio.create_task(say(address, b"GET /soon HTTP/1.1\r\nhost: x\r\n\r\n"))
+    never = asyncio.create_task(say(address, GET))
+    await begun.acquire()
+    await begun.acquire()
+    asyncio.get_running_loop().call_later(0.1, go_on.set)
+    async with asyncio.timeout(10 * PATIENCE):
+        await server.stop()
+    assert (await soon).endswith(b"ok")
+    await never
 
 
 def test_port_in_use_is_one_clear_line() -> None:
@@ -205,51 +184,42 @@ def test_unix_socket_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> No
         web.bind_unix(tmp_path / "file" / "x.sock")
 
 
-def test_unix_socket_answers_its_owner(tmp_path: Path) -> None:
-    async def main() -> None:
-        sock = web.bind_unix(tmp_path / "x.sock")
-        async with web.Server(hello, [sock], owner_only=True):
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "x.sock")
-            writer.write(GET)
-            assert (await reader.read(1000)).endswith(b"ok")
-            writer.close()
-
-    asyncio.run(main())
+async def test_unix_socket_answers_its_owner(tmp_path: Path) -> None:
+    sock = web.bind_unix(tmp_path / "x.sock")
+    async with web.Server(hello, [sock], owner_only=True):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "x.sock")
+        writer.write(GET)
+        assert (await reader.read(1000)).endswith(b"ok")
+        writer.close()
 
 
 @pytest.mark.system(root=True)  # to become another user
-def test_unix_socket_turns_another_user_away_whatever_its_mode(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = Path("/tmp") / f"healthd-test-{os.getpid()}.sock"
-        sock = web.bind_unix(path)
-        path.chmod(0o777)
-        try:
-            async with web.Server(hello, [sock], owner_only=True):
-                process = await asyncio.create_subprocess_exec(
-                    "python3",
-                    "-c",
-                    "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n"
-                    "s.sendall(b'GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n')\nprint(s.recv(100))",
-                    str(path),
-                    user=65534,
-                    cwd="/",
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                )
-                out, _ = await process.communicate()
-                assert b"200" not in out
-        finally:
-            path.unlink()
-
-    asyncio.run(main())
+async def test_unix_socket_turns_another_user_away_whatever_its_mode(tmp_path: Path) -> None:
+    path = Path("/tmp") / f"healthd-test-{os.getpid()}.sock"
+    sock = web.bind_unix(path)
+    path.chmod(0o777)
+    try:
+        async with web.Server(hello, [sock], owner_only=True):
+            process = await asyncio.create_subprocess_exec(
+                "python3",
+                "-c",
+                "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n"
+                "s.sendall(b'GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n')\nprint(s.recv(100))",
+                str(path),
+                user=65534,
+                cwd="/",
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, _ = await process.communicate()
+            assert b"200" not in out
+    finally:
+        path.unlink()
 
 
-def test_tls_files_that_cannot_be_used_are_one_clear_line(tmp_path: Path) -> None:
-    async def main() -> None:
-        (tmp_path / "x.pem").write_text("nonsense")
-        with contextlib.closing(web.bind("127.0.0.1:0")) as sock:
-            server = web.Server(hello, [sock], tls_cert=tmp_path / "x.pem", tls_key=tmp_path / "x.pem")
-            with pytest.raises(web.ListenError, match="cannot be used"):
-                await server.start()
-
-    asyncio.run(main())
+async def test_tls_files_that_cannot_be_used_are_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "x.pem").write_text("nonsense")
+    with contextlib.closing(web.bind("127.0.0.1:0")) as sock:
+        server = web.Server(hello, [sock], tls_cert=tmp_path / "x.pem", tls_key=tmp_path / "x.pem")
+        with pytest.raises(web.ListenError, match="cannot be used"):
+            await server.start()

@@ -90,71 +90,58 @@ async def is_closed(streams: Streams) -> bool:
     [(GET, b"ok"), (BODY, b""), (LARGE, b"x")],
     ids=["keep-alive", "slow body", "slow reader"],
 )
-def test_oldest_that_waits_for_its_peer_makes_room_for_a_question(text: bytes, read: bytes) -> None:
-    async def main() -> None:
-        async with served(3) as (app, connect):
-            old = [await connect(text, read=read) for _ in range(3)]
-            if text in (BODY, LARGE):
-                await app.begun.wait()
-            for _ in range(5):
-                assert (await (await connect(GET))[0].read(100)).startswith(b"HTTP/1.1 200 ")
-            if text != LARGE:  # there the end comes behind megabytes
-                assert [await is_closed(one) for one in old] == [True, True, True]
-
-    asyncio.run(main())
-
-
-def test_requests_that_are_held_are_never_cut_off() -> None:
-    async def main() -> None:
-        async with served(4) as (app, connect):
-            held = [await connect(HOLD) for _ in range(3)]
-            while app.holding < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            idle = [await connect(b"") for _ in range(50)]
+async def test_oldest_that_waits_for_its_peer_makes_room_for_a_question(text: bytes, read: bytes) -> None:
+    async with served(3) as (app, connect):
+        old = [await connect(text, read=read) for _ in range(3)]
+        if text in (BODY, LARGE):
+            await app.begun.wait()
+        for _ in range(5):
             assert (await (await connect(GET))[0].read(100)).startswith(b"HTTP/1.1 200 ")
-            assert await is_closed(idle[0])
-            app.release.set()
-            for reader, _ in held:
-                assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
-
-    asyncio.run(main())
+        if text != LARGE:  # there the end comes behind megabytes
+            assert [await is_closed(one) for one in old] == [True, True, True]
 
 
-def test_server_whose_connections_all_work_answers_503_and_takes_up_again() -> None:
-    async def main() -> None:
-        async with served(3) as (app, connect):
-            held = [await connect(HOLD) for _ in range(3)]
-            while app.holding < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            assert (await (await connect(GET))[0].read(100)).startswith(b"HTTP/1.1 503 ")
-            app.release.set()
-            for reader, _ in held:
-                assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
-            assert (await (await connect(GET))[0].read(100)).startswith(b"HTTP/1.1 200 ")
-
-    asyncio.run(main())
+async def test_requests_that_are_held_are_never_cut_off() -> None:
+    async with served(4) as (app, connect):
+        held = [await connect(HOLD) for _ in range(3)]
+        while app.holding < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        idle = [await connect(b"") for _ in range(50)]
+        assert (await (await connect(GET))[0].read(100)).startswith(b"HTTP/1.1 200 ")
+        assert await is_closed(idle[0])
+        app.release.set()
+        for reader, _ in held:
+            assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
 
 
-def test_idle_connections_do_not_keep_a_node_from_answering(tmp_path: Path) -> None:
+async def test_server_whose_connections_all_work_answers_503_and_takes_up_again() -> None:
+    async with served(3) as (app, connect):
+        held = [await connect(HOLD) for _ in range(3)]
+        while app.holding < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert (await (await connect(GET))[0].read(100)).startswith(b"HTTP/1.1 503 ")
+        app.release.set()
+        for reader, _ in held:
+            assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
+        assert (await (await connect(GET))[0].read(100)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_idle_connections_do_not_keep_a_node_from_answering(tmp_path: Path) -> None:
     """The attack as it was seen: as many idle connections as a daemon takes, then somebody asks."""
-
-    async def main() -> None:
-        sock = web.bind("127.0.0.1:0")
-        book = NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=BOOT)
-        limits = web.Limits(connections=64, pending=32, stop_seconds=0.1)
-        async with asyncio.timeout(30), web.Server(NodeApi(book), [sock], limits=limits):
-            idle = [await asyncio.open_connection(*sock.getsockname()) for _ in range(100)]
-            for path, status in ((b"/livez", b"200"), (b"/health", b"503"), (b"/metrics", b"200")):
-                reader, writer = await asyncio.open_connection(*sock.getsockname())
-                writer.write(b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % path)
-                head = await reader.readuntil(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 " + status), head
-                assert b"text/plain; charset=utf-8" not in head or path != b"/health", "the server's own 503"
-                writer.close()
-            for _, writer in idle:
-                writer.close()
-
-    asyncio.run(main())
+    sock = web.bind("127.0.0.1:0")
+    book = NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=BOOT)
+    limits = web.Limits(connections=64, pending=32, stop_seconds=0.1)
+    async with asyncio.timeout(30), web.Server(NodeApi(book), [sock], limits=limits):
+        idle = [await asyncio.open_connection(*sock.getsockname()) for _ in range(100)]
+        for path, status in ((b"/livez", b"200"), (b"/health", b"503"), (b"/metrics", b"200")):
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            writer.write(b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % path)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 " + status), head
+            assert b"text/plain; charset=utf-8" not in head or path != b"/health", "the server's own 503"
+            writer.close()
+        for _, writer in idle:
+            writer.close()
 
 
 @pytest.fixture
@@ -168,74 +155,58 @@ def tls(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("begin", [b"", HELLO[:20]], ids=["never begin", "begin a handshake"])
-def test_tls_connections_count_from_accept_on(begin: bytes, tls: tuple[Path, dict[str, Any]]) -> None:
+async def test_tls_connections_count_from_accept_on(begin: bytes, tls: tuple[Path, dict[str, Any]]) -> None:
     pem, trusting = tls
 
-    async def main() -> None:
-        async with served(3, tls=pem) as (_, connect):
-            idle = [await connect(begin) for _ in range(50)]
-            assert (await (await connect(GET, **trusting))[0].read(100)).endswith(b"ok")
-            assert all([await is_closed(one) for one in idle[:40]])
-            assert (await (await connect(GET, **trusting))[0].read(100)).endswith(b"ok")
-
-    asyncio.run(main())
+    async with served(3, tls=pem) as (_, connect):
+        idle = [await connect(begin) for _ in range(50)]
+        assert (await (await connect(GET, **trusting))[0].read(100)).endswith(b"ok")
+        assert all([await is_closed(one) for one in idle[:40]])
+        assert (await (await connect(GET, **trusting))[0].read(100)).endswith(b"ok")
 
 
-def test_address_that_has_most_connections_loses_them_first() -> None:
+async def test_address_that_has_most_connections_loses_them_first() -> None:
     """A slow client of one address keeps its place while another address opens connection after connection."""
-
-    async def main() -> None:
-        async with served(3) as (_, connect):
-            slow = await connect(GET[:20])
-            flood = [await connect(b"G", local_addr=("127.0.0.2", 0)) for _ in range(40)]
-            assert all([await is_closed(one) for one in flood[:30]])
-            slow[1].write(GET[20:])
-            assert (await slow[0].read(100)).endswith(b"ok")
-
-    asyncio.run(main())
+    async with served(3) as (_, connect):
+        slow = await connect(GET[:20])
+        flood = [await connect(b"G", local_addr=("127.0.0.2", 0)) for _ in range(40)]
+        assert all([await is_closed(one) for one in flood[:30]])
+        slow[1].write(GET[20:])
+        assert (await slow[0].read(100)).endswith(b"ok")
 
 
-def test_who_has_sent_a_byte_stays_before_those_who_have_not() -> None:
-    async def main() -> None:
-        async with served(3) as (_, connect):
-            slow = await connect(GET[:20])
-            idle = [await connect(b"") for _ in range(40)]
-            assert all([await is_closed(one) for one in idle[:30]])
-            slow[1].write(GET[20:])
-            assert (await slow[0].read(100)).endswith(b"ok")
-
-    asyncio.run(main())
+async def test_who_has_sent_a_byte_stays_before_those_who_have_not() -> None:
+    async with served(3) as (_, connect):
+        slow = await connect(GET[:20])
+        idle = [await connect(b"") for _ in range(40)]
+        assert all([await is_closed(one) for one in idle[:30]])
+        slow[1].write(GET[20:])
+        assert (await slow[0].read(100)).endswith(b"ok")
 
 
-def test_peer_that_the_application_knows_keeps_its_connection() -> None:
-    async def main() -> None:
-        async with served(3) as (_, connect):
-            known = await connect(GET.replace(b"/", b"/known", 1), read=b"ok")
-            for _ in range(10):
-                await connect(GET, read=b"ok")
-            known[1].write(GET)
-            assert (await known[0].read(100)).endswith(b"ok")
-            known[1].write(GET)  # the last request was none of a known peer
-            assert (await known[0].read(100)).endswith(b"ok")
-            for _ in range(10):
-                await connect(GET, read=b"ok")
-            assert await is_closed(known)
-
-    asyncio.run(main())
+async def test_peer_that_the_application_knows_keeps_its_connection() -> None:
+    async with served(3) as (_, connect):
+        known = await connect(GET.replace(b"/", b"/known", 1), read=b"ok")
+        for _ in range(10):
+            await connect(GET, read=b"ok")
+        known[1].write(GET)
+        assert (await known[0].read(100)).endswith(b"ok")
+        known[1].write(GET)  # the last request was none of a known peer
+        assert (await known[0].read(100)).endswith(b"ok")
+        for _ in range(10):
+            await connect(GET, read=b"ok")
+        assert await is_closed(known)
 
 
-def test_end_of_the_server_is_the_end_of_pending_connections(tls: tuple[Path, dict[str, Any]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(10):
-            async with served(3, tls=tls[0]) as (app, connect):
-                pending = [await connect(text) for text in (b"", HELLO[:20], HELLO)]
-                assert (await (await connect(GET, **tls[1]))[0].read(100)).endswith(b"ok")
-                assert app.begun.is_set()
-            for reader, _ in pending:
-                with contextlib.suppress(ConnectionError):
-                    await reader.read()
-
-    asyncio.run(main())
+async def test_end_of_the_server_is_the_end_of_pending_connections(tls: tuple[Path, dict[str, Any]]) -> None:
+    async with asyncio.timeout(10):
+        async with served(3, tls=tls[0]) as (app, connect):
+            pending = [await connect(text) for text in (b"", HELLO[:20], HELLO)]
+            assert (await (await connect(GET, **tls[1]))[0].read(100)).endswith(b"ok")
+            assert app.begun.is_set()
+        for reader, _ in pending:
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
 
 
 SERVICE = """
@@ -284,19 +255,16 @@ def test_burst_of_idle_connections_costs_a_line_and_keeps_nobody_out(places: int
         assert line in said
 
 
-def test_connection_that_never_ends_its_tls_handshake_is_cut_off(tls: tuple[Path, dict[str, Any]]) -> None:
+async def test_connection_that_never_ends_its_tls_handshake_is_cut_off(tls: tuple[Path, dict[str, Any]]) -> None:
     pem, trusting = tls
 
-    async def main() -> None:
-        sock = web.bind("127.0.0.1:0")
-        limits = web.Limits(header_seconds=0.1, stop_seconds=0.1)
-        async with asyncio.timeout(10), web.Server(Full(), [sock], limits=limits, tls_cert=pem, tls_key=pem):
-            silent = await asyncio.open_connection(*sock.getsockname())
-            assert await is_closed(silent)
-            silent[1].close()
-            reader, writer = await asyncio.open_connection(*sock.getsockname(), **trusting)
-            writer.write(GET)
-            assert (await reader.read(100)).endswith(b"ok")
-            writer.close()
-
-    asyncio.run(main())
+    sock = web.bind("127.0.0.1:0")
+    limits = web.Limits(header_seconds=0.1, stop_seconds=0.1)
+    async with asyncio.timeout(10), web.Server(Full(), [sock], limits=limits, tls_cert=pem, tls_key=pem):
+        silent = await asyncio.open_connection(*sock.getsockname())
+        assert await is_closed(silent)
+        silent[1].close()
+        reader, writer = await asyncio.open_connection(*sock.getsockname(), **trusting)
+        writer.write(GET)
+        assert (await reader.read(100)).endswith(b"ok")
+        writer.close()

@@ -85,7 +85,15 @@ def workshop_with_service(name: str, *, torch: bool = False) -> Iterator[Worksho
         made.build("Containerfile", "healthd")
         yield made
     finally:
+        unmount(folder)
         shutil.rmtree(folder)
+
+
+def unmount(folder: Path) -> None:
+    """What an interrupted debootstrap left mounted below a folder, /proc: what is removed must not reach into it."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    for mount in sorted((mount for mount in mounts if mount.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", mount], check=True)
 
 
 def base_image(shop: Workshop) -> None:

@@ -20,15 +20,6 @@ PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
 SOMEBODYS_IMAGE, SOMEBODYS_TORCH_IMAGE = "TESTS_IMAGE", "TESTS_TORCH_IMAGE"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With two workers one has the cluster, and all tests that need none of its nodes run beside in the other."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent and isinstance(item, pytest.Function):
-            used = {*item.fixturenames, *(item.callspec.params.values() if hasattr(item, "callspec") else ())}
-            item.add_marker(pytest.mark.xdist_group("nodes" if "cluster" in used else "no nodes"))
-
-
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """

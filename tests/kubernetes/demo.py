@@ -39,7 +39,6 @@ from tests.kubernetes.kit import (
     TORCH_IMAGE,
     TORCH_REPOSITORY,
     Cluster,
-    authority,
     gate_exit_code,
     gated_job,
     secrets,
@@ -129,8 +128,6 @@ class Stage:
         return text
 
     def _healthd(self, *words: str) -> str:
-        token = self.cluster.kubectl("create", "token", "healthd-admin", "--audience", "healthd", "-n", SYSTEM)
-        (self.folder / "admin.token").write_text(token)
         named = ["--aggregator", self.aggregator, "--token-file", str(self.folder / "admin.token")]
         named += ["--ca-file", str(self.folder / "ca.pem")]
         done = subprocess.run(
@@ -235,7 +232,7 @@ def play(cluster: Cluster, folder: Path) -> None:
 
 
 def install(stage: Stage) -> None:
-    """The guide's way: Secrets, the chart, and the Secret of the namespace of the jobs."""
+    """The guide's way: the certificate, the chart, and its CA in the namespace of the jobs."""
     stage.title("1. Three nodes; the chart, with the profile that tests devices, in enforce mode, with the actuator")
     secrets(stage.cluster, stage.folder)
     line = ["install", "healthd", str(CHART.relative_to(ROOT)), "-n", SYSTEM]
@@ -243,7 +240,8 @@ def install(stage: Stage) -> None:
         line += ["--set-string" if ".settings." in value else "--set", value]
     stage.cluster.helm(*line)
     stage.show(shlex.join(["helm", *line]), "")
-    authority(stage.cluster, stage.folder, NAMESPACE)
+    stage.cluster.admin(stage.folder)
+    stage.cluster.authority(stage.folder, NAMESPACE)
     source = TRAINING.read_text(encoding="utf-8")
     meta = {"name": "train", "namespace": NAMESPACE}
     stage.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"train.py": source}})

@@ -138,8 +138,7 @@ class Cluster:
 
     def fleet(self, folder: Path, *words: str, namespace: str = SYSTEM, wrong: bool = False) -> str:
         """As `kubectl`, `healthd fleet` of a person who may do everything; `folder` is that of `secrets`."""
-        words_of_guide = ("create", "token", "healthd-admin", "--audience", "healthd", "-n", namespace)
-        (folder / "admin.token").write_text(self.kubectl(*words_of_guide))
+        self.admin(folder, namespace)
         with self.forward("healthd-aggregator", 8090, namespace) as port:
             options = ("--token-file", str(folder / "admin.token"), "--ca-file", str(folder / "ca.pem"))
             line = [
@@ -153,6 +152,16 @@ class Cluster:
                 *options,
             ]
             return self._run([*line], None, wrong)
+
+    def admin(self, folder: Path, namespace: str = SYSTEM) -> None:
+        """Write a token of a person who may do everything into `admin.token`, as the guide has it."""
+        words = ("create", "token", "healthd-admin", "--audience", "healthd", "-n", namespace)
+        (folder / "admin.token").write_text(self.kubectl(*words))
+
+    def authority(self, folder: Path, namespace: str) -> None:
+        """The ConfigMap of a namespace of jobs; `folder` is that of `secrets`."""
+        words = ("create", "configmap", "healthd-ca", f"--from-file=ca.crt={folder / 'ca.pem'}")
+        self.kubectl(*words, "-n", namespace)
 
     def load(self, archive: Path) -> None:
         """Bring an image to every node."""
@@ -227,6 +236,15 @@ def values(image: str, **more: str) -> list[str]:
     return [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
 
 
+def volume_of_gate() -> dict[str, Any]:
+    """The volume `gate` of a job's pod, as the guide has it: the pod's own token, and the CA of the aggregator."""
+    sources = [
+        {"serviceAccountToken": {"audience": "healthd", "expirationSeconds": 3600, "path": "token"}},
+        {"configMap": {"name": "healthd-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+    ]
+    return {"name": "gate", "projected": {"sources": sources}}
+
+
 def traces(cluster: Cluster) -> list[str]:
     """What healthd has left on nodes."""
     found = []
@@ -270,7 +288,6 @@ def gated_job(
     ]
     every = {"image": image, "imagePullPolicy": "IfNotPresent"}
     mounts = [{"name": "gate", "mountPath": "/etc/healthd/gate", "readOnly": True}]
-    token = {"serviceAccountToken": {"audience": "healthd", "expirationSeconds": 3600, "path": "token"}}
     apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"job-name": name}}}
     affinity: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     if prefer:
@@ -285,7 +302,7 @@ def gated_job(
         "affinity": affinity,
         "initContainers": [{"name": "gate", **every, "command": ask, "env": env, "volumeMounts": mounts}],
         "containers": [{"name": "train", **every, "command": list(command), "env": list(env)}],
-        "volumes": [{"name": "gate", "projected": {"sources": [token, {"configMap": {"name": "healthd-ca"}}]}}],
+        "volumes": [volume_of_gate()],
     }
     disrupted = [{"type": "DisruptionTarget", "status": "True"}]
     rules = [
@@ -304,11 +321,6 @@ def gated_job(
         "template": {"spec": pod},
     }
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
-
-
-def authority(cluster: Cluster, folder: Path, namespace: str) -> None:
-    """What gates in a namespace need: the CA of the aggregator's certificate, of the folder of `secrets`."""
-    cluster.kubectl("create", "configmap", "healthd-ca", "-n", namespace, f"--from-file=ca.crt={folder / 'ca.pem'}")
 
 
 def gate_exit_code(pod: Mapping[str, Any]) -> int | None:

@@ -22,9 +22,9 @@ from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.platforms.kubernetes import ApiServer
 from tests.aggregator.test_identity import sync
-from tests.kubernetes.kit import CHART, Cluster, until
+from tests.kubernetes.kit import CHART, Cluster, until, values, volume_of_gate
 from tests.kubernetes.kit import SYSTEM as HEALTHD
-from tests.kubernetes.test_chart import rolled_out, values
+from tests.kubernetes.test_chart import rolled_out
 from tests.kubernetes.test_cluster import phase
 
 pytestmark = pytest.mark.kubernetes
@@ -171,7 +171,7 @@ def test_each_daemon_speaks_for_the_node_on_which_its_pod_runs(site: Site, tmp_p
     assert found == {(speaker, node): 200 if speaker == node else 403 for speaker in nodes for node in nodes}
 
 
-def test_hook_is_its_pod_and_asks_for_jobs_of_its_namespace(site: Site, tmp_path: Path) -> None:
+async def test_hook_is_its_pod_and_asks_for_jobs_of_its_namespace(site: Site, tmp_path: Path) -> None:
     node = site.cluster.nodes()[0]
     token = site.start("train-0", node, namespace=JOBS, service_account="default")
     uid = site.cluster.get("pod", "train-0", "-n", JOBS)["metadata"]["uid"]
@@ -180,36 +180,30 @@ def test_hook_is_its_pod_and_asks_for_jobs_of_its_namespace(site: Site, tmp_path
     assert hook.hook is not None
     assert (hook.nodes, hook.hook.full_name, hook.hook.uid) == ((node,), f"{JOBS}/train-0", uid)
 
-    async def main() -> None:
-        async with serving(site, tmp_path) as client:
-            join = {"group": "train", "size": 1, "rank": 0, "member": "m", "node": node}
-            asked = await client.post("/v1/gates", json={"job": "train", "join": join}, headers=bearer(token))
-            assert asked.json()["request"]["job"] == f"{JOBS}/train"
-            away = {**join, "node": "elsewhere"}
-            refused = await client.post("/v1/gates", json={"job": "train", "join": away}, headers=bearer(token))
-            assert refused.status_code == 403
-            assert (await sync(client, node, headers=bearer(token))).status_code == 403
-
-    asyncio.run(main())
+    async with serving(site, tmp_path) as client:
+        join = {"group": "train", "size": 1, "rank": 0, "member": "m", "node": node}
+        asked = await client.post("/v1/gates", json={"job": "train", "join": join}, headers=bearer(token))
+        assert asked.json()["request"]["job"] == f"{JOBS}/train"
+        away = {**join, "node": "elsewhere"}
+        refused = await client.post("/v1/gates", json={"job": "train", "join": away}, headers=bearer(token))
+        assert refused.status_code == 403
+        assert (await sync(client, node, headers=bearer(token))).status_code == 403
 
 
-def test_pod_that_took_the_place_of_another_is_let_in_with_its_own_key(site: Site, tmp_path: Path) -> None:
+async def test_pod_that_took_the_place_of_another_is_let_in_with_its_own_key(site: Site, tmp_path: Path) -> None:
     node = site.cluster.nodes()[0]
 
-    async def main() -> None:
-        async with serving(site, tmp_path) as client:
-            old = await asyncio.to_thread(site.start, "replaced", node)
-            assert (await sync(client, node, KEY, headers=bearer(old))).status_code == 200
-            await asyncio.to_thread(site.stop, "replaced")
-            new = await asyncio.to_thread(site.start, "replaced", node)
-            assert new != old
-            assert (await sync(client, node, OTHER_KEY, "i2", headers=bearer(new))).status_code == 200
-            admin = site.cluster.kubectl("create", "token", "admin", "-n", SYSTEM, f"--audience={AUDIENCE}").strip()
-            shown = (await client.get(f"/v1/nodes/{node}", headers=bearer(admin))).json()
-            assert not shown["duplicate"]
-            assert f"by pod {SYSTEM}/replaced" in [event["message"] for event in shown["events"]]
-
-    asyncio.run(main())
+    async with serving(site, tmp_path) as client:
+        old = await asyncio.to_thread(site.start, "replaced", node)
+        assert (await sync(client, node, KEY, headers=bearer(old))).status_code == 200
+        await asyncio.to_thread(site.stop, "replaced")
+        new = await asyncio.to_thread(site.start, "replaced", node)
+        assert new != old
+        assert (await sync(client, node, OTHER_KEY, "i2", headers=bearer(new))).status_code == 200
+        admin = site.cluster.kubectl("create", "token", "admin", "-n", SYSTEM, f"--audience={AUDIENCE}").strip()
+        shown = (await client.get(f"/v1/nodes/{node}", headers=bearer(admin))).json()
+        assert not shown["duplicate"]
+        assert f"by pod {SYSTEM}/replaced" in [event["message"] for event in shown["events"]]
 
 
 def test_token_of_a_pod_that_is_gone_is_refused(site: Site) -> None:
@@ -281,10 +275,14 @@ def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
     """A pod of a job whose gate is as in the guide: the projected token, the CA, no account of its own."""
     host = f"https://healthd-aggregator.{HEALTHD}.svc:8090"
     files = ["--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"]
-    asked = ["--job=train", "--join=train", "--size=2", f"--rank={rank}", "--node=$(NODE_NAME)", "--tier=passive"]
-    sources = [
-        {"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": 3600, "path": "token"}},
-        {"configMap": {"name": "healthd-ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+    asked = [
+        "--job=train",
+        "--join=train",
+        "--size=2",
+        f"--rank={rank}",
+        "--node=$(NODE_NAME)",
+        "--tier=passive",
+        "--no-collective",
     ]
 
     def of_pod(name: str, path: str) -> dict[str, Any]:
@@ -315,7 +313,7 @@ def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
             "automountServiceAccountToken": False,
             "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}},
             "containers": [container],
-            "volumes": [{"name": "gate", "projected": {"sources": sources}}],
+            "volumes": [volume_of_gate()],
         },
     }
 
@@ -324,14 +322,14 @@ def test_jobs_of_one_name_in_two_namespaces_are_gated_with_the_tokens_of_their_p
     cluster: Cluster, image: str, system: Path
 ) -> None:
     """The chart as it stands, and hooks that nobody gave a secret."""
-    cluster.helm("install", "healthd", CHART, "-n", HEALTHD, *values(image))
+    may = {"aggregator.settings.HEALTHD_GATE_CALLERS_MAY": "tier\\,collective"}
+    cluster.helm("install", "healthd", CHART, "-n", HEALTHD, *values(image, **may))
     rolled_out(cluster)
     names = ("tests-team-a", "tests-team-b")
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(cluster.namespace(name))
-            words = ("create", "configmap", "healthd-ca", f"--from-file=ca.crt={system / 'ca.pem'}")
-            cluster.kubectl(*words, "-n", name)
+            cluster.authority(system, name)
             cluster.apply(*(hook(name, image, rank) for rank in range(2)))
             for rank in range(2):
                 until(

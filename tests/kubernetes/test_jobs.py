@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.deploy.manifests import ROOT
-from tests.kubernetes.kit import CHART, SYSTEM, Cluster, authority, gate_exit_code, gated_job, secrets, until
+from tests.kubernetes.kit import CHART, SYSTEM, Cluster, gate_exit_code, gated_job, secrets, until
 
 pytestmark = pytest.mark.kubernetes
 
@@ -99,7 +99,7 @@ class Fleet:
     def ask(self, path: str, **query: str | int) -> Any:
         """The aggregator at the address of its pod: a port-forward would end with it."""
         (pod,) = until("there is an aggregator", lambda: self.cluster.items("pods", "-n", SYSTEM, "-l", AGGREGATOR))
-        token = self.token()
+        token = (self.keys / "admin.token").read_text(encoding="utf-8").strip()
         context = ssl.create_default_context(cafile=str(self.keys / "ca.pem"))
         with httpx.Client(verify=context, trust_env=False, timeout=30) as client:
             request = client.build_request(
@@ -112,14 +112,6 @@ class Fleet:
             answer = client.send(request)
         assert answer.status_code == 200, answer.text
         return answer.json()
-
-    def token(self) -> str:
-        """That of a person who may do everything; it lasts for an hour."""
-        file = self.keys / "admin.token"
-        if not file.exists():
-            words = ("create", "token", "healthd-admin", "--audience", "healthd", "-n", SYSTEM)
-            file.write_text(self.cluster.kubectl(*words).strip())
-        return file.read_text()
 
     def told(self) -> str:
         """What to read when something did not come about."""
@@ -148,12 +140,13 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
     }
     with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
         keys = secrets(cluster, tmp_path_factory.mktemp("jobs"))
-        authority(cluster, keys, JOBS)
+        cluster.authority(keys, JOBS)
         cluster.kubectl("create", "serviceaccount", LAUNCHER, "-n", JOBS)
         given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
         try:
             rolled_out(cluster)
+            cluster.admin(keys)
             made = Fleet(cluster, image, keys)
             until("every node has reported", lambda: len(made.ask("/v1/nodes")["nodes"]) == len(cluster.nodes()))
             yield made

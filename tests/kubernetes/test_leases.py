@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.kit import CHART, SYSTEM, Cluster, authority, gated_job, secrets, until
+from tests.kubernetes.kit import CHART, SYSTEM, Cluster, secrets, until, volume_of_gate
 
 pytestmark = pytest.mark.kubernetes
 
@@ -35,7 +35,7 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
     }
     with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
         folder = secrets(cluster, tmp_path_factory.mktemp("leases"))
-        authority(cluster, folder, JOBS)
+        cluster.authority(folder, JOBS)
         given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
         try:
@@ -52,13 +52,45 @@ def rolled_out(cluster: Cluster) -> None:
 
 
 def gated(name: str, image: str, *command: str, size: int = 2) -> dict[str, Any]:
-    """As the guide has it, but that a container which ends badly is started again in its pod."""
-    job = gated_job(JOBS, name, size, image, "--tier=passive", "--no-collective", "--wait=2m", command=command)
-    for key in ("podFailurePolicy", "podReplacementPolicy", "backoffLimit"):
-        del job["spec"][key]
-    pod = job["spec"]["template"]["spec"]
-    pod |= {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 1}
-    return job
+    """An Indexed Job as the guide has it, of pods on nodes of their own, that runs `command` once it is admitted."""
+    told = {
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_NAME": "metadata.name",
+        "POD_UID": "metadata.uid",
+        "NODE_NAME": "spec.nodeName",
+        "RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']",
+    }
+    hook = [
+        *("healthd", "gate", "--aggregator=https://healthd-aggregator.healthd-system.svc:8090"),
+        *("--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"),
+        *(f"--job={name}", f"--join={name}", f"--size={size}", "--rank=$(RANK)", "--node=$(NODE_NAME)"),
+        *("--tier=passive", "--no-collective", "--wait=2m"),
+    ]
+    gate = {
+        "name": "gate",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": hook,
+        "env": [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in told.items()],
+        "volumeMounts": [{"name": "gate", "mountPath": "/etc/healthd/gate", "readOnly": True}],
+    }
+    main = {"name": "train", "image": image, "imagePullPolicy": "IfNotPresent", "command": list(command)}
+    apart = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"job-name": name}},
+    }
+    pod = {
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": 1,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        "initContainers": [gate],
+        "containers": [main],
+        "volumes": [volume_of_gate()],
+    }
+    spec = {"completionMode": "Indexed", "completions": size, "parallelism": size, "template": {"spec": pod}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": JOBS}, "spec": spec}
 
 
 FOR_EVER = ("sleep", "infinity")

@@ -112,60 +112,51 @@ def test_own_job_and_ignored_workloads_do_not_count(tmp_path: Path) -> None:
     assert found.unseen == ""
 
 
-def test_workloads_of_an_agent_that_falls_silent_stay_until_it_speaks_again(tmp_path: Path) -> None:
+async def test_workloads_of_an_agent_that_falls_silent_stay_until_it_speaks_again(tmp_path: Path) -> None:
     (tmp_path / "var/lib/ecs").mkdir(parents=True)
 
-    async def scenario() -> None:
-        asked = schedulers(tmp_path)
-        with http_server(body(task())) as url:
-            asked._settings = dataclasses.replace(asked._settings, ecs_url=url)
-            assert names(await asked.look()) == [f"ecs:{ARN}"]
-        for _ in range(2):
-            silent = await asked.look()
-            assert names(silent) == [f"ecs:{ARN}"]
-            assert "the ECS agent does not answer" in silent.unseen
-        with http_server(body()) as url:
-            asked._settings = dataclasses.replace(asked._settings, ecs_url=url)
-            assert (await asked.look()).workloads == ()
-
-    asyncio.run(scenario())
+    asked = schedulers(tmp_path)
+    with http_server(body(task())) as url:
+        asked._settings = dataclasses.replace(asked._settings, ecs_url=url)
+        assert names(await asked.look()) == [f"ecs:{ARN}"]
+    for _ in range(2):
+        silent = await asked.look()
+        assert names(silent) == [f"ecs:{ARN}"]
+        assert "the ECS agent does not answer" in silent.unseen
+    with http_server(body()) as url:
+        asked._settings = dataclasses.replace(asked._settings, ecs_url=url)
+        assert (await asked.look()).workloads == ()
 
 
-def test_look_of_a_moment_ago_is_used_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = MovedClock()
-        asked = schedulers(tmp_path, clock=clock, pause_seconds=2.0)
-        first = await asked.look()
-        process(tmp_path, 7, "slurmd")
-        assert await asked.look() is first
-        clock.move(2.0)
-        assert [reading.scheduler for reading in (await asked.look()).readings] == ["Slurm"]
-
-    asyncio.run(scenario())
+async def test_look_of_a_moment_ago_is_used_again(tmp_path: Path) -> None:
+    clock = MovedClock()
+    asked = schedulers(tmp_path, clock=clock, pause_seconds=2.0)
+    first = await asked.look()
+    process(tmp_path, 7, "slurmd")
+    assert await asked.look() is first
+    clock.move(2.0)
+    assert [reading.scheduler for reading in (await asked.look()).readings] == ["Slurm"]
 
 
-def test_work_that_hangs_is_left_and_not_started_twice(tmp_path: Path) -> None:
+async def test_work_that_hangs_is_left_and_not_started_twice(tmp_path: Path) -> None:
     started: list[int] = []
     end = threading.Event()
 
-    async def scenario() -> None:
-        asked = schedulers(tmp_path)
+    asked = schedulers(tmp_path)
 
-        def hang() -> int:
-            started.append(1)
-            end.wait(30 * PATIENCE)
-            return 1
+    def hang() -> int:
+        started.append(1)
+        end.wait(30 * PATIENCE)
+        return 1
 
-        assert await asked._bounded("x", hang, 0.05) is None
-        assert await asked._bounded("x", hang, 0.05) is None
-        assert len(started) == 1
-        end.set()
-        async with asyncio.timeout(10 * PATIENCE):
-            while (found := await asked._bounded("x", hang, 5.0)) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # the one that hung is just ending
-        assert found == 1
-
-    asyncio.run(scenario())
+    assert await asked._bounded("x", hang, 0.05) is None
+    assert await asked._bounded("x", hang, 0.05) is None
+    assert len(started) == 1
+    end.set()
+    async with asyncio.timeout(10 * PATIENCE):
+        while (found := await asked._bounded("x", hang, 5.0)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the one that hung is just ending
+    assert found == 1
 
 
 def test_loop_ends_although_a_look_hangs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -25,26 +24,20 @@ PATHS = (
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_header_makes_the_port_fail(tmp_path: Path, path: str) -> None:
-    async def main() -> None:
-        api = NodeApi(healthy(tmp_path))
-        for header in HOSTILE:
-            status, text = await call(api, "GET", path, [header])
-            # A node with nothing but a host says itself whether it is ready: that is no failure.
-            assert status < 500 or status == 503, (path, header, text)
-            assert "healthd's own" not in text
-        for query in QUERIES:
-            status, text = await call(api, "GET", path, query=query)
-            assert status < 500 or status == 503, (path, query, text)
-
-    asyncio.run(main())
+async def test_no_header_makes_the_port_fail(tmp_path: Path, path: str) -> None:
+    api = NodeApi(healthy(tmp_path))
+    for header in HOSTILE:
+        status, text = await call(api, "GET", path, [header])
+        # A node with nothing but a host says itself whether it is ready: that is no failure.
+        assert status < 500 or status == 503, (path, header, text)
+        assert "healthd's own" not in text
+    for query in QUERIES:
+        status, text = await call(api, "GET", path, query=query)
+        assert status < 500 or status == 503, (path, query, text)
 
 
-def test_host_header_without_a_host_is_400_and_named(tmp_path: Path) -> None:
-    async def main() -> None:
-        api = NodeApi(healthy(tmp_path))
-        for header in NO_HOST:
-            status, text = await call(api, "GET", "/health", [header])
-            assert (status, "Host header" in text) == (400, True), text
-
-    asyncio.run(main())
+async def test_host_header_without_a_host_is_400_and_named(tmp_path: Path) -> None:
+    api = NodeApi(healthy(tmp_path))
+    for header in NO_HOST:
+        status, text = await call(api, "GET", "/health", [header])
+        assert (status, "Host header" in text) == (400, True), text

@@ -104,44 +104,41 @@ FAULTS: dict[str, Seen] = {
 }
 
 
-def test_faults_of_a_machine_appear_within_their_interval_and_go(tmp_path: Path) -> None:
+async def test_faults_of_a_machine_appear_within_their_interval_and_go(tmp_path: Path) -> None:
     machine = NeuronMachine(tmp_path / "machine", "trn1.32xlarge")
     healthy = read_tree(machine.root)
     daemon = Daemon(machine, tmp_path / "node")
     expected: Seen = set().union(*FAULTS.values())
 
-    async def play() -> None:
-        async with daemon.serving():
-            await daemon.until(lambda seen: not seen)
-            health = await daemon.health()
-            assert (health["status"], health["health"]) == ("pass", "healthy")
-            assert 'healthd_node_health{health="healthy"} 1.0' in await daemon.metrics()
-            for fault in FAULTS:
-                machine.fault(*parse_fault(fault))
-            assert await daemon.told() == set()  # nobody has looked
-            await daemon.passes(daemon.longest_seconds)
-            await daemon.until(lambda seen: seen >= expected)
-            assert await daemon.told() == expected
-            answer = await daemon.http.get("/health")
-            assert (answer.status_code, answer.json()["health"]) == (503, "unhealthy")
-            metrics = await daemon.metrics()
-            assert set(FINDING.findall(metrics)) == expected
-            assert 'healthd_check_status{check="efa",status="fail"} 1.0' in metrics
-            assert "healthd_node_allocated 0.0" in metrics
-            put_back(machine.root, healthy)
-            await daemon.passes(daemon.longest_seconds)
-            damage = ("kernel_log", "KernelFault", "neuron:4")
-            counted = ("neuron_counters", "EccErrors", "neuron:2")
-            await daemon.until(lambda seen: not seen & (expected - {counted, damage}))
-            # What was counted is not forgotten because the counter is: it is a warning until the next boot. What the
-            # kernel has logged is not forgotten because the log is.
-            async with asyncio.timeout(WAIT_SECONDS):
-                while set(FINDING.findall(await daemon.metrics())) != {damage}:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            assert await daemon.told() == {counted, damage}
-            assert (await daemon.health())["health"] == "unhealthy"
-
-    asyncio.run(play())
+    async with daemon.serving():
+        await daemon.until(lambda seen: not seen)
+        health = await daemon.health()
+        assert (health["status"], health["health"]) == ("pass", "healthy")
+        assert 'healthd_node_health{health="healthy"} 1.0' in await daemon.metrics()
+        for fault in FAULTS:
+            machine.fault(*parse_fault(fault))
+        assert await daemon.told() == set()  # nobody has looked
+        await daemon.passes(daemon.longest_seconds)
+        await daemon.until(lambda seen: seen >= expected)
+        assert await daemon.told() == expected
+        answer = await daemon.http.get("/health")
+        assert (answer.status_code, answer.json()["health"]) == (503, "unhealthy")
+        metrics = await daemon.metrics()
+        assert set(FINDING.findall(metrics)) == expected
+        assert 'healthd_check_status{check="efa",status="fail"} 1.0' in metrics
+        assert "healthd_node_allocated 0.0" in metrics
+        put_back(machine.root, healthy)
+        await daemon.passes(daemon.longest_seconds)
+        damage = ("kernel_log", "KernelFault", "neuron:4")
+        counted = ("neuron_counters", "EccErrors", "neuron:2")
+        await daemon.until(lambda seen: not seen & (expected - {counted, damage}))
+        # What was counted is not forgotten because the counter is: it is a warning until the next boot. What the
+        # kernel has logged is not forgotten because the log is.
+        async with asyncio.timeout(WAIT_SECONDS):
+            while set(FINDING.findall(await daemon.metrics())) != {damage}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await daemon.told() == {counted, damage}
+        assert (await daemon.health())["health"] == "unhealthy"
 
 
 def put_back(root: Path, healthy: Tree) -> None:
@@ -155,7 +152,7 @@ def put_back(root: Path, healthy: Tree) -> None:
             draft.replace(target)
 
 
-def test_job_on_the_devices_makes_the_node_allocated_and_its_end_frees_it(tmp_path: Path) -> None:
+async def test_job_on_the_devices_makes_the_node_allocated_and_its_end_frees_it(tmp_path: Path) -> None:
     machine = NeuronMachine(tmp_path / "machine", "trn1.32xlarge")
     daemon = Daemon(machine, tmp_path / "node")
 
@@ -164,18 +161,15 @@ def test_job_on_the_devices_makes_the_node_allocated_and_its_end_frees_it(tmp_pa
             while f"healthd_node_allocated {value}" not in await daemon.metrics():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
-    async def play() -> None:
-        async with daemon.serving():
-            await daemon.until(lambda seen: not seen)
-            await allocated("0.0")
-            machine.fault("busy", "all", "900")
-            await daemon.passes(daemon.longest_seconds)
-            await allocated("1.0")
-            assert (await daemon.health())["health"] == "healthy"
-            shutil.rmtree(machine.root / "proc/900")
-            machine.state["processes"].clear()
-            machine.save()
-            await daemon.passes(daemon.longest_seconds)
-            await allocated("0.0")
-
-    asyncio.run(play())
+    async with daemon.serving():
+        await daemon.until(lambda seen: not seen)
+        await allocated("0.0")
+        machine.fault("busy", "all", "900")
+        await daemon.passes(daemon.longest_seconds)
+        await allocated("1.0")
+        assert (await daemon.health())["health"] == "healthy"
+        shutil.rmtree(machine.root / "proc/900")
+        machine.state["processes"].clear()
+        machine.save()
+        await daemon.passes(daemon.longest_seconds)
+        await allocated("0.0")

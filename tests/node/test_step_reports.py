@@ -151,7 +151,7 @@ def test_what_strangers_write_is_bounded(tmp_path: Path) -> None:
     assert set(reports.jobs) == {"new"}
 
 
-def test_a_job_that_says_nothing_more_is_forgotten_although_no_other_reports(
+async def test_a_job_that_says_nothing_more_is_forgotten_although_no_other_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_reports, "FORGET_SECONDS", 0.05)
@@ -164,7 +164,7 @@ def test_a_job_that_says_nothing_more_is_forgotten_although_no_other_reports(
             sent.append(True)
         return (tmp_path / FILE).exists() and not reports.jobs
 
-    asyncio.run(follow(tmp_path, is_over, 30))
+    await follow(tmp_path, is_over, 30)
 
 
 STEP = """

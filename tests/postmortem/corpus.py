@@ -130,7 +130,7 @@ EXAMPLES = {
     ),
     "name not resolved": ("socket.gaierror: [Errno -3] Temporary failure in name resolution"),
     "no route or refused": ("OSError: [Errno 113] No route to host"),
-    "NCCL internal or system error": (
+    "NCCL system error": (
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system err"
         "or (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5"
     ),
@@ -153,4 +153,8 @@ EXAMPLES = {
         "RuntimeError: CUDA error: no kernel image is available for execution on the device"
     ),
     "an error between ranks that says no more": "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL",
+    "NCCL internal error": "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1, internal error",
+    "Neuron failure that says no more": 'RuntimeError: INTERNAL: nrt_load status=1, error message="x"',
+    "bus error": "[n1:90424:0:95364] Caught signal 7 (Bus error: nonexistent physical address)",
+    "compilation failed": "RuntimeError: Bad StatusOr access: INTERNAL: RunNeuronCCImpl: error condition error != 0",
 }

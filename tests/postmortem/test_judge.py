@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
+import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
 from checks.reasons import REASONS
 from healthd.postmortem.catalogue import BY_NAME, SIGNATURES, Kind, Outlook, Place, Signature
 from healthd.postmortem.judge import (
+    KEYS,
     KIND_OF_REASON,
     SURVIVED_LINES,
     Case,
@@ -83,7 +87,7 @@ def test_signature_is_given_to_its_rank_among_interleaved_ones(signature: Signat
         assert verdict.rank == finding.rank
 
 
-NAMES_A_RANK = {"a rank ended by a signal", "NCCL timeout"}
+NAMES_A_RANK = {"a rank ended by a signal"}
 
 
 @pytest.mark.parametrize("signature", [each for each in SIGNATURES if not each.kernel], ids=lambda each: each.name)
@@ -129,6 +133,44 @@ def test_texts_in_other_locales_are_known_by_their_numbers() -> None:
 )
 def test_ordinary_lines_are_no_findings(text: str) -> None:
     assert find(case(text).lines) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind", "rank"),
+    [
+        # The watchdog of another library repeats an error of the device: it is that of the device.
+        (["[rank29]:[E1002 12:20:55.1 ProcessGroupNCCL.cpp:1923] [PG ID 5 PG GUID 83(TP) Rank 1] "
+          "Process group watchdog thread terminated with exception: CUDA error: unspecified launch failure"],
+         Kind.SOFTWARE, 29),
+        # A group's own count of its members is no rank of the job.
+        (["[E1002 12:20:55.1 ProcessGroupNCCL.cpp:1923] [PG ID 5 PG GUID 83(TP) Rank 1] x", "ValueError: y"],
+         Kind.SOFTWARE, None),
+        # Warned of at the start, tried again, and well.
+        (["[W1120 10:00:00.1 socket.cpp:697] [c10d] The client socket has timed out after 1s",
+          "WARNING: [Errno 104] Connection reset by peer", "ValueError: y"], Kind.SOFTWARE, None),
+        (["Timeout waiting for RX - retrying", "RX, connection closed by remote peer"], Kind.UNKNOWN, None),
+        (["(TrainWorker pid=950, ip=10.67.132.202) ValueError: y"], Kind.SOFTWARE, None),
+        (["2026-11-20T10:00:00.123456789Z stderr F [rank4]: ValueError: y"], Kind.SOFTWARE, 4),
+        (["2026-11-20T10:00:00.123456789Z stderr F OSError: [Errno 28] No space left on device"], Kind.STORAGE, None),
+        (["worker-1: ValueError: y"], Kind.SOFTWARE, None),
+        (["[1,26]<stderr>:ValueError: y"], Kind.SOFTWARE, 26),
+        (["terminate called after throwing an instance of 'c10::DistBackendError'"], Kind.UNKNOWN, None),
+        (["train.sh: line 21: 4711 Segmentation fault      (core dumped) python train.py"], Kind.SOFTWARE, None),
+        (["train.sh: line 21: 4711 Killed                  python train.py"], Kind.UNKNOWN, None),
+        (["E0813 06:19:49.8 1 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -11) "
+          "local_rank: 2 (pid: 161617) of binary: /usr/bin/python3.11"], Kind.SOFTWARE, None),
+        (["1: [NMGR:exec_wait] Inference completed with err; nrt status code 1004, details x"], Kind.UNKNOWN, None),
+    ],
+)  # fmt: skip
+def test_forms_that_logs_have_in_the_wild(texts: list[str], kind: Kind, rank: int | None) -> None:
+    verdict = judge(case(*texts))
+    assert (verdict.kind, verdict.rank) == (kind, rank)
+    assert verdict.suspected or kind in (Kind.UNKNOWN, Kind.STORAGE)
+
+
+def test_a_copy_of_the_kernel_log_in_the_output_proves_nothing() -> None:
+    verdict = judge(case(EXAMPLES["GPU fell off the bus or asks for a reset"]))
+    assert (verdict.kind, verdict.suspected) == (Kind.HARDWARE, True)
 
 
 def test_what_the_job_survived_is_no_cause() -> None:
@@ -372,6 +414,42 @@ def test_prefixes_of_launchers_name_the_rank() -> None:
 def test_lines_are_put_together_over_chunks() -> None:
     lines = list(lines_of("n1", "s", [(1.0, "Out of sp"), (2.0, "ace\nand"), (3.0, " more")]))
     assert [(line.text, line.at) for line in lines] == [("Out of space", 2.0), ("and more", 3.0)]
+
+
+def mandatory(parsed: Any) -> list[set[str]]:
+    """For each way in which a parsed regex can match: the texts that are in it then."""
+    ways: list[set[str]] = [set()]
+    run = ""
+    for operation, argument in [*parsed, (None, None)]:
+        if str(operation) == "LITERAL":
+            run += chr(argument).lower()
+            continue
+        ways, run = [way | {run} for way in ways] if run else ways, ""
+        if str(operation) == "SUBPATTERN":
+            inner = mandatory(argument[3])
+        elif str(operation) == "BRANCH":
+            inner = [way for branch in argument[1] for way in mandatory(branch)]
+        elif str(operation) == "MAX_REPEAT" and argument[0] > 0:
+            inner = mandatory(argument[2])
+        else:
+            continue
+        ways = [way | more for way in ways for more in inner]
+    return ways
+
+
+@pytest.mark.parametrize("signature", [each for each in SIGNATURES if not each.kernel], ids=lambda each: each.name)
+def test_whatever_a_signature_matches_has_one_of_the_words_that_are_looked_for_first(signature: Signature) -> None:
+    parser: Any = importlib.import_module("re._parser")
+    for way in mandatory(parser.parse(signature.regex)):
+        assert any(key in text for text in way for key in KEYS), way
+
+
+def test_ordinary_output_is_looked_through_quickly() -> None:
+    text = "".join(f"[rank{number % 8}]: {NOISE.format(number)} lr 1e-4 grad norm 1.3\n" for number in range(14_000))
+    lines = list(lines_of("n1", "stderr", [(1.0, text)]))
+    began = time.process_time()
+    assert find(lines) == []
+    assert time.process_time() - began < 1.0
 
 
 def test_bounds_hold_for_hostile_output() -> None:

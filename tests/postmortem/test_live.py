@@ -7,6 +7,7 @@ import dataclasses
 import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from healthd.cli.postmortem import outcome_word
+from healthd.postmortem import EXIT_CODES
 from healthd.postmortem.catalogue import Kind, Outlook
 from healthd.postmortem.judge import Case, judge
 from tests import prepared
 from tests.cli.cli_kit import environment
 from tests.patience import PATIENCE
-from tests.postmortem.test_parent import read_until, wait_for
+from tests.postmortem.test_parent import children, read_until, wait_for
 
 FAULTS = str(Path(__file__).with_name("faults.py"))
 SECONDS = 40 * PATIENCE
@@ -240,6 +243,39 @@ def test_words_in_log_files_count_and_those_of_an_earlier_job_do_not(tmp_path: P
     assert (done.verdict["kind"], done.verdict["rank"]) == ("data", 3)
 
 
+def test_dump_that_names_code_is_refused_and_said(tmp_path: Path) -> None:
+    dump = tmp_path / "fr_0"
+    script = (
+        "import os,pickle\n"
+        "class Bad:\n"
+        f"    def __reduce__(self): return os.mkdir, ({str(tmp_path / 'made')!r},)\n"
+        f"open({str(dump)!r}, 'wb').write(pickle.dumps({{'entries': [Bad()]}})); raise SystemExit(5)"
+    )
+    done = healthd_run(tmp_path, sys.executable, "-c", script, env={"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "fr_")})
+    assert (done.code, done.verdict["kind"]) == (5, "unknown")
+    assert f"not read:    {dump}: no dump of the Flight Recorder: UnpicklingError: it names posix.mkdir" in done.err
+    assert not (tmp_path / "made").exists()
+
+
+def test_retry_examples_of_the_page_go_by_the_exit_codes() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs/postmortem.md").read_text()
+    (batch,) = (json.loads(text) for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL))
+    retried = {int(rule["onExitCode"]) for rule in batch["evaluateOnExit"] if "onExitCode" in rule}
+    assert retried == {EXIT_CODES["retry here"], EXIT_CODES["retry elsewhere"]}
+    assert batch["evaluateOnExit"][-1] == {"onReason": "*", "action": "EXIT"}
+    (pods,) = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    by_code = {code: rule["action"] for rule in pods["rules"] for code in rule.get("onExitCodes", {}).get("values", [])}
+    outlooks = {outlook: by_code[code] for outlook, code in EXIT_CODES.items()}
+    assert outlooks == {
+        "retry elsewhere": "Ignore",
+        "retry here": "Count",
+        "do not retry": "FailJob",
+        "stopped": "FailJob",
+    }
+    assert all(f"| {code} | {outlook} |" in page for outlook, code in EXIT_CODES.items())
+    assert {each.value for each in Outlook} == set(EXIT_CODES)
+
+
 def test_error_file_of_torch_counts(tmp_path: Path) -> None:
     file = tmp_path / "error.json"
     error = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}
@@ -323,23 +359,17 @@ def test_what_cannot_be_read_as_notes_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_signal_during_the_post_mortem_ends_it_with_the_commands_code(tmp_path: Path) -> None:
+    def explains() -> bool:
+        with contextlib.suppress(OSError):  # it may just have ended
+            return any(b"postmortem\0" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(process.pid))
+        return False
+
+    script = "echo CUDA error: unknown error; exit 9"
     with prepared.Popen(
-        [
-            sys.executable,
-            "-m",
-            "healthd",
-            "run",
-            "--seconds",
-            "600",
-            "--",
-            "sh",
-            "-c",
-            "echo CUDA error: unknown error; exit 9",
-        ],
-        stdout=subprocess.PIPE,
+        [sys.executable, "-m", "healthd", "run", "--seconds", "600", "--", "sh", "-c", script],
+        stdout=subprocess.DEVNULL,
         env=environment(tmp_path),
     ) as process:
-        assert process.stdout is not None
-        read_until(process.stdout.fileno(), b"error\n")
+        wait_for(explains)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(SECONDS) in (9, 143)  # 143: it came while the shell was still there
+        assert process.wait(SECONDS) == 9

@@ -123,19 +123,14 @@ def test_without_a_cache_of_ours_the_jobs_is_not_used_either() -> None:
     assert {name: said[name] for name in jobs} == dict.fromkeys(jobs)
 
 
-def test_ranks_wait_for_others_that_compile_and_no_longer(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=hang"]) as two:
-            began = time.monotonic()
-            reports = await two.join(
-                orders(1, 1, join_seconds=10 * PATIENCE, timeout_seconds=0.25, compile_seconds=1.5)
-            )
-            assert time.monotonic() - began >= 1.75
-            assert set(lost(reports)) == {0, 1}
-            assert any("did not end within 1.75 s" in report.message for report in reports)
-            assert not any(report.cold for report in reports), "processors compile nothing"
-
-    asyncio.run(main())
+async def test_ranks_wait_for_others_that_compile_and_no_longer(tmp_path: Path) -> None:
+    async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=hang"]) as two:
+        began = time.monotonic()
+        reports = await two.join(orders(1, 1, join_seconds=10 * PATIENCE, timeout_seconds=0.25, compile_seconds=1.5))
+        assert time.monotonic() - began >= 1.75
+        assert set(lost(reports)) == {0, 1}
+        assert any("did not end within 1.75 s" in report.message for report in reports)
+        assert not any(report.cold for report in reports), "processors compile nothing"
 
 
 def test_settings_say_how_long_a_run_may_take_longer() -> None:

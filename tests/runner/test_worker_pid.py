@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
@@ -21,28 +20,25 @@ async def started() -> WorkerProcess:
     return child
 
 
-def test_pid_of_a_worker_is_not_that_of_its_guard() -> None:
-    async def look() -> None:
-        child = await started()
-        try:
-            worker = child.worker_pid
-            assert worker != child.pid
-            assert parent_of(worker) == child.pid
-            assert first_child(child.pid, known=os.getpid()) == worker  # a pid that another process has now
-            workers = Workers(make_runner().settings, unreaped := Unreaped(), {}, None)
-            lane = WorkerLane(workers, "cpu:0")
-            lane.process = child
-            # That it waited for a processor counts, not that its guard did.
-            _, waited = signs_of_life([lane])
-            assert worker in waited
-            assert child.pid not in waited
-            unreaped.add("cpu:0", child)
-            stuck = workers.stuck("cpu:0")
-            assert stuck is not None
-            assert f"(pid {worker})" in stuck.message
-        finally:
-            child.kill()
-            assert await child.wait_gone(60)
-        assert child.worker_pid == child.pid  # nothing is left under this guard
-
-    asyncio.run(look())
+async def test_pid_of_a_worker_is_not_that_of_its_guard() -> None:
+    child = await started()
+    try:
+        worker = child.worker_pid
+        assert worker != child.pid
+        assert parent_of(worker) == child.pid
+        assert first_child(child.pid, known=os.getpid()) == worker  # a pid that another process has now
+        workers = Workers(make_runner().settings, unreaped := Unreaped(), {}, None)
+        lane = WorkerLane(workers, "cpu:0")
+        lane.process = child
+        # That it waited for a processor counts, not that its guard did.
+        _, waited = signs_of_life([lane])
+        assert worker in waited
+        assert child.pid not in waited
+        unreaped.add("cpu:0", child)
+        stuck = workers.stuck("cpu:0")
+        assert stuck is not None
+        assert f"(pid {worker})" in stuck.message
+    finally:
+        child.kill()
+        assert await child.wait_gone(60)
+    assert child.worker_pid == child.pid  # nothing is left under this guard

@@ -91,42 +91,36 @@ async def filled(**nodes: Any) -> tuple[Any, Clock]:
     return registry, clock
 
 
-def test_cells_say_what_the_registry_says_and_follow_it() -> None:
-    async def run() -> None:
-        registry, clock = await filled(n1={}, n2={"status": Status.FAIL}, n10={"status": Status.WARN})
-        found = fleet_grid.FleetGrid(registry)
-        cells = {cell.node: cell for cell in found.cells(registry.names())}
-        assert [cells[n].health for n in ("n1", "n2", "n10")] == [Health.HEALTHY, Health.UNHEALTHY, Health.DEGRADED]
-        assert cells["n2"].label == "n2: unhealthy, WrongResult"
-        assert found.cell("n1") is cells["n1"], "nothing changed, nothing is made anew"
-        clock.now += 61.0
-        assert found.cell("n1") != cells["n1"]
-        silent = found.cell("n1")
-        assert silent is not None
-        assert (silent.health, silent.reason) == (Health.UNKNOWN, "Silent")
-        assert "last heard 61 s ago" in silent.message
-        assert found.cell("nobody") is None
-        clock.now += 3600.0
-        later = found.cell("n1")
-        assert later is not None
-        assert "last heard 3661 s ago" in later.message, "how long it is silent is no word of an hour ago"
-
-    asyncio.run(run())
+async def test_cells_say_what_the_registry_says_and_follow_it() -> None:
+    registry, clock = await filled(n1={}, n2={"status": Status.FAIL}, n10={"status": Status.WARN})
+    found = fleet_grid.FleetGrid(registry)
+    cells = {cell.node: cell for cell in found.cells(registry.names())}
+    assert [cells[n].health for n in ("n1", "n2", "n10")] == [Health.HEALTHY, Health.UNHEALTHY, Health.DEGRADED]
+    assert cells["n2"].label == "n2: unhealthy, WrongResult"
+    assert found.cell("n1") is cells["n1"], "nothing changed, nothing is made anew"
+    clock.now += 61.0
+    assert found.cell("n1") != cells["n1"]
+    silent = found.cell("n1")
+    assert silent is not None
+    assert (silent.health, silent.reason) == (Health.UNKNOWN, "Silent")
+    assert "last heard 61 s ago" in silent.message
+    assert found.cell("nobody") is None
+    clock.now += 3600.0
+    later = found.cell("n1")
+    assert later is not None
+    assert "last heard 3661 s ago" in later.message, "how long it is silent is no word of an hour ago"
 
 
-def test_the_heat_map_marks_what_was_measured_before_a_node_became_unknown() -> None:
-    async def run() -> None:
-        registry, clock = await filled(n1={}, n2={})
-        clock.now += 61.0
-        await member(registry, clock, "n2", seq=10, incarnation="i2").join(state("n2"))
-        cells = fleet_grid.FleetGrid(registry).cells(registry.names())
-        values = {name: Reading(value=5e9, outside=False) for name in ("n1", "n2")}
-        (group,) = heat_map(cells, values, "matmul_flops_per_second", "none").groups
-        silent, heard = group.cells
-        assert silent.label == "n1: 5 GFLOP/s, measured before the node became unknown"
-        assert (silent.old, heard.old, heard.label) == (True, False, "n2: 5 GFLOP/s")
-
-    asyncio.run(run())
+async def test_the_heat_map_marks_what_was_measured_before_a_node_became_unknown() -> None:
+    registry, clock = await filled(n1={}, n2={})
+    clock.now += 61.0
+    await member(registry, clock, "n2", seq=10, incarnation="i2").join(state("n2"))
+    cells = fleet_grid.FleetGrid(registry).cells(registry.names())
+    values = {name: Reading(value=5e9, outside=False) for name in ("n1", "n2")}
+    (group,) = heat_map(cells, values, "matmul_flops_per_second", "none").groups
+    silent, heard = group.cells
+    assert silent.label == "n1: 5 GFLOP/s, measured before the node became unknown"
+    assert (silent.old, heard.old, heard.label) == (True, False, "n2: 5 GFLOP/s")
 
 
 async def heat(values: dict[str, float], **nodes: Any) -> dict[str, HeatCell]:
@@ -165,42 +159,33 @@ def test_the_heat_map_marks_a_bad_node_whatever_the_measurement_is() -> None:
     assert found["dark"].label == "dark: not measured, unhealthy (WrongResult)"
 
 
-def test_a_fleet_that_is_bad_all_at_once_is_read_in_portions() -> None:
-    async def run() -> None:
-        registry, clock = await filled(**{f"n{i}": {"status": Status.FAIL} for i in range(fleet_grid.MOST_OPENED + 20)})
-        found = fleet_grid.FleetGrid(registry)
-        first = found.cells(registry.names())
-        assert sum(bool(cell.reason) for cell in first) == fleet_grid.MOST_OPENED
-        assert all(cell.health is Health.UNHEALTHY for cell in first), "the colour never waits"
-        assert all(cell.reason for cell in found.cells(registry.names()))
-        for name in registry.names():
-            await member(registry, clock, name, seq=10).say(state(name, status=Status.FAIL))
-        assert all(cell.reason for cell in found.cells(registry.names())), "what was known stays until it is read again"
-
-    asyncio.run(run())
+async def test_a_fleet_that_is_bad_all_at_once_is_read_in_portions() -> None:
+    registry, clock = await filled(**{f"n{i}": {"status": Status.FAIL} for i in range(fleet_grid.MOST_OPENED + 20)})
+    found = fleet_grid.FleetGrid(registry)
+    first = found.cells(registry.names())
+    assert sum(bool(cell.reason) for cell in first) == fleet_grid.MOST_OPENED
+    assert all(cell.health is Health.UNHEALTHY for cell in first), "the colour never waits"
+    assert all(cell.reason for cell in found.cells(registry.names()))
+    for name in registry.names():
+        await member(registry, clock, name, seq=10).say(state(name, status=Status.FAIL))
+    assert all(cell.reason for cell in found.cells(registry.names())), "what was known stays until it is read again"
 
 
-def test_groups_are_in_the_order_in_which_people_count_and_without_value_last() -> None:
-    async def run() -> None:
-        racks = {"a": "r10", "b": "r9", "c": "", "d": "r9"}
-        registry, _ = await filled(**{n: {"labels": {"rack": r} if r else {}} for n, r in racks.items()})
-        cells = fleet_grid.FleetGrid(registry).cells(registry.names())
-        assert fleet_grid.default_choice(cells, ("switch", "rack")) == "label:rack"
-        assert [group.name for group in fleet_grid.grouped(cells, "label:rack")] == ["r9", "r10", fleet_grid.NO_VALUE]
-        assert next(value for value, _ in fleet_grid.choices(cells, ("rack",))) == "label:rack"
-
-    asyncio.run(run())
+async def test_groups_are_in_the_order_in_which_people_count_and_without_value_last() -> None:
+    racks = {"a": "r10", "b": "r9", "c": "", "d": "r9"}
+    registry, _ = await filled(**{n: {"labels": {"rack": r} if r else {}} for n, r in racks.items()})
+    cells = fleet_grid.FleetGrid(registry).cells(registry.names())
+    assert fleet_grid.default_choice(cells, ("switch", "rack")) == "label:rack"
+    assert [group.name for group in fleet_grid.grouped(cells, "label:rack")] == ["r9", "r10", fleet_grid.NO_VALUE]
+    assert next(value for value, _ in fleet_grid.choices(cells, ("rack",))) == "label:rack"
 
 
-def test_what_is_wrong_is_told_by_reason_the_worst_first() -> None:
-    async def run() -> None:
-        nodes: dict[str, Any] = {f"w{i}": {"status": Status.WARN} for i in range(3)}
-        registry, _ = await filled(**nodes, bad={"status": Status.FAIL}, good={})
-        (one,) = fleet_grid.troubles(fleet_grid.FleetGrid(registry).cells(registry.names()))
-        assert (one.reason, one.health, one.cells[0].node) == ("WrongResult", Health.UNHEALTHY, "bad")
-        assert len(one.cells) == 4
-
-    asyncio.run(run())
+async def test_what_is_wrong_is_told_by_reason_the_worst_first() -> None:
+    nodes: dict[str, Any] = {f"w{i}": {"status": Status.WARN} for i in range(3)}
+    registry, _ = await filled(**nodes, bad={"status": Status.FAIL}, good={})
+    (one,) = fleet_grid.troubles(fleet_grid.FleetGrid(registry).cells(registry.names()))
+    assert (one.reason, one.health, one.cells[0].node) == ("WrongResult", Health.UNHEALTHY, "bad")
+    assert len(one.cells) == 4
 
 
 @given(st.lists(st.text(max_size=30), max_size=20))
@@ -407,107 +392,86 @@ async def first(feed: Feed, topic: str, after: str, kinds: Sequence[str]) -> byt
     raise AssertionError("the stream ended")
 
 
-def test_a_watcher_that_fell_behind_the_ring_loads_anew_and_nothing_is_kept_for_it() -> None:
-    async def run() -> None:
-        registry, clock = await filled(n1={})
-        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
-        feed.begin(FLEET)
-        after = feed.all_cells()[1]
-        node = member(registry, clock, "n1", incarnation="i2")
-        for i in range(RING // 2 + 10):
-            await node.join(state("n1", status=Status.FAIL if i % 2 else Status.PASS))
-            feed.begin("node:n1")
-            feed._heard["n1"] = None
-            feed._look()
-        assert len(feed.ring) == RING
-        assert b"event: reset" in await first(feed, FLEET, after, ["reset", "cells"])
-        assert feed.streams == 0
-
-    asyncio.run(run())
-
-
-def test_a_node_that_is_forgotten_leaves_the_grid() -> None:
-    async def run() -> None:
-        registry, _ = await filled(n1={}, n2={})
-        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
-        after = feed.all_cells()[1]
-        registry.forget("n2")
-        await asyncio.sleep(0.05)
-        assert [cell.node for cell in feed.all_cells()[0]] == ["n1"]
-        event = await first(feed, FLEET, after, ["cells"])
-        assert b'"regroup":true' in event
-
-    asyncio.run(run())
-
-
-def test_many_who_look_at_once_cost_one_look() -> None:
-    async def run() -> None:
-        registry, clock = await filled(**{f"n{i}": {} for i in range(300)})
-        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
-        cells, after = feed.all_cells()
-        assert feed.all_cells()[0] is cells
-        # What is a little old reads on from its own time: nothing between is lost.
-        await member(registry, clock, "n1", incarnation="i2").join(state("n1", status=Status.FAIL))
-        assert feed.all_cells()[1] == after
-        feed.begin(FLEET)
+async def test_a_watcher_that_fell_behind_the_ring_loads_anew_and_nothing_is_kept_for_it() -> None:
+    registry, clock = await filled(n1={})
+    feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+    feed.begin(FLEET)
+    after = feed.all_cells()[1]
+    node = member(registry, clock, "n1", incarnation="i2")
+    for i in range(RING // 2 + 10):
+        await node.join(state("n1", status=Status.FAIL if i % 2 else Status.PASS))
+        feed.begin("node:n1")
         feed._heard["n1"] = None
         feed._look()
-        assert b"n1: unhealthy" in await first(feed, FLEET, after, ["cells"])
-
-    asyncio.run(run())
-
-
-def test_streams_are_bounded_and_those_that_left_count_no_more() -> None:
-    async def run() -> None:
-        registry, _ = await filled(n1={})
-        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
-        opened = [feed.stream(FLEET, None, lambda: True) for _ in range(MOST_STREAMS)]
-        for stream in opened:
-            await anext(stream)
-        assert feed.streams == MOST_STREAMS
-        with pytest.raises(FullError, match="live already"):
-            feed.stream(FLEET, None, lambda: True)
-        for stream in opened:
-            await stream.aclose()  # type: ignore[attr-defined]
-        assert feed.streams == 0
-
-    asyncio.run(run())
+    assert len(feed.ring) == RING
+    assert b"event: reset" in await first(feed, FLEET, after, ["reset", "cells"])
+    assert feed.streams == 0
 
 
-def test_a_visitor_whose_token_is_no_longer_good_is_told_nothing_more() -> None:
-    async def run() -> None:
-        registry, _ = await filled(n1={})
-        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
-        events = [event async for event in feed.stream(FLEET, feed.ring.cursor, lambda: False)]
-        assert events == [b"retry: 2000\n\n"]
-
-    asyncio.run(run())
-
-
-def test_a_gate_that_opens_or_is_decided_is_told_to_those_who_watch_it() -> None:
-    async def run() -> None:
-        registry, _ = await filled(n1={})
-        gates = Gates()
-        feed = Feed(registry, cast("Engine", gates), lambda: False)
-        gate = Lab(("n1",)).ask(nodes=("n1",))
-        topic = f"gate:{gate.id}"
-        gates.found = (gate,)
-        after = feed.begin(topic)
-        gates.found = ()
-        assert b"event: changed" in await first(feed, topic, after, ["changed"])
-
-    asyncio.run(run())
+async def test_a_node_that_is_forgotten_leaves_the_grid() -> None:
+    registry, _ = await filled(n1={}, n2={})
+    feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+    after = feed.all_cells()[1]
+    registry.forget("n2")
+    await asyncio.sleep(0.05)
+    assert [cell.node for cell in feed.all_cells()[0]] == ["n1"]
+    event = await first(feed, FLEET, after, ["cells"])
+    assert b'"regroup":true' in event
 
 
-def test_an_aggregator_that_nobody_looks_at_sets_no_timer_once_its_charts_are_fed() -> None:
-    async def run() -> None:
-        registry, _ = await filled(n1={})
-        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
-        feed._hear("n1")
-        assert feed._timer is not None
-        feed._tick()
-        assert feed._timer is None
-        assert feed.samples.of("n1", "matmul")
-        assert math.isfinite(feed.samples.of("n1", "matmul")[0].at)
+async def test_many_who_look_at_once_cost_one_look() -> None:
+    registry, clock = await filled(**{f"n{i}": {} for i in range(300)})
+    feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+    cells, after = feed.all_cells()
+    assert feed.all_cells()[0] is cells
+    # What is a little old reads on from its own time: nothing between is lost.
+    await member(registry, clock, "n1", incarnation="i2").join(state("n1", status=Status.FAIL))
+    assert feed.all_cells()[1] == after
+    feed.begin(FLEET)
+    feed._heard["n1"] = None
+    feed._look()
+    assert b"n1: unhealthy" in await first(feed, FLEET, after, ["cells"])
 
-    asyncio.run(run())
+
+async def test_streams_are_bounded_and_those_that_left_count_no_more() -> None:
+    registry, _ = await filled(n1={})
+    feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+    opened = [feed.stream(FLEET, None, lambda: True) for _ in range(MOST_STREAMS)]
+    for stream in opened:
+        await anext(stream)
+    assert feed.streams == MOST_STREAMS
+    with pytest.raises(FullError, match="live already"):
+        feed.stream(FLEET, None, lambda: True)
+    for stream in opened:
+        await stream.aclose()  # type: ignore[attr-defined]
+    assert feed.streams == 0
+
+
+async def test_a_visitor_whose_token_is_no_longer_good_is_told_nothing_more() -> None:
+    registry, _ = await filled(n1={})
+    feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+    events = [event async for event in feed.stream(FLEET, feed.ring.cursor, lambda: False)]
+    assert events == [b"retry: 2000\n\n"]
+
+
+async def test_a_gate_that_opens_or_is_decided_is_told_to_those_who_watch_it() -> None:
+    registry, _ = await filled(n1={})
+    gates = Gates()
+    feed = Feed(registry, cast("Engine", gates), lambda: False)
+    gate = Lab(("n1",)).ask(nodes=("n1",))
+    topic = f"gate:{gate.id}"
+    gates.found = (gate,)
+    after = feed.begin(topic)
+    gates.found = ()
+    assert b"event: changed" in await first(feed, topic, after, ["changed"])
+
+
+async def test_an_aggregator_that_nobody_looks_at_sets_no_timer_once_its_charts_are_fed() -> None:
+    registry, _ = await filled(n1={})
+    feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+    feed._hear("n1")
+    assert feed._timer is not None
+    feed._tick()
+    assert feed._timer is None
+    assert feed.samples.of("n1", "matmul")
+    assert math.isfinite(feed.samples.of("n1", "matmul")[0].at)

@@ -36,11 +36,9 @@ from healthd.aggregator.api.handling import (
 from healthd.aggregator.api.nodes import PersonDecision, checked, end_of, owner_of
 from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
-from healthd.aggregator.controller.admission import less_than_policy
-from healthd.aggregator.controller.engine import Engine, GivenBack
-from healthd.aggregator.controller.preflights import RollCallAnswer, RollCallBody
+from healthd.aggregator.controller import Engine, GivenBack, RollCallAnswer, RollCallBody, less_than_policy
 from healthd.aggregator.model.gates import Gate, LeaseRow, Override
-from healthd.aggregator.store.rows import read_counts
+from healthd.aggregator.store import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import (
     LARGEST_ATTEMPT,

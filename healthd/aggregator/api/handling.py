@@ -22,20 +22,15 @@ from checks.printable import printable_bytes, printable_line
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError
 from healthd.aggregator.api.sync import WAIT_PATTERN, parse_wait, read_body
 from healthd.aggregator.auth import Caller, Guard, Scope, is_loopback
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.controller.preflights import Handshakes, RollCall
-from healthd.aggregator.drain.controller import DrainController
-from healthd.aggregator.inventory.accusations import Accusation, Accusations
-from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.inventory.ungated import UngatedJobs
+from healthd.aggregator.controller import Engine, Handshakes, RollCall
+from healthd.aggregator.drain import DrainController
+from healthd.aggregator.inventory import Accusation, Accusations, Fleet, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.gates import LeaseRow, Override, Phase
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store.reading import HistoryEvent
-from healthd.aggregator.store.rows import PutOutcome
-from healthd.aggregator.store.store import Store
+from healthd.aggregator.store import HistoryEvent, PutOutcome, Store
 from healthd.aggregator.stragglers import Stragglers
 from healthd.core.config import nearest
 from healthd.core.errors import BadInputError

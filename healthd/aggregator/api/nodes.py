@@ -33,9 +33,9 @@ from healthd.aggregator.api.handling import (
 )
 from healthd.aggregator.auth import Caller
 from healthd.aggregator.gate import eligibility
-from healthd.aggregator.inventory.registry import NodeView
+from healthd.aggregator.inventory import NodeView
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.store.reading import read_history
+from healthd.aggregator.store import read_history
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 
 from healthd.aggregator.api.handling import READ, ApiRoute, parts_of
-from healthd.aggregator.inventory.comparison import DigestComparison, Standing
+from healthd.aggregator.inventory import DigestComparison, Standing
 from healthd.aggregator.stragglers import Suspect
 from healthd.baselines import SampleSeries
 

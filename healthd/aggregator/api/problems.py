@@ -6,7 +6,7 @@ import http
 from collections.abc import Mapping, Sequence
 
 from healthd.aggregator.auth import AuthError
-from healthd.aggregator.inventory.registry import DuplicateError, FullError, NotExecutorError, NotVouchedError
+from healthd.aggregator.inventory import DuplicateError, FullError, NotExecutorError, NotVouchedError
 from healthd.core.errors import BadInputError, ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.model import Problem
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
 from healthd.aggregator.auth import AuthError, Caller, Guard, Scope, key_hash
-from healthd.aggregator.inventory.registry import ANYBODY, Fleet, Speaker
+from healthd.aggregator.inventory import ANYBODY, Fleet, Speaker
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import BadInputError, HealthdError
 from healthd.core.http.server import keep_connection
@@ -101,8 +101,6 @@ class SyncEndpoint:
             raise HttpError(
                 401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
             )
-        if executor is None and caller.hook is not None:
-            raise AuthError(403, f"{caller} is a job's hook, and does not speak for the daemon of node {node}")
         wait_seconds = min(wait_seconds, self._settings.hold_seconds)
         body = await read_body(
             receive,

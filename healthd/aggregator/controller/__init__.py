@@ -1,1 +1,20 @@
 """The loop that steps gates and commits."""
+
+from healthd.aggregator.controller.admission import less_than_policy
+from healthd.aggregator.controller.bulkheads import Fault, Where
+from healthd.aggregator.controller.engine import Engine, GivenBack, steady_clock
+from healthd.aggregator.controller.preflights import MOST_ASKED, Handshakes, RollCall, RollCallAnswer, RollCallBody
+
+__all__ = [
+    "MOST_ASKED",
+    "Engine",
+    "Fault",
+    "GivenBack",
+    "Handshakes",
+    "RollCall",
+    "RollCallAnswer",
+    "RollCallBody",
+    "Where",
+    "less_than_policy",
+    "steady_clock",
+]

@@ -27,22 +27,31 @@ from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, F
 from healthd.aggregator.controller.fleet_state import MOST_MESSAGE, Batch, FleetState
 from healthd.aggregator.controller.leases import LeaseReconciler
 from healthd.aggregator.controller.quarantines import Quarantines
-from healthd.aggregator.gate import decisions, eligibility, rendezvous
-from healthd.aggregator.gate.machine import resume, step
-from healthd.aggregator.gate.reservation import StepContext, deadline_of
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.gate import StepContext, deadline_of, decisions, eligibility, rendezvous, resume, step
+from healthd.aggregator.inventory import Fleet
 from healthd.aggregator.model.calibration import Ended
 from healthd.aggregator.model.gates import Closing, Effect, Gate, LeaseRow, LeaseState, Override, Phase, WakeAt
 from healthd.aggregator.model.nodes import FleetNode, Snapshot
 from healthd.aggregator.model.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
-from healthd.aggregator.store import reading, rows
-from healthd.aggregator.store.reading import Loaded
-from healthd.aggregator.store.rows import Change, Kind, PutOutcome, PutRecord, apply_changes
-from healthd.aggregator.store.session import FencedError, RefusedWorkError, UnsureError
-from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
-from healthd.aggregator.validation.plan import add
+from healthd.aggregator.store import (
+    ANSWER_SECONDS,
+    LONG_SECONDS,
+    Change,
+    FencedError,
+    Kind,
+    Loaded,
+    PutOutcome,
+    PutRecord,
+    RefusedWorkError,
+    Store,
+    UnsureError,
+    apply_changes,
+    reading,
+    rows,
+)
+from healthd.aggregator.validation import add
 from healthd.core.errors import ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, GateRequest, NodeState, Quarantine, Reason

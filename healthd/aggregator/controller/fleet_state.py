@@ -30,9 +30,8 @@ from healthd.aggregator.model.gates import (
 )
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group
-from healthd.aggregator.store.reading import Loaded
-from healthd.aggregator.store.rows import Change, Kind, PutEvent, PutEvidence, PutFacts, PutGate, PutLease, PutRecord
-from healthd.aggregator.validation.groups import orders_of
+from healthd.aggregator.store import Change, Kind, Loaded, PutEvent, PutEvidence, PutFacts, PutGate, PutLease, PutRecord
+from healthd.aggregator.validation import orders_of
 from healthd.core.model import Lease, NodeState, Order, OrderKind, Quarantine, RunOrder
 from healthd.core.text import counted, plain
 

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from healthd.aggregator.controller.bulkheads import Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, FleetState, orders_for
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.inventory import Fleet
 from healthd.aggregator.model.gates import LeaseRow, LeaseState
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.store.reading import Loaded
-from healthd.aggregator.store.rows import ForgetNode, PutMeta, PutNode
+from healthd.aggregator.store import ForgetNode, Loaded, PutMeta, PutNode
 from healthd.core.model import FINAL_STATUSES, Lease, NodeState, OrderStatus, Quarantine
 from healthd.core.text import span
 

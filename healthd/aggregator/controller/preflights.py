@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from healthd.aggregator.gate.rendezvous import Handshake
+from healthd.aggregator.gate import Handshake
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, HandshakeAnswer, HandshakeBody, Verdict
 from healthd.core.node_name import can_name

@@ -13,8 +13,7 @@ from typing import Any
 
 from healthd.aggregator.controller.bulkheads import Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
-from healthd.aggregator.inventory.node_record import differences, identities_in, machine_of
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.inventory import Fleet, differences, identities_in, machine_of
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.model.quarantines import (
@@ -32,10 +31,8 @@ from healthd.aggregator.model.quarantines import (
     RuleVerdict,
     SetQuarantine,
 )
-from healthd.aggregator.quarantine.counting import facts_of
-from healthd.aggregator.quarantine.judge import due_at, judge, judge_inherited, released
-from healthd.aggregator.store.reading import Loaded
-from healthd.aggregator.store.rows import Kind, PutMeta, PutRecord
+from healthd.aggregator.quarantine import due_at, facts_of, judge, judge_inherited, released
+from healthd.aggregator.store import Kind, Loaded, PutMeta, PutRecord
 from healthd.core import wire
 from healthd.core.model import NodeState, Order, OrderKind, Quarantine, Reason, RunOrder
 

@@ -6,3 +6,17 @@ this plan to the scheduler, slowly and within bounds. One module for each schedu
 `healthd.aggregator.drain.plan.Actuator` and makes it with `make(settings)`. What judges nodes, and what a gate decides,
 must not enter here.
 """
+
+from healthd.aggregator.drain.controller import ActuatorCollector, DrainController, make_drain_controller
+from healthd.aggregator.drain.kubernetes import Traces, clean
+from healthd.aggregator.drain.plan import ActuatorSettings, KubernetesActuatorSettings
+
+__all__ = [
+    "ActuatorCollector",
+    "ActuatorSettings",
+    "DrainController",
+    "KubernetesActuatorSettings",
+    "Traces",
+    "clean",
+    "make_drain_controller",
+]

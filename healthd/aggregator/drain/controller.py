@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from checks.contract import Status
-from healthd.aggregator.controller.engine import Engine
+from healthd.aggregator.controller import Engine
 from healthd.aggregator.drain import batch, kubernetes, slurm
 from healthd.aggregator.drain.plan import (
     Actuator,
@@ -37,7 +37,7 @@ from healthd.aggregator.drain.plan import (
     culprits,
     make_plan,
 )
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.inventory import Fleet
 from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason

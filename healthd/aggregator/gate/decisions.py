@@ -12,7 +12,7 @@ from healthd.aggregator.gate.reservation import StepContext
 from healthd.aggregator.gate.transitions import Event, move
 from healthd.aggregator.model.gates import Closing, Decided, Effect, Gate, Grant, GrantLease, LeaseRow, RevokeLease
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.validation.verdicts import consequence
+from healthd.aggregator.validation import consequence
 from healthd.core.evidence import reason
 from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Mode, Reason, Verdict, WellNode
 

@@ -57,12 +57,11 @@ from healthd.aggregator.model.gates import (
 from healthd.aggregator.model.nodes import Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Tested, Validation
-from healthd.aggregator.validation.plan import advance, begin, lacking, sentence
-from healthd.aggregator.validation.verdicts import consequence
+from healthd.aggregator.validation import advance, begin, consequence, lacking, sentence
 from healthd.core.evidence import reason
 from healthd.core.model import Mode, NodeState, Reason, Verdict
 from healthd.core.text import counted
-from healthd.localize.model import Outcome
+from healthd.localize import Outcome
 
 # Runs collectives over the nodes of a gate before they are admitted. Pure, a part of `step`.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from healthd.aggregator.model.gates import Gate
 from healthd.core.model import Decision, Reason, Verdict
-from healthd.localize.model import Outcome
+from healthd.localize import Outcome
 
 CODES = frozenset({"CollectiveFault", "SlowNode", "PathFault", "TopologyFault", "Ambiguous"})
 """The reasons by which a validation speaks of single nodes, at fault or at the end of a bad path."""

@@ -8,3 +8,5 @@ CLOCK_BOOTTIME, so that a clock that jumps moves no deadline.
 `claims` is who has which node, `nodes` the fleet as a step sees it, `gates` how far a gate is, `effects` what a step of
 it wants done.
 """
+
+__all__ = ["calibration", "gates", "nodes", "policy", "quarantines", "validations"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from healthd.core.model import Reason
-from healthd.localize.model import Outcome, ValidationVerdict
+from healthd.localize import Outcome, ValidationVerdict
 
 
 @dataclass(frozen=True, kw_only=True)

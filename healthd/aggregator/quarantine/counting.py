@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from checks.contract import Blame, Status, Tier
 from checks.reasons import action_of, blame_of
-from healthd.aggregator.inventory.node_record import machine_identity, name_of
+from healthd.aggregator.inventory import machine_identity, name_of
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import (

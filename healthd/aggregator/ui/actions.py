@@ -12,9 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 
-from healthd.aggregator.api.handling import check_origin, check_request, parts_of
-from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
-from healthd.aggregator.api.problems import problem_of
+from healthd.aggregator.api import MAX_REASON_LENGTH, check_origin, check_request, parts_of, problem_of
 from healthd.aggregator.auth import AuthError, Scope
 from healthd.aggregator.model.gates import Override
 from healthd.aggregator.ui import rendering

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse, Response
 
-from healthd.aggregator.api.handling import ApiRoute
+from healthd.aggregator.api import ApiRoute
 from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.actions import PageRoute
 from healthd.aggregator.ui.session import review, visitor_of

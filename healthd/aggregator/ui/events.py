@@ -15,8 +15,8 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.controller import Engine
+from healthd.aggregator.inventory import Fleet
 from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.ui.fleet_grid import Cell, FleetGrid
 from healthd.aggregator.ui.samples import Samples

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from healthd.aggregator.inventory.node_record import identities_in
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.inventory import Fleet, identities_in
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.ui.rendering import HEALTH_SIGNS, WORST_FIRST, brief, natural
 from healthd.core.model import Health, Reason

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from healthd.aggregator.model.gates import Gate, Phase
 from healthd.aggregator.model.validations import Tested, Validation
 from healthd.core.model import Decision, ExcludedNode, Reason
-from healthd.localize.model import Outcome, ValidationVerdict
+from healthd.localize import Outcome, ValidationVerdict
 
 # Names written into a box of the picture; what is more is counted.
 MOST_NAMES = 8

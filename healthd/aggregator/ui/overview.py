@@ -13,12 +13,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from checks.limits import quantity
-from healthd.aggregator.api.gates import ValidationBody, request_of
-from healthd.aggregator.api.handling import parts_of
-from healthd.aggregator.api.nodes import MAX_REASON_LENGTH, MOST_ID
+from healthd.aggregator.api import MAX_REASON_LENGTH, MOST_ID, ValidationBody, parts_of, request_of
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.store.reading import read_history
+from healthd.aggregator.store import read_history
 from healthd.aggregator.ui import fleet_grid, gate_view, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of, keep_out, known_node, let_in, to
 from healthd.aggregator.ui.events import FLEET

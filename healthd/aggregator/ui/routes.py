@@ -9,11 +9,10 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
-from healthd.aggregator.api.handling import Parts, parts_of
-from healthd.aggregator.api.nodes import MOST_ID
+from healthd.aggregator.api import MOST_ID, Parts, parts_of
 from healthd.aggregator.auth import AuthError
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.store.reading import read_history
+from healthd.aggregator.store import read_history
 from healthd.aggregator.ui import actions, docs, gate_view, node_view, overview, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of
 from healthd.aggregator.ui.events import FLEET, GATES, Feed

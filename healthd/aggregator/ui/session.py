@@ -18,9 +18,7 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from starlette.responses import Response
 
-from healthd.aggregator.api.handling import Parts, check_origin, parts_of
-from healthd.aggregator.api.problems import HttpError
-from healthd.aggregator.api.sync import read_body
+from healthd.aggregator.api import HttpError, Parts, check_origin, parts_of, read_body
 from healthd.aggregator.auth import AuthError, Caller, Guard, Scope
 from healthd.core.errors import BadInputError
 

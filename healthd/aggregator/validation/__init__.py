@@ -1,1 +1,7 @@
 """Collectives over the nodes of a gate, and who is at fault when they fail together."""
+
+from healthd.aggregator.validation.groups import orders_of
+from healthd.aggregator.validation.plan import add, advance, begin, lacking, sentence
+from healthd.aggregator.validation.verdicts import consequence
+
+__all__ = ["add", "advance", "begin", "consequence", "lacking", "orders_of", "sentence"]

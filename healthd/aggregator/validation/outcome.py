@@ -28,7 +28,7 @@ from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation import nccom
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
-from healthd.localize.model import Outcome
+from healthd.localize import Outcome
 
 LIMITED = ("busbw_bytes_per_second", "algbw_bytes_per_second", "duration_seconds")
 MOST_TEXT = 500

@@ -28,8 +28,7 @@ from healthd.aggregator.validation.groups import (
     wake_at,
     watch,
 )
-from healthd.localize import Course, replay
-from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict
+from healthd.localize import Course, GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict, replay
 
 MOST_PARTNERS = 8
 """Idle healthy nodes that a search may borrow. One decides between two suspects; more let rounds run at once."""

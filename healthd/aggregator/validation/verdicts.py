@@ -11,8 +11,7 @@ from checks.reasons import blame_of
 from healthd.aggregator.model.validations import Tested, Validation
 from healthd.core.evidence import reason
 from healthd.core.model import Reason
-from healthd.localize.model import Culprit, Manner, PathFault, ValidationVerdict
-from healthd.localize.verdict import names
+from healthd.localize import Culprit, Manner, PathFault, ValidationVerdict, names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from healthd.aggregator.drain.plan import ActuatorSettings
+from healthd.aggregator.drain import ActuatorSettings
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.cli.settings.checks import CheckSettings

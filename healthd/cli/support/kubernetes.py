@@ -7,8 +7,7 @@ import os
 
 import click
 
-from healthd.aggregator.drain.kubernetes import Traces, clean
-from healthd.aggregator.drain.plan import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.drain import ActuatorSettings, KubernetesActuatorSettings, Traces, clean
 from healthd.cli.fleet.line import duration_of
 from healthd.cli.terminal.output import told
 from healthd.core.errors import ConfigError

@@ -31,10 +31,8 @@ from checks.reasons import blame_of
 from checks.worker.faults import Fault
 from checks.worker.protocol import shorten
 from healthd.core.model import CheckResult
-from healthd.localize import Course
-from healthd.localize.model import Culprit, GroupOutcome, Manner, NextRound, Problem, ValidationVerdict
-from healthd.localize.model import Outcome as TestOutcome
-from healthd.localize.verdict import names
+from healthd.localize import Course, Culprit, GroupOutcome, Manner, NextRound, Problem, ValidationVerdict, names
+from healthd.localize import Outcome as TestOutcome
 from healthd.runner.collective.ranks import BEYOND_DEADLINE_SECONDS, Deadline, Rank, RankGroup, group_of
 from healthd.runner.compilation import Compilation
 from healthd.runner.settings import SILENCE_FLOOR_SECONDS
