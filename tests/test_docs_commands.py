@@ -11,25 +11,12 @@ import click
 import pytest
 
 from healthd.cli import healthd
+from tests.docs_commands_kit import lines
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 # What follows these is a program to be run: in a container, by torchrun, in a Dockerfile, by Python, in a pod.
 STARTERS = {"IMAGE", "--no-python", "RUN", "-m", "--"}
-
-
-def lines(text: str) -> Iterator[str]:
-    """Every line that somebody may type: in prose and in blocks, continued lines as one."""
-    text = text.replace("\\\n", " ")
-    for language, block in re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", text):
-        if language in ("bash", "dockerfile"):
-            yield from block.splitlines()
-        else:
-            yield from re.findall(r"(?m)^[$#] (.*)$" if language == "console" else r"(?m)^\$ (.*)$", block)
-    prose = re.sub(r"(?ms)^```.*?^```$", "", text)
-    for words in re.findall(r"(?<!`)`([^`]+)`", prose):
-        if re.search(r"(^|[\s/])(healthd|kubectl|make|python3? -m) ", words):
-            yield words
 
 
 def commands(text: str) -> Iterator[list[str]]:

@@ -247,13 +247,21 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "interrupted by a person", _STOPPED, _I, _STOP,
-        r"^KeyboardInterrupt\b", "Somebody pressed Ctrl-C.",
+        r"^KeyboardInterrupt\b|got signal: 2\b",
+        "Somebody pressed Ctrl-C.",
         "The signal that the parent passed on.", "None.", PYTHON,
+    ),
+    Signature(
+        "torchrun was told to end",
+        _STOPPED, _I, _STOP, r"got signal: 15\b|Received (?:Signals\.SIGTERM|15) death signal",
+        "A scheduler or somebody sent SIGTERM to torchrun.", "Who sent the signal, as the parent saw it.",
+        "None, if it was meant.", ELASTIC + "multiprocessing/api.py", general=True,
     ),
     # --- What torch's launcher and others say of the ranks ---------------------------------------------------------
     Signature(
         "a rank's launcher says that it failed", _UNK, _I, _HERE,
-        r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: \d+\) of binary",
+        r"exits with return code = (?P<code2>-?\d+)"
+        r"|failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: \d+\) of binary",
         "torchrun saw this rank end first.", _OTHERS, "See what that rank said.", ELASTIC + "multiprocessing/api.py",
         general=True,
     ),
@@ -261,7 +269,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "ended by its launcher", _UNK, _T, _HERE,
         r"Sending process \d+ closing signal SIG\w+|srun: Job step aborted: Waiting up to|srun: Terminating StepId="
         r"|(?:mpirun|mpiexec|prterun).* (?:is|has been) (?:aborted|terminated)"
-        r"|SignalException: Process \d+ got signal: 15"
+        r"|sigkill_handler\] Killing subprocess"
         r"|\b(?:ChildFailedError|ProcessExitedException|ProcessRaisedException|CalledProcessError)\b",
         "The launcher ended the other ranks after one had failed.", _OTHERS, "None.",
         ELASTIC + "multiprocessing/api.py", accuses=False,
@@ -270,6 +278,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "a rank ended by a signal", _UNK, _I, _HERE,
         r"srun: error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<signal>Killed|Segmentation fault|Bus error|Aborted)"
         r"|\bline \d+: +\d+ (?P<signal3>Killed|Segmentation fault|Bus error|Aborted)\b|^(?P<signal4>Killed)$"
+        r"|srun: error: (?P<node3>\S+): tasks? (?P<rank3>\d+)\S*: Exited with exit code (?P<code>\d+)"
         r"|process rank (?P<rank2>\d+) with PID \d+ on node (?P<node2>\S+) exited on signal (?P<signal2>\d+)",
         "The launcher saw this rank end by a signal.", _OTHERS, "See what that rank said.", SRUN, general=True,
     ),
@@ -368,7 +377,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "out of device memory", _SW, _I, _NO,
-        r"CUBLAS_STATUS_ALLOC_FAILED|cuda runtime error \(2\)|cudaErrorMemoryAllocation|"
+        r"CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'|cuda runtime error \(2\)"
+        r"|cudaErrorMemoryAllocation|"
         r"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate|OutOfMemoryError: CUDA|CUDA error: out of memory"
         r"|RESOURCE_EXHAUSTED|NRT_FAIL_HOST_MEM_ALLOC|NRT_RESOURCE\b",
         "The program wanted more of the device's memory than there was.", "Whether another process holds memory.",
@@ -409,6 +419,15 @@ SIGNATURES: tuple[Signature, ...] = (
         "https://github.com/boto/botocore/blob/develop/botocore/exceptions.py",
     ),
     Signature(
+        "a server on the network did not answer", _NET, _I, _HERE,
+        r"requests\.exceptions\.(?:ConnectionError|ConnectTimeout|ReadTimeout)"
+        r"|urllib3\.exceptions\.(?:MaxRetry|NewConnection|"
+        r"Protocol|ReadTimeout)\w*Error|[Cc]ouldn't connect to 'https?://",
+        "A server that the program asks over HTTP did not answer: a hub of models or data, a tracker.",
+        "The same request by hand.", "Retry; have the files on the node before.",
+        "https://requests.readthedocs.io/en/latest/api/#exceptions",
+    ),
+    Signature(
         "refused by an object store", _STO, _I, _NO,
         r"An error occurred \((?:AccessDenied|403|NoSuchBucket|NoSuchKey|404|ExpiredToken"
         r"|InvalidAccessKeyId)\) when calling"
@@ -441,7 +460,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "lack of memory, by Python", _HOST, _I, _HERE,
-        r"\[Errno 12\]|Cannot allocate memory|^MemoryError\b|std::bad_alloc|DefaultCPUAllocator: (?:can't"
+        r"\[Errno 12\]|_ArrayMemoryError|Unable to allocate [\d.]+ [KMGT]iB|Cannot allocate memory"
+        r"|^MemoryError\b|std::bad_alloc|DefaultCPUAllocator: (?:can't"
         r"|not enough memory)",
         "The host had no memory to give.", "The memory of the host and the control group's limit.",
         "Use less, or ask for more.", PYTHON,
@@ -578,7 +598,8 @@ SIGNATURES: tuple[Signature, ...] = (
     # --- Programs ----------------------------------------------------------------------------------------------------
     Signature(
         "import error", _SW, _I, _NO,
-        r"ModuleNotFoundError: |ImportError: |error while loading shared libraries: |undefined symbol: "
+        r"ModuleNotFoundError: |ImportError: |cannot open shared object file"
+        r"|error while loading shared libraries: |undefined symbol: "
         r"|version `\w+_[\d.]+' not found",
         "A module or library is missing here, or does not fit.", "Whether the other nodes have it.",
         "Install it; where only this node lacks it, use the same image everywhere.", PYTHON,
@@ -609,7 +630,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "an error between ranks that says no more", _NET, _C, _ELSE,
-        r"\btorch\.distributed\.Dist\w*Error\b|\bDistBackendError\b|ProcessGroup(?:NCCL|Gloo)\b.*\b(?:error|exception)\b",
+        r"\btorch\.distributed\.Dist\w*Error\b|\bDistBackendError\b|ProcessGroup(?:NCCL|Gloo)\b.*\b(?:error"
+        r"|exception)\b",
         "This rank lost the others, or waited for them.", _OTHERS, "See what the other ranks said.", NCCL_CPP,
         general=True, accuses=False,
     ),

@@ -303,10 +303,9 @@ def _match(line: Line, order: int) -> Finding | None:
         if not line.kernel and signature.place is not Place.TEARDOWN and _MILD.search(line.text):
             return None
         told = {name: value for name, value in found.groupdict().items() if value is not None}
-        node = told.get("node") or told.get("node2") or line.node
-        rank = told.get("rank") or told.get("rank2")
-        code = told.get("code")
-        by_signal = next((value for name, value in told.items() if name.startswith("signal")), None)
+        node = _first(told, "node") or line.node
+        rank, code = _first(told, "rank"), _first(told, "code")
+        by_signal = _first(told, "signal")
         return Finding(
             signature=replace(signature, fact=False) if quoted else signature,
             node=node,
@@ -318,6 +317,11 @@ def _match(line: Line, order: int) -> Finding | None:
             code=int(code) if code else -_SIGNALS.get(by_signal, 0) if by_signal else None,
         )
     return None
+
+
+def _first(told: Mapping[str, str], name: str) -> str | None:
+    """The value of a group; a regex with several forms numbers their groups (`rank`, `rank2`)."""
+    return next((value for group, value in told.items() if group.rstrip("0123456789") == name), None)
 
 
 # The kernel's lines in other output: somebody's copy, which proposes and proves nothing.
@@ -406,6 +410,8 @@ _FAILED = _own("a rank ended with an error first", Kind.UNKNOWN, Place.INITIATIN
 _LAUNCHER = _own(
     "ended by its launcher", Kind.UNKNOWN, Place.TEARDOWN, Outlook.HERE, "See the other ranks.", accuses=False
 )
+_GAVE_UP = _own("a rank aborted itself after it had waited", Kind.UNKNOWN, Place.CASCADE, Outlook.HERE,
+                "See the rank that did not come.", accuses=False)  # fmt: skip
 _EARLY = _own("a rank ended without an error while others still worked", Kind.SOFTWARE, Place.INITIATING, Outlook.NONE,
               "Look for an end that depends on the rank or on its share of the data.", general=True)  # fmt: skip
 _ABSENT = _own("a rank did not come to what the others waited in", Kind.UNKNOWN, Place.INITIATING, Outlook.HERE,
@@ -455,6 +461,9 @@ def _of_processes(case: Case, findings: Sequence[Finding], summary: Sequence[End
             found.append(_process(_OOM, ended, f"oom_kill of the control group rose by {count} while the job ran"))
         elif ended.signal == 9 and not any(stop.signal == 9 for stop in case.stops):
             found.append(_process(_KILLED, ended, f"{_who(ended)} was ended by SIGKILL"))
+        elif ended.signal == 6 and any(_waits(each) and each.node == ended.node for each in findings):
+            # The watchdog of a rank that waited in vain aborts it.
+            found.append(_process(_GAVE_UP, ended, f"{_who(ended)} aborted itself after it had waited"))
         elif ended.signal in _CRASHES:
             found.append(_process(_CRASHES[ended.signal], ended, f"{_who(ended)} was ended by signal {ended.signal}"))
     told = {ended.node for ended in case.ended if ended.signal == 9}
@@ -646,6 +655,8 @@ _COMPUTES_WRONGLY = {
     *("HardwareErrors", "CollectiveMismatch", "RankFault"),
 }
 """What makes programs fail that are right."""
+_STOPS = {"MissingDevice", "Stuck", "RankHung", "RankDied", "DeviceLinkFault"}
+"""What a rank waits for in vain, or loses."""
 KIND_OF_REASON = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons}
 
 
@@ -668,17 +679,19 @@ def _settle(
     signature = cause.signature
     kind, outlook, action = signature.kind, signature.outlook, signature.action
     suspected, confidence = True, "low" if signature.general or kind is Kind.UNKNOWN else "medium"
-    hardware = next(
-        ((node, problem) for node, told in bad.items() for kind_, problem in told if kind_ is Kind.HARDWARE), None
-    )
+    hardware = _hardware_of(cause, bad)
     agreeing = next((problem for kind_, problem in bad.get(cause.node, []) if kind_ is kind), None)
     passed = _all_passed(case, signature)
-    if hardware is not None and not signature.fact and _may_be_hardware(kind, hardware[1]):
-        # A device that computes wrongly makes programs fail in every way; the reverse is never so.
+    sentence = ""
+    if hardware is not None:
+        # A device that computes wrongly makes programs fail in every way; the reverse is never so. That of another node
+        # may have, through what the ranks exchange; and of an end that says nothing itself nobody knows what it was.
         node, problem = hardware
-        cause = cause if cause.node == node else replace(cause, node=node, rank=None)
-        kind, suspected, confidence, outlook = Kind.HARDWARE, False, "high", Outlook.ELSEWHERE
-        action = f"Keep {node} out: {problem.reason}."
+        suspected = kind is Kind.UNKNOWN or node != cause.node
+        kind, confidence, outlook = Kind.HARDWARE, "medium" if suspected else "high", Outlook.ELSEWHERE
+        action = f"Keep {node} out: {problem.reason}, and see its runbook."
+        sentence = f"{'suspected ' if suspected else ''}hardware: {node} fails now: {problem.reason} {problem.target}; "
+        sentence += _sentence(cause, signature.kind, True)
     elif agreeing is not None or signature.fact:
         suspected, confidence = False, "high"
     elif kind is Kind.SOFTWARE and passed:
@@ -696,9 +709,9 @@ def _settle(
         suspected=suspected,
         confidence=confidence,
         name=signature.name,
-        sentence=_sentence(cause, kind, suspected),
-        node=cause.node or None,
-        rank=cause.rank,
+        sentence=sentence or _sentence(cause, kind, suspected),
+        node=(hardware[0] if hardware is not None else cause.node) or None,
+        rank=cause.rank if hardware is None or hardware[0] == cause.node else None,
         at=cause.at,
         outlook=outlook,
         action=action,
@@ -710,11 +723,26 @@ def _settle(
     )
 
 
-def _may_be_hardware(kind: Kind, problem: Problem) -> bool:
-    """Whether what was measured can be the cause of what looks like this kind."""
+def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, Problem]]]) -> tuple[str, Problem] | None:
+    """The node and the failed check of a device that can be the cause of this; that of its own node first."""
+    if cause.signature.fact:
+        return None
+    found = [
+        (node, problem)
+        for node, told in bad.items()
+        for kind, problem in told
+        if kind is Kind.HARDWARE and _explains_end(problem.reason, cause.signature.kind)
+    ]
+    return next((each for each in found if each[0] == cause.node), found[0] if found else None)
+
+
+def _explains_end(reason: str, kind: Kind) -> bool:
+    """Whether a device of which a check says this can have ended a job in this way. A slow one ends none."""
     if kind is Kind.SOFTWARE:
-        return problem.reason in _COMPUTES_WRONGLY
-    return kind in (Kind.HARDWARE, Kind.UNKNOWN, Kind.NETWORK)
+        return reason in _COMPUTES_WRONGLY
+    if kind in (Kind.NETWORK, Kind.UNKNOWN):
+        return reason in _COMPUTES_WRONGLY or reason in _STOPS
+    return kind is Kind.HARDWARE
 
 
 def _all_passed(case: Case, signature: Signature) -> bool:
@@ -728,7 +756,7 @@ def _all_passed(case: Case, signature: Signature) -> bool:
 def _sentence(cause: Finding, kind: Kind, suspected: bool) -> str:
     who = "the command" if cause.rank is None else f"rank {cause.rank}"
     where = f" on {cause.node}" if cause.node else ""
-    word = f"{'suspected ' if suspected else ''}{kind.value}"
+    word = f"{'suspected ' if suspected and kind is not Kind.UNKNOWN else ''}{kind.value}"
     return f"{word}: {who}{where}: {cause.signature.suggests.rstrip('.')}"
 
 

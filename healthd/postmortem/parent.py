@@ -26,6 +26,7 @@ from collections import deque
 KEPT_BYTES = 1024 * 1024  # of each stream: the first error of 64 ranks that all end with a traceback fits
 READ_BYTES = 64 * 1024  # what a pipe holds
 CHUNK_BYTES, CHUNK_SECONDS = 4096, 0.02  # what arrives together shares one time
+MAX_CHUNKS = 8192  # each has its time: dots that come one by one for days would take more memory than their text
 DRAINED_BYTES = 1024 * 1024  # after the command's end: the largest pipe; what writes on is a descendant
 TERMINAL_MS = 50  # the kernel hands on what was written to a terminal a little later
 SIGNALS_KEPT = 64
@@ -104,7 +105,7 @@ class Stream:
         else:
             self._chunks.append((now, bytearray(data)))
         self._kept += len(data)
-        while self._kept - len(self._chunks[0][1]) >= KEPT_BYTES:
+        while len(self._chunks) > MAX_CHUNKS or self._kept - len(self._chunks[0][1]) >= KEPT_BYTES:
             self._kept -= len(self._chunks.popleft()[1])
 
     def noted(self) -> dict[str, object]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Status
-from healthd.aggregator.drain.controller import ActuatorCollector, DrainController, make_actuator, observe
+from healthd.aggregator.drain.controller import ActuatorCollector, make_actuator, observe
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
 from healthd.aggregator.drain.plan import (
     ActuatorError,
@@ -23,57 +22,23 @@ from healthd.aggregator.drain.plan import (
     Candidate,
     Done,
     KubernetesActuatorSettings,
-    Observed,
-    Outcome,
-    PoolSize,
     RejectedNode,
-    Removal,
     Why,
     culprits,
     make_plan,
 )
-from healthd.aggregator.model.gates import Decided
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConfigError, HealthdError, StoreError
-from healthd.core.evidence import reason
-from healthd.core.model import Decision, ExcludedNode, Quarantine, Reason, Verdict
-from tests.aggregator.world import NOW, gate, node, state
+from healthd.core.model import Quarantine, Verdict
+from tests.aggregator.actuators_kit import ACT, Scene, Scheduler, decided, fault, fleet_of, kept, removal, suspect
+from tests.aggregator.world import NOW, node, state
 from tests.node.api_server_kit import Cluster, cluster
 
 KEY = "healthd.internal/removed"
-ACT = ActuatorSettings(kind="kubernetes", mode="act", answer_seconds=5.0, look_seconds=0.05)
-
-
-def kept(owner: str = "rule:hard", *, since: float = NOW - 60, until: float | None = None) -> Quarantine:
-    kind = "rule" if owner.startswith("rule") else "person"
-    return Quarantine(reason="EccErrors on neuron:3", owner=owner, owner_kind=kind, since=since, until=until)
 
 
 def rejected(until: float = NOW + 600, *, injected: bool = False) -> RejectedNode:
     return RejectedNode(gate="g-1", reason="WrongResult on neuron:3", injected=injected, since=NOW, until=until)
-
-
-def suspect(name: str, quarantine: Quarantine | None = None, **changes: Any) -> Candidate:
-    values: dict[str, Any] = {
-        "node": name,
-        "aliases": (),
-        "instance_id": None,
-        "pool": "a",
-        "quarantine": quarantine,
-        "rejected": None,
-        "faults": False,
-        "allocated": False,
-    }
-    return Candidate(**{**values, **changes})
-
-
-def fleet_of(*suspects: Candidate, size: int = 40, breakers: frozenset[str] = frozenset()) -> Observed:
-    return Observed(
-        suspects=suspects,
-        pools=dict.fromkeys(("a", ""), PoolSize(size, Policy().most_out(size))),
-        breakers=breakers,
-        unsure=False,
-    )
 
 
 def out(*suspects: Candidate, already: frozenset[str] = frozenset(), **more: Any) -> list[str]:
@@ -162,26 +127,6 @@ def test_plan_is_stable_bounded_and_of_suspects_alone(
 # --- what a reject accuses ------------------------------------------------------------------------------------------
 
 
-def fault(code: str = "WrongResult", status: Status = Status.FAIL) -> Reason:
-    return reason(code, f"{code} on neuron:3", node="n1", status=status)
-
-
-def decided(
-    *excluded: tuple[str, Reason], verdict: Verdict = Verdict.REJECT, retryable: bool = True, gate_id: str = "g-1"
-) -> Decision:
-    return Decision(
-        id=gate_id,
-        decision=verdict,
-        reasons=(),
-        nodes=(),
-        excluded=tuple(ExcludedNode(node=name, reasons=(why,)) for name, why in excluded),
-        policy={},
-        retryable=retryable,
-        decided_at=NOW,
-        duration_seconds=1.0,
-    )
-
-
 def test_only_nodes_at_fault_are_accused() -> None:
     found = culprits(
         decided(
@@ -202,83 +147,6 @@ def test_only_a_retryable_reject_accuses() -> None:
 
 
 # --- the hand, with a scheduler in memory ---------------------------------------------------------------------------
-
-
-class Scheduler:
-    """Keeps marks; `away` makes every call fail, `slow` makes it hang."""
-
-    name = "scheduler"
-
-    def __init__(self, *, marks: Mapping[str, str] | None = None) -> None:
-        self.marks = dict(marks or {})
-        self.away: str | None = None
-        self.refuses: set[str] = set()
-        self.asked: list[str] = []
-
-    def _call(self, what: str, node: str = "") -> None:
-        self.asked.append(f"{what} {node}".strip())
-        if self.away is not None:
-            raise ActuatorError(self.away)
-
-    async def marked(self) -> Mapping[str, str]:
-        self._call("marked")
-        return dict(self.marks)
-
-    async def remove(self, removal: Removal) -> Outcome:
-        self._call("remove", removal.node)
-        if removal.node in self.refuses:
-            raise ActuatorError(f"{removal.node}: refused")
-        if removal.node.startswith("stranger"):
-            return Outcome(done=Done.LEFT, note=f"{removal.node} is not known")
-        self.marks[removal.node] = removal.reason
-        return Outcome(done=Done.OUT, note="drained")
-
-    async def restore(self, node: str) -> Outcome:
-        self._call("restore", node)
-        del self.marks[node]
-        return Outcome(done=Done.BACK, note="resumed")
-
-
-class Scene:
-    """A hand over a fleet whose suspects a test sets; its clock moves by hand."""
-
-    def __init__(self, scheduler: Any, settings: ActuatorSettings = ACT) -> None:
-        self.suspects: dict[str, Candidate] = {}
-        self.history: list[tuple[str, str, str]] = []
-        self.now = 1000.0
-        self.wall = NOW
-        self.disk_full = False
-        self.no_note: HealthdError = StoreError("disk full")
-        self.unsure = False
-        self.hand = DrainController(
-            scheduler, settings, look=self._look, note=self._note, clock=lambda: self.now, wall=lambda: self.wall
-        )
-
-    def quarantine(self, *names: str, owner: str = "rule:hard") -> None:
-        self.suspects.update({name: suspect(name, kept(owner)) for name in names})
-
-    def _look(self, told: Mapping[str, RejectedNode]) -> Observed:
-        found = {**{name: suspect(name, rejected=why) for name, why in told.items()}, **self.suspects}
-        return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure)
-
-    async def _note(self, name: str, kind: str, message: str) -> None:
-        if self.disk_full:
-            raise self.no_note
-        self.history.append((name, kind, message))
-
-    def reject(self, gate_id: str, *names: str) -> Decision:
-        answer = decided(*((name, fault()) for name in names), gate_id=gate_id)
-        self.hand.gate_decided(dataclasses.replace(gate(nodes=names), id=gate_id, progress=Decided(decision=answer)))
-        return answer
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.hand.run())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 def test_quarantine_takes_a_node_out_and_its_end_gives_it_back() -> None:
@@ -543,21 +411,6 @@ def test_scheduler_that_is_away_is_one_line_in_the_log(caplog: pytest.LogCapture
 def _kube(tmp_path: Path) -> Iterator[Cluster]:
     with cluster(tmp_path / "account") as made:
         yield made
-
-
-def removal(name: str = "n1", **changes: Any) -> Removal:
-    values: dict[str, Any] = {
-        "node": name,
-        "aliases": (),
-        "instance_id": None,
-        "why": Why.QUARANTINE,
-        "reason": "rule:hard: EccErrors on neuron:3",
-        "by_person": False,
-        "injected": False,
-        "allocated": True,
-        "since": NOW,
-    }
-    return Removal(**{**values, **changes})
 
 
 def tainter(kube: Cluster, owner: str = "healthd") -> KubernetesActuator:

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,8 @@ from checks.contract import Status
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.drain.plan import ActuatorSettings, KubernetesActuatorSettings
 from healthd.aggregator.settings import AggregatorSettings
-from tests.aggregator.test_api import POLICY, living
+from tests.aggregator.actuators_fleet_kit import until
+from tests.aggregator.api_kit import POLICY, living
 from tests.node.api_server_kit import Cluster, cluster
 from tests.patience import PATIENCE
 
@@ -47,12 +48,6 @@ async def running(
         # A call to the API server that was cancelled while it connected leaves its socket to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0 * PATIENCE):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 def test_reject_comes_when_the_node_is_tainted_and_the_retry_is_admitted_elsewhere(tmp_path: Path) -> None:

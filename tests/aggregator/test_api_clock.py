@@ -9,8 +9,8 @@ import httpx
 from healthd.aggregator.application import make_app
 from healthd.core.model import Quarantine
 from tests.aggregator.application import parts_of_test
+from tests.aggregator.engine_kit import running
 from tests.aggregator.parts import fleet
-from tests.aggregator.test_engine import running
 from tests.aggregator.world import World
 
 

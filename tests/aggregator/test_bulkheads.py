@@ -20,10 +20,10 @@ from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, GateRequest, Mode, Order, Verdict
 from tests.aggregator.application import parts_of_test
+from tests.aggregator.engine_kit import Running, running
 from tests.aggregator.parts import fleet
 from tests.aggregator.postgres import connected
-from tests.aggregator.test_engine import Running, running
-from tests.aggregator.test_store import QUARANTINE
+from tests.aggregator.store_kit import QUARANTINE
 from tests.aggregator.world import World
 
 

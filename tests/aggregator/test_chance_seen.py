@@ -6,18 +6,17 @@ import dataclasses
 
 from healthd.aggregator.model import validations as model
 from healthd.aggregator.model.gates import Gate
-from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Validation
+from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.aggregator.validation.plan import MOST_TESTS, add
 from healthd.core.model import Decision, Order, OrderReport, Verdict
 from healthd.localize.judge import Evidence, chance_of
 from healthd.localize.model import Outcome, Problem
-from healthd.localize.model import ValidationVerdict as Found
+from tests.aggregator.chance_seen_kit import FOUR, validation
+from tests.aggregator.engine_kit import Running, running
 from tests.aggregator.lab import POLICY, Lab, inventory
-from tests.aggregator.test_engine import Running, running
-from tests.aggregator.test_localize import accused, seen, verdict_on
+from tests.aggregator.localize_kit import accused, seen, verdict_on
 from tests.aggregator.world import NOW, Daemon, World
 
-FOUR = ("n1", "n2", "n3", "n4")
 PASS, FAIL = Outcome.PASS, Outcome.FAIL
 
 
@@ -75,12 +74,6 @@ async def test_the_aggregator_tells_the_next_search_what_the_last_ones_saw_of_ch
         (after,) = second.validations
         pairs = [one for one in validation.history if len(one.members) == 2]
         assert after.chance == ChanceSeen(failed=1, tests=len(pairs))
-
-
-def validation(found: Found | None, *history: model.Tested) -> Validation:
-    none = dict.fromkeys(FOUR, 1)
-    return Validation(id="v", members=FOUR, ranks=none, whole=none, seed=1, started_at=NOW, deadline=NOW + 300,
-                      history=history, verdict=found)  # fmt: skip
 
 
 def test_members_that_a_verdict_names_say_nothing_of_chance() -> None:

@@ -12,11 +12,11 @@ from healthd.aggregator.model.gates import LeaseState
 from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join, Verdict
+from tests.aggregator.api_kit import Daemon, scenario
+from tests.aggregator.engine_kit import Running, of_states, running
 from tests.aggregator.parts import Clock, Node
 from tests.aggregator.parts import fleet as registry
 from tests.aggregator.parts import state as node_state
-from tests.aggregator.test_api import Daemon, scenario
-from tests.aggregator.test_engine import Running, of_states, running
 from tests.aggregator.world import POLICY, World, lease
 
 

@@ -20,7 +20,7 @@ from healthd.aggregator.model.gates import Gate, LeaseState, Override, Phase, Wa
 from healthd.aggregator.model.policy import Tuning
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
-from tests.aggregator.test_engine import Running, of_states, running
+from tests.aggregator.engine_kit import Running, of_states, running
 from tests.aggregator.world import POLICY, World, result, step, with_wrong
 
 POLICY = dataclasses.replace(POLICY, join_seconds=600.0, silent_seconds=1e6)

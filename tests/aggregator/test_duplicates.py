@@ -8,8 +8,8 @@ import httpx
 
 from healthd.core.model import SyncRequest
 from healthd.core.wire import encode
+from tests.aggregator.api_kit import Daemon, running
 from tests.aggregator.parts import KEY, state
-from tests.aggregator.test_api import Daemon, running
 
 OTHER = "another-key-another-key"
 

@@ -21,9 +21,9 @@ from healthd.aggregator.store.session import FencedError
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError
 from healthd.core.model import GateRequest, Verdict
+from tests.aggregator.engine_kit import running
 from tests.aggregator.postgres import connected, end_sessions
-from tests.aggregator.test_engine import running
-from tests.aggregator.test_store import QUARANTINE, postgres, url  # noqa: F401  fixtures
+from tests.aggregator.store_kit import QUARANTINE
 from tests.aggregator.world import World
 from tests.patience import PATIENCE
 
@@ -36,18 +36,18 @@ time.sleep(600)
 """
 
 
-def taken_over(url: str) -> None:  # noqa: F811
+def taken_over(url: str) -> None:
     """As another aggregator does it, past every lock."""
     with connected(url) as connection:
         connection.exec_driver_sql("UPDATE leadership SET term = term + 1, holder = 'b:7'")
 
 
-def metas(url: str) -> set[str]:  # noqa: F811
+def metas(url: str) -> set[str]:
     with connected(url) as connection:
         return set(connection.execute(sa.text("SELECT key FROM meta")).scalars())
 
 
-async def test_transaction_of_an_earlier_term_is_refused_and_changes_nothing(url: str) -> None:  # noqa: F811
+async def test_transaction_of_an_earlier_term_is_refused_and_changes_nothing(url: str) -> None:
 
     store = Store.open(url)
     await store.write([PutMeta(key="before", value="x")])
@@ -62,7 +62,7 @@ async def test_transaction_of_an_earlier_term_is_refused_and_changes_nothing(url
     assert metas(url) == {"store_id", "lease_key", "left_at", "before"}
 
 
-def test_each_opening_has_a_higher_term(url: str) -> None:  # noqa: F811
+def test_each_opening_has_a_higher_term(url: str) -> None:
     terms = []
     for _ in range(3):
         store = Store.open(url)
@@ -73,7 +73,7 @@ def test_each_opening_has_a_higher_term(url: str) -> None:  # noqa: F811
 
 @pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-async def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_remembers(url: str) -> None:  # noqa: F811
+async def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_remembers(url: str) -> None:
     async def takes_over() -> None:
         async with running(World("n1", "n2"), url) as run:
             gate, decision = await run.admit(nodes=("n2",))
@@ -97,7 +97,7 @@ async def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_rem
 
 @pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-async def test_aggregator_whose_lock_another_holds_is_fenced_while_that_one_lives(url: str) -> None:  # noqa: F811
+async def test_aggregator_whose_lock_another_holds_is_fenced_while_that_one_lives(url: str) -> None:
 
     store = Store.open(url)
     end_sessions(url)
@@ -112,7 +112,7 @@ async def test_aggregator_whose_lock_another_holds_is_fenced_while_that_one_live
 
 @pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-async def test_aggregator_that_lost_its_connection_to_nobody_goes_on(url: str) -> None:  # noqa: F811
+async def test_aggregator_that_lost_its_connection_to_nobody_goes_on(url: str) -> None:
 
     async with running(World("n1"), url) as run:
         end_sessions(url)
@@ -133,7 +133,7 @@ async def test_aggregator_that_is_at_rest_ends_when_another_took_over(tmp_path: 
 
 
 @contextlib.contextmanager
-def opened_elsewhere(url: str) -> Iterator[subprocess.Popen[bytes]]:  # noqa: F811
+def opened_elsewhere(url: str) -> Iterator[subprocess.Popen[bytes]]:
     """Another process has the database, for as long as the block."""
     process = subprocess.Popen([sys.executable, "-c", HOLDS, url], stdout=subprocess.PIPE)
     try:

@@ -11,10 +11,10 @@ import pytest
 from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import ConflictError
 from healthd.core.model import Quarantine
+from tests.aggregator.api_kit import POLICY, living, scenario
+from tests.aggregator.engine_kit import running
 from tests.aggregator.parts import KEY, Clock, Node, fleet, state
-from tests.aggregator.test_api import POLICY, living, scenario
-from tests.aggregator.test_engine import running
-from tests.aggregator.test_registry import joined
+from tests.aggregator.registry_kit import joined
 from tests.aggregator.world import World
 
 QUARANTINE = Quarantine(reason="link flaps", owner="ops", owner_kind="person", since=0.0, until=None)

@@ -24,8 +24,8 @@ from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, DeviceRecord, Inventory, NodeState, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
 from tests.aggregator import parts
+from tests.aggregator.api_kit import POLICY
 from tests.aggregator.parts import KEY
-from tests.aggregator.test_api import POLICY
 from tests.cli.cli_kit import healthd
 from tests.patience import PATIENCE
 

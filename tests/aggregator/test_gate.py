@@ -24,11 +24,11 @@ from healthd.aggregator.model.gates import (
     RunStatus,
     WakeAt,
 )
-from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.core import wire
-from healthd.core.model import Allocation, Decision, Health, Mode, OrderReport, Quarantine, Verdict
-from tests.aggregator.world import NOW, POLICY, gate, good_results, lease, node, result, state, step, view, with_wrong
+from healthd.core.model import Allocation, Health, Mode, OrderReport, Quarantine, Verdict
+from tests.aggregator.gate_kit import acknowledged, admit, decided
+from tests.aggregator.world import NOW, POLICY, gate, good_results, node, result, state, step, view, with_wrong
 
 Effects = tuple[Effect, ...]
 
@@ -40,26 +40,6 @@ def of(kind: type, effects: Effects) -> list[Effect]:
 def ordered(after: Gate) -> list[str]:
     """The runs that its nodes have to do, by id."""
     return [run.order_id for run in after.ordered.values() if run.status is RunStatus.OPEN]
-
-
-def decided(after: Gate) -> Decision:
-    assert after.decision is not None, after.waiting
-    return after.decision
-
-
-def acknowledged(fleet_node: FleetNode, after: Gate) -> FleetNode:
-    """The node as it is once it has stored the lease that the gate granted it."""
-    lease_id = after.granted[fleet_node.node].lease_id
-    assert fleet_node.state is not None
-    stored = dataclasses.replace(fleet_node.state, leases=(lease(lease_id, gate_id=after.id),))
-    return dataclasses.replace(fleet_node, state=stored, orders={lease_id: OrderReport(status="accepted")})
-
-
-def admit(after: Gate, *nodes: FleetNode, now: float = NOW) -> Decision:
-    """Let every granted node acknowledge; the gate must admit."""
-    stored = [acknowledged(n, after) if n.node in after.granted else n for n in nodes]
-    end, _ = step(now + 1, after, view(*stored), POLICY)
-    return decided(end)
 
 
 def busy(kind: ClaimKind, gate_id: str = "g-9", job: str = "other", attempt: int = 0) -> Claim:

@@ -19,11 +19,11 @@ from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import GateRequest, GateTerm, Join, Mode
 from healthd.core.wire import convert
+from tests.aggregator.api_kit import POLICY, Daemon, living
 from tests.aggregator.described import check_later
-from tests.aggregator.test_api import POLICY, Daemon, living
+from tests.cli.cli_gate_kit import aggregator as served
+from tests.cli.cli_gate_kit import nodes
 from tests.cli.cli_kit import healthd
-from tests.cli.test_cli_gate import aggregator as served
-from tests.cli.test_cli_gate import nodes
 from tests.patience import PATIENCE
 from tests.ui.stage import tokens
 

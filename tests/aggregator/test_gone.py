@@ -17,12 +17,12 @@ from healthd.aggregator.drain.plan import Candidate, KubernetesActuatorSettings,
 from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Quarantine
-from tests.aggregator.test_actuators import ACT, Scene, Scheduler, fleet_of, suspect
-from tests.aggregator.test_actuators import kept as kept_out
-from tests.aggregator.test_actuators_fleet import until
-from tests.aggregator.test_api import living
-from tests.aggregator.test_engine import Running, running
-from tests.aggregator.test_rules_engine import kept, kinds, measured
+from tests.aggregator.actuators_fleet_kit import until
+from tests.aggregator.actuators_kit import ACT, Scene, Scheduler, fleet_of, suspect
+from tests.aggregator.actuators_kit import kept as kept_out
+from tests.aggregator.api_kit import living
+from tests.aggregator.engine_kit import Running, running
+from tests.aggregator.rules_engine_kit import kept, kinds, measured
 from tests.aggregator.world import NOW, POLICY, World, with_wrong
 from tests.node.api_server_kit import Cluster, cluster
 from tests.patience import PATIENCE

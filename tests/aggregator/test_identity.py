@@ -15,11 +15,10 @@ from typing import Any
 import httpx
 
 from healthd.aggregator.auth import Scope, new_token
-from healthd.core.model import SyncRequest
-from healthd.core.wire import encode
-from tests.aggregator.parts import KEY, state
-from tests.aggregator.test_api import POLICY, living
-from tests.aggregator.test_api import running as aggregator
+from tests.aggregator.api_kit import POLICY, living
+from tests.aggregator.api_kit import running as aggregator
+from tests.aggregator.identity_kit import sync
+from tests.aggregator.parts import KEY
 from tests.aggregator.token_review_kit import HOOKS, Reviews, reviews
 from tests.patience import PATIENCE
 
@@ -57,25 +56,6 @@ def scenario(test: Callable[[Callable[[str], httpx.AsyncClient]], Awaitable[None
             await test(client)
 
     asyncio.run(asyncio.wait_for(run(), 30 * PATIENCE))
-
-
-async def sync(
-    client: httpx.AsyncClient,
-    node: str,
-    key: str = KEY,
-    incarnation: str = "i1",
-    query: str = "",
-    *,
-    seq: int = 1,
-    headers: Mapping[str, str] | None = None,
-    **changes: Any,
-) -> httpx.Response:
-    request = SyncRequest(
-        protocol=1, incarnation=incarnation, seq=seq, last_answer=None, since_answer_seconds=None,
-        state=state(node, **changes), digest="d", ages={}, orders={}, issuer=None,
-    )  # fmt: skip
-    sent = {"x-healthd-node-key": key, **(headers or {})}
-    return await client.post(f"/v1/nodes/{node}/sync{query}", content=encode(request), headers=sent)
 
 
 def test_sync_under_a_name_that_the_token_does_not_cover_is_refused_and_changes_nothing(tmp_path: Path) -> None:

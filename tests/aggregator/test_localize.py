@@ -10,26 +10,13 @@ import pytest
 from healthd.core.errors import BadInputError
 from healthd.localize import Course
 from healthd.localize.model import GroupOutcome, Manner, NextRound, Outcome, Problem, ValidationVerdict
+from tests.aggregator.localize_kit import accused, seen, verdict_on
 from tests.benchmarks.localize.__main__ import SURE, is_met, main, measure, rows
 from tests.benchmarks.localize.hard_rows import hard_rows
 from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of
 from tests.benchmarks.localize.table import Row, usual_rows
 
 PASS, FAIL, SLOW, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.SLOW, Outcome.UNKNOWN
-
-
-def seen(round_number: int, members: str, outcome: Outcome) -> GroupOutcome:
-    return GroupOutcome(members=tuple(members), outcome=outcome, round=round_number)
-
-
-def verdict_on(problem: Problem, *history: GroupOutcome) -> ValidationVerdict:
-    verdict = localize(problem, history, conclude=True)
-    assert isinstance(verdict, ValidationVerdict)
-    return verdict
-
-
-def accused(verdict: ValidationVerdict) -> set[str]:
-    return {culprit.member for culprit in verdict.culprits}
 
 
 def test_the_first_question_is_the_whole() -> None:

@@ -15,9 +15,9 @@ from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.model import Verdict
 from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem
 from healthd.localize.model import ValidationVerdict as Found
+from tests.aggregator.chance_seen_kit import validation
 from tests.aggregator.lab import Lab
-from tests.aggregator.test_chance_seen import validation
-from tests.aggregator.test_localize import accused, seen, verdict_on
+from tests.aggregator.localize_kit import accused, seen, verdict_on
 from tests.benchmarks.localize.__main__ import fleet_of, rows
 from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of
 

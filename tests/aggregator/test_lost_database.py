@@ -20,10 +20,10 @@ from healthd.core.model import Quarantine
 from healthd.node.settings import SyncSettings
 from healthd.node.state.saving import StateFile
 from healthd.node.sync import SyncClient
+from tests.aggregator.engine_kit import running
 from tests.aggregator.parts import fleet
+from tests.aggregator.rules_engine_kit import kept, kinds, measured
 from tests.aggregator.ruling import DAY
-from tests.aggregator.test_engine import running
-from tests.aggregator.test_rules_engine import kept, kinds, measured
 from tests.aggregator.world import World, good_results, with_wrong
 from tests.node import node_kit
 

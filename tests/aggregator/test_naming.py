@@ -10,8 +10,8 @@ import pytest
 
 from healthd.aggregator.inventory.registry import Names
 from healthd.core.node_name import names_of
+from tests.aggregator.api_kit import POLICY, Daemon, living, scenario
 from tests.aggregator.parts import state
-from tests.aggregator.test_api import POLICY, Daemon, living, scenario
 
 INSTANCE = "i-0123456789abcdef0"
 

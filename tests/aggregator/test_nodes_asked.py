@@ -14,11 +14,11 @@ from healthd.aggregator.model.policy import Policy
 from healthd.cli.terminal import render
 from healthd.core.model import Decision, OrderReport
 from healthd.core.wire import decode
+from tests.aggregator.api_kit import POLICY, living, scenario
 from tests.aggregator.lab import POLICY as VALIDATED
 from tests.aggregator.lab import Lab
-from tests.aggregator.test_api import POLICY, living, scenario
 from tests.aggregator.world import NOW, gate, good_results, node, state, step, view, with_wrong
-from tests.cli.test_render import plain
+from tests.cli.render_kit import plain
 
 STALE = good_results(4000.0)
 

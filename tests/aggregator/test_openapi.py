@@ -14,8 +14,8 @@ import pytest
 from healthd import __version__
 from healthd.aggregator.api.handling import STATUSES
 from healthd.aggregator.auth import Scope
+from tests.aggregator.api_kit import running
 from tests.aggregator.described import METHODS, description
-from tests.aggregator.test_api import running
 from tests.patience import PATIENCE
 from tests.ui.stage import tokens
 

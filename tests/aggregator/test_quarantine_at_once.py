@@ -6,8 +6,8 @@ import asyncio
 
 from healthd.aggregator.model.gates import Phase
 from healthd.core.model import GateRequest, Quarantine
-from tests.aggregator.test_engine import running
-from tests.aggregator.test_rules_engine import kept, kinds, measured
+from tests.aggregator.engine_kit import running
+from tests.aggregator.rules_engine_kit import kept, kinds, measured
 from tests.aggregator.world import World, good_results, with_wrong
 
 

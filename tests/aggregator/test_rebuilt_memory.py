@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.aggregator.engine_kit import Running, running
 from tests.aggregator.ruling import DAY
-from tests.aggregator.test_engine import Running, running
 from tests.aggregator.world import World
 
 

@@ -19,6 +19,7 @@ from healthd.aggregator.inventory.registry import (
 from healthd.core.errors import BadInputError, ConflictError, StoreError
 from healthd.core.model import Allocation, Health, Order, OrderReport, Quarantine
 from tests.aggregator.parts import Clock, Node, fleet, key_hash, state
+from tests.aggregator.registry_kit import joined
 
 
 def ages(registry: Fleet, node: str = "n1") -> dict[str, float]:
@@ -27,12 +28,6 @@ def ages(registry: Fleet, node: str = "n1") -> dict[str, float]:
     current = seen.current()
     assert current is not None
     return {result.check: result.age_seconds for result in current.results}
-
-
-async def joined(registry: Fleet, clock: Clock, name: str = "n1", **changes: object) -> Node:
-    node = Node(registry, clock, name=name)
-    await node.join(state(name, **changes))  # type: ignore[arg-type]
-    return node
 
 
 async def test_a_node_is_confirmed_by_its_second_contact_only() -> None:

@@ -35,9 +35,8 @@ from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Override, 
 from healthd.aggregator.store.rows import Change, PutFacts, PutGate, PutOutcome, read_counts, read_facts
 from healthd.aggregator.store.store import Store
 from healthd.core.model import AdmittedNode, Decision, ExcludedNode, GateRequest, Inventory, Mode, Reason, Verdict
+from tests.aggregator.engine_kit import running
 from tests.aggregator.parts import fleet
-from tests.aggregator.test_engine import running
-from tests.aggregator.test_store import postgres, url  # noqa: F401  fixtures
 from tests.aggregator.world import NOW, POLICY, World, state, with_wrong
 from tests.patience import PATIENCE
 
@@ -370,7 +369,7 @@ async def test_an_engine_writes_the_facts_of_its_gates_and_they_are_counted(tmp_
         assert report_of(later, days=1).jobs == 0
 
 
-async def test_facts_written_twice_are_there_once_and_go_with_their_gate(url: str) -> None:  # noqa: F811  the fixture
+async def test_facts_written_twice_are_there_once_and_go_with_their_gate(url: str) -> None:
 
     gate = decided(Mode.OBSERVE, would=Verdict.REJECT, reasons=(reason("Observed"),))
     facts = facts_of(gate, [state("n1", with_wrong())])

@@ -11,8 +11,8 @@ import pytest
 
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.core.model import Quarantine
-from tests.aggregator.test_engine import Running, running
-from tests.aggregator.test_rules_engine import kept, measured, slow_results
+from tests.aggregator.engine_kit import Running, running
+from tests.aggregator.rules_engine_kit import kept, measured, slow_results
 from tests.aggregator.world import POLICY, World, good_results, with_wrong
 
 OFF = dataclasses.replace(POLICY, rules=False)

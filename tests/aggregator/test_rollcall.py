@@ -14,7 +14,7 @@ from healthd.aggregator.auth import Scope, new_token
 from healthd.aggregator.controller.preflights import MOST_ASKED, RollCall, RollCallBody, difference
 from healthd.core.errors import BadInputError
 from healthd.hooks.preflight.hook import with_hosts
-from tests.aggregator.test_api import living, scenario
+from tests.aggregator.api_kit import living, scenario
 
 
 def rank(number: int, nnodes: int, *, wait: float | None = None) -> RollCallBody:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from checks.contract import Status
-from tests.aggregator.test_api import Daemon, living, scenario
+from tests.aggregator.api_kit import Daemon, living, scenario
 
 
 async def lame(client: httpx.AsyncClient, *names: str) -> None:

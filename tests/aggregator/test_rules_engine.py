@@ -10,10 +10,10 @@ import pytest
 from checks.contract import Action, Blame, Status
 from healthd.aggregator.model.gates import Accuse
 from healthd.aggregator.model.quarantines import RuleMode
-from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import StoreError
-from healthd.core.model import CheckResult, DeviceRecord, Inventory, OrderReport, Quarantine, Reason, Verdict
-from tests.aggregator.test_engine import Running, running
+from healthd.core.model import DeviceRecord, Inventory, OrderReport, Quarantine, Reason, Verdict
+from tests.aggregator.engine_kit import running
+from tests.aggregator.rules_engine_kit import kept, kinds, measured, slow_results
 from tests.aggregator.world import POLICY, World, good_results, result, with_wrong
 
 HOUR = 3600.0
@@ -32,31 +32,6 @@ def serials(*numbers: str | None) -> Inventory:
         efa_count=None,
         devices=devices,
     )
-
-
-def measured(run: Running, name: str, results: tuple[CheckResult, ...], *, after: float = 60.0, **more: object) -> None:
-    """A minute later the node has run its checks again."""
-    run.world.now += after
-    fresh = tuple(dataclasses.replace(r, started_at=run.world.now) for r in results)
-    run.world.renew(name, results=fresh, **more)
-    for daemon in run.world.daemons.values():
-        daemon.heard_at = run.world.now
-    run.world.tell(name)
-
-
-async def kinds(run: Running, name: str) -> list[str]:
-    found = await run.store.run(lambda c: read_history(c, name, limit=100, before=None, since=0.0))
-    return [event.kind for event in found]
-
-
-def slow_results() -> tuple[CheckResult, ...]:
-    good = good_results(1.0)
-    slow = result("matmul", age=1.0, status=Status.FAIL, code="SlowDevice", message="12 GFLOP/s, at least 20")
-    return (good[0], slow, good[2])
-
-
-def kept(run: Running, name: str) -> Quarantine | None:
-    return run.world.daemons[name].quarantine
 
 
 async def test_a_hard_fault_keeps_the_node_out_over_passes_and_a_restart_until_a_person_releases_it(

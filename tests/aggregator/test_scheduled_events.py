@@ -17,11 +17,11 @@ from healthd.aggregator.model.nodes import FleetNode, ScheduledEvent
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import BadInputError
 from healthd.core.model import CheckResult, GateRequest, Verdict
-from tests.aggregator.test_gate import admit, decided
+from tests.aggregator.gate_kit import admit, decided
 from tests.aggregator.world import NOW, POLICY, gate, good_results, node, result, state, step, view
-from tests.checks.test_identity import make_ec2
-from tests.checks.test_scheduled_events import NOW as READ_AT
-from tests.checks.test_scheduled_events import REBOOT
+from tests.checks.identity_kit import make_ec2
+from tests.checks.scheduled_events_kit import NOW as READ_AT
+from tests.checks.scheduled_events_kit import REBOOT
 from tests.hosts.machine import Machine
 
 HOUR = 3600.0

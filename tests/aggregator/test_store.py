@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.gate.decisions import close
-from healthd.aggregator.model.gates import Closing, Gate, LeaseRow, LeaseState, Override
+from healthd.aggregator.model.gates import LeaseRow, LeaseState, Override
 from healthd.aggregator.store import reading
 from healthd.aggregator.store.reading import read_history
 from healthd.aggregator.store.rows import (
@@ -33,8 +30,7 @@ from healthd.aggregator.store.rows import (
 )
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConfigError, HealthdError, StoreError
-from healthd.core.model import GateRequest, Quarantine
-from tests.aggregator.postgres import connected, serving
+from tests.aggregator.store_kit import QUARANTINE, ended, gate
 from tests.aggregator.world import NOW, POLICY, lease, state
 
 
@@ -51,39 +47,10 @@ def wait_until_refused(url: str) -> None:
     pytest.fail("the server lets a wrong password in")
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """The URL of a PostgreSQL server of our own."""
-    with serving() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.system)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/aggregator.db"
-    server: str = request.getfixturevalue("postgres")
-    name = f"test_{os.getpid()}_{abs(hash(tmp_path)) % 10**9}"
-    with connected(server) as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    return server.rpartition("/")[0] + f"/{name}"
-
-
-def gate(number: int, job: str = "train") -> Gate:
-    request = GateRequest(job=job, attempt=number, nodes=("n1",))
-    return new_gate(f"g-{number:012x}-00", request, POLICY, NOW + number)
-
-
-def ended(number: int) -> Gate:
-    after, _ = close(NOW + number, gate(number), POLICY, Closing.RELEASED, "withdrawn")
-    return after
-
-
 def row(lease_id: str, state: LeaseState, gate_id: str = "g-0") -> LeaseRow:
     return LeaseRow(node="n1", lease=lease(lease_id, gate_id=gate_id), state=state, granted_at=NOW)
 
 
-QUARANTINE = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=None)
 OVERRIDE = Override(job="train", reason="deadline", owner="ana", since=NOW, until=NOW + 60)
 
 

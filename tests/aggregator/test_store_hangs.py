@@ -24,10 +24,10 @@ from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError
 from healthd.core.model import Verdict
 from tests.aggregator.cluster import Cluster
+from tests.aggregator.engine_kit import running
 from tests.aggregator.postgres import Server, serving
 from tests.aggregator.service import until
-from tests.aggregator.test_engine import running
-from tests.aggregator.test_store import QUARANTINE
+from tests.aggregator.store_kit import QUARANTINE
 from tests.aggregator.world import World
 from tests.patience import PATIENCE
 

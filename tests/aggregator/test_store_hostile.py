@@ -23,20 +23,20 @@ from healthd.aggregator.store.store import Store
 from healthd.aggregator.store.tables import GATE_FAULTS
 from healthd.core.errors import StoreError
 from healthd.core.model import GateRequest, Verdict
+from tests.aggregator.api_kit import living
+from tests.aggregator.api_kit import running as serving
 from tests.aggregator.application import parts_of_test
+from tests.aggregator.engine_kit import running
 from tests.aggregator.parts import fleet
 from tests.aggregator.proxy import Proxy
-from tests.aggregator.test_api import living
-from tests.aggregator.test_api import running as serving
-from tests.aggregator.test_engine import running
-from tests.aggregator.test_store import ended, postgres, url  # noqa: F401  fixtures
+from tests.aggregator.store_kit import ended
 from tests.aggregator.world import NOW, POLICY, World, good_results, lease, result
 from tests.patience import PATIENCE
 
 ODD = "a\0b\ud800"
 
 
-async def test_odd_text_of_one_node_is_written_and_does_not_stop_the_transaction(url: str) -> None:  # noqa: F811
+async def test_odd_text_of_one_node_is_written_and_does_not_stop_the_transaction(url: str) -> None:
 
     store = Store.open(url)
     fault = Fault(node="n1", check=f"{ODD}{'c' * 999}", code=f"{ODD}{'C' * 999}", out=True)
@@ -63,7 +63,7 @@ async def test_odd_text_of_one_node_is_written_and_does_not_stop_the_transaction
     store.close()
 
 
-async def test_gate_with_a_nul_in_what_a_node_says_is_decided(url: str) -> None:  # noqa: F811
+async def test_gate_with_a_nul_in_what_a_node_says_is_decided(url: str) -> None:
 
     wrong = result("matmul", status=Status.FAIL, code="Odd\0", message="is 3\0.0", blame=Blame.NODE)
     world = World("n1")
@@ -76,7 +76,7 @@ async def test_gate_with_a_nul_in_what_a_node_says_is_decided(url: str) -> None:
         assert other.decision is Verdict.ADMIT
 
 
-async def test_job_that_fails_in_an_unforeseen_way_takes_no_other_down(url: str) -> None:  # noqa: F811
+async def test_job_that_fails_in_an_unforeseen_way_takes_no_other_down(url: str) -> None:
 
     store = Store.open(url)
     stand, go = threading.Event(), threading.Event()
@@ -138,7 +138,7 @@ class LosesCommit(Proxy):
 
 @pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-async def test_gate_whose_commit_was_not_answered_is_found_again_by_who_asks_again(url: str) -> None:  # noqa: F811
+async def test_gate_whose_commit_was_not_answered_is_found_again_by_who_asks_again(url: str) -> None:
 
     direct = sa.make_url(url)
     with LosesCommit(f"http://127.0.0.1:{direct.port}") as proxy:
@@ -158,7 +158,7 @@ async def test_gate_whose_commit_was_not_answered_is_found_again_by_who_asks_aga
 
 @pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-async def test_release_whose_commit_was_not_answered_has_happened(url: str) -> None:  # noqa: F811
+async def test_release_whose_commit_was_not_answered_has_happened(url: str) -> None:
 
     direct = sa.make_url(url)
     with LosesCommit(f"http://127.0.0.1:{direct.port}") as proxy:

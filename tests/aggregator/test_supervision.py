@@ -18,7 +18,7 @@ from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, StoreError
 from healthd.core.model import Allocation
 from healthd.core.tasks import OnEnd, Tasks
-from tests.aggregator.test_actuators import Scene, Scheduler
+from tests.aggregator.actuators_kit import Scene, Scheduler
 from tests.node.node_kit import eventually
 from tests.node.node_kit import state as state_of
 from tests.patience import PATIENCE

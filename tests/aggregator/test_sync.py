@@ -24,14 +24,10 @@ from healthd.core.model import Order, OrderReport, Quarantine, RankReport, SyncA
 from healthd.core.wire import decode, encode
 from tests.aggregator.lab import inventory
 from tests.aggregator.parts import KEY, Node, fleet, state
+from tests.aggregator.sync_kit import nothing_behind
 from tests.patience import PATIENCE
 
 LEASE = Order(id="o-1", kind="lease", deadline_seconds=30.0)
-
-
-async def nothing_behind(scope: Any, _receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 418, "headers": []})
-    await send({"type": "http.response.body", "body": scope["path"].encode()})
 
 
 class Line:

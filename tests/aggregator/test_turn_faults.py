@@ -18,9 +18,9 @@ from healthd.aggregator.store.session import RefusedWorkError
 from healthd.core.errors import HealthdError, NotFoundError, StoreError
 from healthd.core.model import GateRequest, Join, Verdict
 from tests.aggregator.application import parts_of_test
+from tests.aggregator.engine_kit import Running, full, running
 from tests.aggregator.parts import fleet
-from tests.aggregator.test_engine import Running, full, running
-from tests.aggregator.test_store import QUARANTINE
+from tests.aggregator.store_kit import QUARANTINE
 from tests.aggregator.world import World
 from tests.node.node_kit import eventually
 

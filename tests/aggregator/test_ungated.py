@@ -19,11 +19,11 @@ from healthd.cli.fleet.fleet import report_lines
 from healthd.core import wire
 from healthd.core.errors import StoreError
 from healthd.core.model import Allocation, GateRequest, Lease, NodeState
+from tests.aggregator.api_kit import scenario
 from tests.aggregator.application import parts_of_test
+from tests.aggregator.engine_kit import running as running_engine
 from tests.aggregator.parts import KEY, Clock, Node, fleet, state
-from tests.aggregator.test_api import scenario
-from tests.aggregator.test_engine import running as running_engine
-from tests.aggregator.test_sync import nothing_behind
+from tests.aggregator.sync_kit import nothing_behind
 from tests.aggregator.world import World
 from tests.node.node_kit import eventually, lease
 

@@ -20,19 +20,7 @@ from checks.storage.checkpoint_load import checkpoint_load
 from checks.storage.checkpoint_store import checkpoint_store
 from checks.stores.checkpoint import read_shards
 from checks.stores.operations import StoreFault
-
-SAVE = """
-import sys
-import warnings
-warnings.simplefilter("ignore")
-import torch
-import torch.distributed.checkpoint as dcp
-torch.manual_seed(0)
-state = {f"layers.{n}.weight": torch.randn(64, 64) for n in range(8)}
-state |= {"bias": torch.randn(5).bfloat16(), "step": 100, "sampler": {"seed": 3}}
-writer = dcp.FileSystemWriter(sys.argv[1], single_file_per_rank=False, thread_count=1)
-dcp.save(state, storage_writer=writer, no_dist=True)
-"""
+from tests.checks.checkpoints_kit import SAVE
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,61 +14,11 @@ import pytest
 from checks.host import metadata
 from checks.host.identity import Metadata, ask_metadata, read_identity
 from checks.host.metadata import may_ask
+from tests.checks.identity_kit import DMI, ID, make_ec2, read_request, reply, serving
 from tests.hosts.machine import Machine
 
-DMI = "/sys/devices/virtual/dmi/id"
-ID = "i-0123456789abcdef0"
 NOTHING = Metadata(None, None)
 Answer = Callable[[str, dict[str, str]], bytes]
-
-
-def reply(status: str, body: bytes = b"") -> bytes:
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
-
-
-@contextmanager
-def serving(talk: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A little server; `talk` has each connection in a thread of its own."""
-    with ExitStack() as stack:
-        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        threads: list[threading.Thread] = []
-
-        def one(connection: socket.socket) -> None:
-            with connection:
-                try:
-                    talk(connection)
-                except OSError:
-                    return  # whoever asked has hung up
-
-        def accept() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                thread = threading.Thread(target=one, args=(connection,))
-                threads.append(thread)
-                thread.start()
-
-        accepting = threading.Thread(target=accept)
-        accepting.start()
-        try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            server.close()
-            accepting.join(5)
-            for thread in threads:
-                thread.join(5)
-            assert not any(thread.is_alive() for thread in [accepting, *threads])
-
-
-def read_request(connection: socket.socket) -> tuple[str, dict[str, str]]:
-    text = b""
-    while b"\r\n\r\n" not in text and (part := connection.recv(4096)):
-        text += part
-    first, *lines = text.decode().split("\r\n")
-    return first, {key.lower(): value for key, _, value in (line.partition(": ") for line in lines) if key}
 
 
 class Service:
@@ -91,17 +39,6 @@ class Service:
             connection.sendall(reply("401 Unauthorized"))
         else:
             connection.sendall(reply("200 OK", self._answers[path.rpartition("/")[2]]))
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "machine")
-
-
-def make_ec2(machine: Machine, product: str = "trn1.32xlarge", asset: str = ID) -> None:
-    machine.write(f"{DMI}/sys_vendor", "Amazon EC2\n")
-    machine.write(f"{DMI}/product_name", f"{product}\n")
-    machine.write(f"{DMI}/board_asset_tag", f"{asset}\n")
 
 
 def found(machine: Machine, **others: Any) -> tuple[str | None, str | None, str | None]:

@@ -16,7 +16,7 @@ from checks.host.machine import Host, HostError
 from checks.profiling.neuron import ProfileError, capture
 from checks.profiling.operations import MAX_EVENTS
 from tests.fakes.neuron import NeuronMachine
-from tests.node.test_node_daemon import until
+from tests.node.node_daemon_kit import until
 
 SAID = "most of the time of one more run went to dot 75 %, add 20 %, SEMAPHORE 5 %"
 

@@ -100,7 +100,7 @@ def test_checkpoint_in_a_bucket_is_loaded_and_an_empty_shard_is_named(
     tmp_path: Any,
     run_with_torch: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    from tests.checks.test_checkpoints import SAVE
+    from tests.checks.checkpoints_kit import SAVE
 
     done = run_with_torch(SAVE, str(tmp_path / "step"))
     assert done.returncode == 0, done.stderr

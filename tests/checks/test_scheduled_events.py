@@ -15,21 +15,11 @@ import pytest
 from checks.contract import Action, Finding, Status
 from checks.host.machine import Host, HostError
 from checks.system.scheduled_events import MAINTENANCE, REBALANCE, SPOT, scheduled_events
-from tests.checks.test_identity import make_ec2, reply, serving
-from tests.checks.test_identity import read_request as read_first
+from tests.checks.identity_kit import make_ec2, reply, serving
+from tests.checks.identity_kit import read_request as read_first
+from tests.checks.scheduled_events_kit import NOW, REBOOT
 from tests.hosts.machine import Machine, number
 
-NOW = 1_548_000_000.0  # 2019-01-20 16:00:00 UTC
-
-# As the EC2 User Guide and aws-node-termination-handler have them.
-REBOOT = {
-    "NotBefore": "21 Jan 2019 09:00:43 GMT",
-    "Code": "system-reboot",
-    "Description": "scheduled reboot",
-    "EventId": "instance-event-0d59937288b749b32",
-    "NotAfter": "21 Jan 2019 09:17:23 GMT",
-    "State": "active",
-}
 RETIREMENT = {
     "NotBefore": "1 Feb 2019 00:00:00 GMT",
     "Code": "instance-retirement",

@@ -11,8 +11,8 @@ import pytest
 from checks.contract import Status
 from tests.aggregator.parts import state
 from tests.aggregator.service import free_port
+from tests.cli.cli_gate_kit import SpeakingNode, World, aggregator, nodes
 from tests.cli.cli_kit import healthd
-from tests.cli.test_cli_gate import SpeakingNode, World, aggregator, nodes
 from tests.patience import PATIENCE
 
 

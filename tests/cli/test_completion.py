@@ -20,8 +20,9 @@ from checks.discover import builtin_checks
 from healthd.cli import COMMANDS
 from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.fleet import show
+from tests.aggregator.parts import state
+from tests.cli.cli_gate_kit import SpeakingNode, World, aggregator, nodes
 from tests.cli.cli_kit import end, environment, healthd, start
-from tests.cli.test_cli_gate import SpeakingNode, World, aggregator, nodes, state
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent.parent

@@ -21,7 +21,7 @@ import pytest
 import healthd.cli.fleet.fleet as status
 from healthd.core import wire
 from tests.cli.cli_kit import environment
-from tests.core.test_client import answer, server
+from tests.core.client_kit import answer, server
 from tests.hooks.inside import run_inside
 from tests.patience import PATIENCE
 

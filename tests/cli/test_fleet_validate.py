@@ -13,7 +13,7 @@ import healthd.cli.fleet.fleet as fleet_commands
 from checks.contract import Action, Blame, Status
 from healthd.core import wire
 from healthd.core.model import Reason, Verdict
-from tests.core.test_client import answer, decision, server
+from tests.core.client_kit import answer, decision, server
 from tests.hooks.inside import run_inside
 
 WORDS = ("fleet", "validate", "n1", "n2", "--json", "--aggregator")

@@ -17,6 +17,7 @@ from healthd.cli.terminal.console import Terminal
 from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
 from tests.aggregator.parts import state
 from tests.cli.cli_kit import healthd
+from tests.cli.render_kit import plain
 
 COLD = "nothing is compiled here for all_gather; run 'healthd warm' on this node"
 
@@ -169,10 +170,6 @@ def reason(node: str, target: str, message: str, status: Status = Status.UNKNOWN
         target=target,
         check=check,
     )
-
-
-def plain(*lines: str) -> list[str]:
-    return [Text.from_markup(line).plain for line in lines]
 
 
 def test_checks_with_nothing_to_look_at_for_one_reason_are_one_line() -> None:

@@ -16,7 +16,7 @@ from healthd.cli.settings.options import load_settings
 from healthd.core.errors import ConfigError
 from healthd.core.file_trust import check_file
 from healthd.core.http.client import Aggregator, Endpoint, read_token
-from tests.aggregator.test_api import scenario
+from tests.aggregator.api_kit import scenario
 from tests.hooks.inside import run_inside
 
 PROGRAMS = '[programs.mine]\ncommand = ["/opt/mine"]\n'

@@ -34,7 +34,7 @@ from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
 from tests.cli.cli_kit import environment, healthd
-from tests.core.test_client import answer, decision, server
+from tests.core.client_kit import answer, decision, server
 from tests.node.node_kit import BOOT, MovedClock, result, settings, specs, state, survey
 
 # Clear the screen and say all is well; set the title (with BEL, with ST, in 8 bits); go up a line; turn words around.

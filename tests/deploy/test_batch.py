@@ -16,9 +16,8 @@ import pytest
 from checks import catalog
 from deploy.batch import definitions, hosts
 from healthd.hooks.launchers import batch as batch_launcher
+from tests.deploy.batch_kit import FOLDER, ROOT, complaints, load, load_settings
 
-ROOT = Path(__file__).parent.parent.parent
-FOLDER = ROOT / "deploy/batch"
 SCRIPT = FOLDER / "user-data.sh"
 
 OPERATIONS = {
@@ -32,20 +31,6 @@ OPERATIONS = {
     "job-queue.json": ("batch", "CreateJobQueue"),
 }
 DEFINITIONS = [name for name, (_, operation) in OPERATIONS.items() if operation == "RegisterJobDefinition"]
-
-
-def load(name: str) -> Any:
-    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
-
-
-def complaints(service: str, operation: str, body: Mapping[str, Any]) -> str:
-    """What botocore's own model of the service says against it; members that it does not know are errors."""
-    pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[aws]'")
-    import botocore.session
-    from botocore.validate import ParamValidator
-
-    model = botocore.session.get_session().get_service_model(service).operation_model(operation)
-    return str(ParamValidator().validate(body, model.input_shape).generate_report())
 
 
 def containers(definition: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -182,14 +167,6 @@ def test_a_standing_gate_is_asked_by_every_node_with_what_its_host_has_for_it() 
     for file in (settings.gate.token_file, settings.gate.ca_file):
         assert str(file.parent) == folder["containerPath"]
         assert f"$SHARED_DIR/{file.name}" in written
-
-
-def load_settings(environ: Mapping[str, str]) -> Any:
-    from healthd.cli.settings.tree import Settings
-    from healthd.core.config import load as load_config
-
-    defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
-    return load_config(Settings, file=None, environ=environ, arguments={}, sections=("preflight",), defaults=defaults)
 
 
 # --- retries ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,11 @@ from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
 from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from tests.aggregator.world import result, state
+from tests.deploy.kubernetes_kit import OVERLAYS, node_pod, of_config_map
 from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
 
 pytestmark = pytest.mark.system("kubectl")
 
-OVERLAYS = [f"{kind}/{profile}" for kind in ("eks-neuron", "eks-gpu", "cpu") for profile in ("observe", "active")]
 COMPONENTS = ("monitoring", "actuator", "accelerated-hardware-ready")
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
 SECRETS = {"healthd-tokens", "healthd-aggregator-tls", "healthd-prometheus"}
@@ -82,11 +82,6 @@ def containers(part: object) -> Iterator[dict[str, Any]]:
     elif isinstance(part, list):
         for one in part:
             yield from containers(one)
-
-
-def node_pod(overlay: str) -> dict[str, Any]:
-    spec: dict[str, Any] = the(built(overlay), "DaemonSet", "healthd-node")["spec"]["template"]["spec"]
-    return spec
 
 
 # --- schemas --------------------------------------------------------------------------------------------------------
@@ -307,19 +302,6 @@ def test_nodes_and_hooks_send_tokens_that_are_bound_to_the_aggregators_audience(
 
 
 # --- what the manifests say fits what healthd reads -----------------------------------------------------------------
-
-
-def of_config_map(overlay: str, name: str, items: tuple[dict[str, Any], ...] | None = None) -> Settings:
-    """The settings that healthd makes of the variables; an unknown one is an error."""
-    data: Mapping[str, str] = the(items or built(overlay), "ConfigMap", name)["data"]
-    return load(
-        Settings,
-        file=None,
-        environ=data,
-        arguments={},
-        sections=("node", "probe"),
-        defaults={"node.name": "n1", "node.state_dir": Path("/x"), "node.run_dir": Path("/x")},
-    )
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -20,7 +20,7 @@ import pytest
 from checks.contract import Tier
 from checks.discover import builtin_checks
 from healthd.node.checks.catalogue import enabled_checks
-from tests.deploy.test_kubernetes import OVERLAYS, node_pod, of_config_map
+from tests.deploy.kubernetes_kit import OVERLAYS, node_pod, of_config_map
 
 ROOT = Path(__file__).parent.parent.parent
 CONTAINER = ROOT / "deploy/container"

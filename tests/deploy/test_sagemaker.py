@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.test_batch import complaints, load_settings
+from tests.deploy.batch_kit import complaints, load_settings
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy/sagemaker"
 ENTRY = FOLDER / "entrypoint.sh"

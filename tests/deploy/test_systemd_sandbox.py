@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.test_systemd import UNITS, Unit
+from tests.deploy.systemd_kit import UNITS, Unit
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.system("systemd-analyze")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.contract import Status, Tier
+from checks.contract import Status
 from healthd.core.model import Quarantine
 from healthd.node.http.health import Question, readiness
 from healthd.node.occupancy.model import Reading, Scheduled, Workload
@@ -17,20 +17,11 @@ from healthd.node.state.saving import StateFile
 from healthd.node.state.store import NodeStore
 from tests.cli.cli_kit import Said
 from tests.hooks.inside import daemon_port, run_inside
+from tests.hooks.local_verdict_kit import fit
 from tests.hooks.preflight_kit import free_port
-from tests.node.node_kit import BOOT, MovedClock, finding, lease, measured, result, settings, specs, survey
+from tests.node.node_kit import MovedClock, finding, lease, result, survey
 
 QUARANTINE = Quarantine(reason="new cable", owner="ann", owner_kind="person", since=0.0, until=None)
-
-
-def fit(folder: Path, time: MovedClock | None = None, **changes: object) -> NodeStore:
-    clock = (time or MovedClock()).clock
-    book = NodeStore(settings(folder, aliases=("ip-10-0-0-1",), **changes), specs(), clock=clock, boot_id=BOOT)
-    book.set_survey(survey())
-    for check in ("disk", "load"):
-        book.record(result(check))
-    book.record(result("matmul", measured("matmul_flops_per_second", 2e11, "cpu:0"), tier=Tier.QUICK))
-    return book
 
 
 def asked(folder: Path, book: NodeStore, *arguments: str) -> Said:

@@ -9,24 +9,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from healthd.hooks.launchers import trace_names
 from tests.hooks.preflight_kit import Job
+from tests.hooks.preflight_launch_kit import BAD, PASSIVE, torchrun
 from tests.patience import PATIENCE
 
-PASSIVE = ("--tier", "passive", "--no-collective")  # collectives are in test_preflight_collective
 OUTSIDE = ("env", *(word for name in trace_names() for word in ("-u", name)))  # of whatever runs these tests
-BAD = (*PASSIVE, "--fault", "memory_free=fail")
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path) as job:
-        yield job
 
 
 def test_one_bad_device_keeps_all_from_starting_and_all_say_which_and_why(job: Job) -> None:
@@ -192,21 +184,6 @@ def test_a_port_that_is_taken_ends_the_main_node_at_once(tmp_path: Path) -> None
         assert ended.code == 75
         assert f"cannot listen on 127.0.0.1:{job.port}" in ended.err
         job.nothing_left()
-
-
-def torchrun(job: Job, *, node: int, local: int, nodes: int = 2, processes: int = 2) -> dict[str, str]:
-    return {
-        "TORCHELASTIC_RUN_ID": "run-7",
-        "TORCHELASTIC_RESTART_COUNT": "1",
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(nodes),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "RANK": str(node * processes + local),
-        "WORLD_SIZE": str(nodes * processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "HEALTHD_PREFLIGHT_PORT": str(job.port),
-    }
 
 
 def test_under_torchrun_one_process_a_node_probes_and_the_ranks_of_the_rest_are_renumbered(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from healthd.core.model import GateRequest
 from healthd.hooks.preflight.hook import Outcome, Task
 from healthd.hooks.preflight.sidecar import keep
 from tests.aggregator.service import until
-from tests.hooks.test_hook_answers import Answers, serving
-from tests.hooks.test_preflight_stopped import main_node
+from tests.hooks.hook_answers_kit import Answers, serving
+from tests.hooks.preflight_stopped_kit import main_node
 
 
 def task_of(url: str) -> Task:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.aggregator.service import until
+from tests.hooks.hook_answers_kit import Answer, serving
 from tests.hooks.preflight_kit import Job
-from tests.hooks.test_hook_answers import Answer, admission, serving
-from tests.hooks.test_preflight import BAD, PASSIVE, torchrun
+from tests.hooks.preflight_launch_kit import BAD, PASSIVE, torchrun
+from tests.hooks.preflight_stopped_kit import main_node
 
 PID_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 IGNORING = ("sh", "-c", "trap '' INT TERM; exec \"$@\"", "sh")
@@ -81,18 +81,6 @@ def first_process(job: Job) -> int:
     """The process id of the hook that was started within PID_1."""
     lines = {pid: line for pid, line in job.left().items() if " preflight " in line}
     return next(pid for pid, line in lines.items() if "--sidecar" not in line and "unshare" not in line)
-
-
-def main_node(*, go: bool | None) -> dict[str, Answer | Callable[[str], Answer]]:
-    """What a main node answers to rank 1 of 2, both of which are admitted."""
-    rolls = {"wait_seconds": 60.0, "difference": None, "all_told": False}
-    shake = {"go": go, "missing": [], "all_told": False, "over": False}
-    return {
-        "/v1/preflight/ranks": (200, "application/json", json.dumps(rolls).encode()),
-        "/v1/gates": (200, "application/json", admission("rank-0", "rank-1")),
-        "/handshake": (200, "application/json", json.dumps(shake).encode()),
-        "/sync": (404, "application/json", b"{}"),
-    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -281,8 +281,8 @@ def rejected(stage: Stage) -> None:
     )
     stage.title(f"3. A fault: one bit of what cpu:0 of {bad} computes is flipped ({FAULT})")
     stage.kubectl("exec", "-n", SYSTEM, daemon, "--", "healthd", "fault", "set", FAULT)
-    stage.say(f"A Job of two pods, one of which prefers {bad}. It wants evidence that is made now:")
-    stage.cluster.apply(*job("train-2", 2, "--max-age=1s", prefer=bad))
+    stage.say(f"A Job of two pods, one of which prefers {bad}. It wants evidence of the last 20 s:")
+    stage.cluster.apply(*job("train-2", 2, "--max-age=20s", prefer=bad))
 
     def turned_away() -> list[dict[str, Any]]:
         return [pod for pod in stage.pods_of("train-2") if gate_exit_code(pod) == 75]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.manifests import ROOT
+from tests.kubernetes.chart_kit import rolled_out
 from tests.kubernetes.kit import CHART, KEY, SYSTEM, Cluster, secrets, traces, until, values
 
 pytestmark = pytest.mark.kubernetes
@@ -19,11 +20,6 @@ pytestmark = pytest.mark.kubernetes
 
 def described(cluster: Cluster) -> str:
     return cluster.kubectl("describe", "pods", "-n", SYSTEM)[-4000:] + cluster.kubectl("get", "events", "-A")[-2000:]
-
-
-def rolled_out(cluster: Cluster) -> None:
-    for kind in ("deployment/healthd-aggregator", "daemonset/healthd-node"):
-        cluster.kubectl("rollout", "status", kind, "-n", SYSTEM, "--timeout=300s")
 
 
 def ready(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.deploy.manifests import ROOT
 from tests.kubernetes.cluster import missing
+from tests.kubernetes.cluster_kit import phase
 from tests.kubernetes.kit import Cluster, until
 
 pytestmark = pytest.mark.kubernetes
@@ -29,10 +30,6 @@ def pod(name: str, node: str, *command: str) -> dict[str, Any]:
             "containers": [container],
         },
     }
-
-
-def phase(cluster: Cluster, namespace: str, name: str) -> str:
-    return str(cluster.get("pod", name, "-n", namespace)["status"]["phase"])
 
 
 def test_pods_of_two_nodes_reach_each_other_by_the_name_of_a_service(nodes_of_ours: Cluster) -> None:

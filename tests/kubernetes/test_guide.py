@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.manifests import ROOT
+from tests.docs_commands_kit import lines
 from tests.kubernetes.kit import CALL_SECONDS, IMAGE, SYSTEM, Cluster, traces
 from tests.patience import PATIENCE
-from tests.test_docs_commands import lines
 
 pytestmark = pytest.mark.kubernetes
 

@@ -21,11 +21,11 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.platforms.kubernetes import ApiServer
-from tests.aggregator.test_identity import sync
+from tests.aggregator.identity_kit import sync
+from tests.kubernetes.chart_kit import rolled_out
+from tests.kubernetes.cluster_kit import phase
 from tests.kubernetes.kit import CHART, Cluster, until, values, volume_of_gate
 from tests.kubernetes.kit import SYSTEM as HEALTHD
-from tests.kubernetes.test_chart import rolled_out
-from tests.kubernetes.test_cluster import phase
 
 pytestmark = pytest.mark.kubernetes
 

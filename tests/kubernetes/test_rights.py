@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.kit import SYSTEM, Cluster
-from tests.kubernetes.test_overlays import own
+from tests.kubernetes.overlays_kit import own
 
 pytestmark = pytest.mark.kubernetes
 

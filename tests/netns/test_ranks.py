@@ -24,7 +24,7 @@ from healthd.core import wire
 from healthd.core.model import CollectiveOrder, OrderReport, RankReport
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import below_guard
-from tests.runner.test_session import accused
+from tests.runner.session_kit import accused
 
 ROOT = Path(__file__).parents[2]
 COUNT = 3

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,27 +14,10 @@ from hypothesis import strategies as st
 
 from healthd.node.occupancy import ecs
 from tests.node.allocation_kit import http_server
+from tests.node.allocations_ecs_kit import ARN, body, task
 from tests.patience import PATIENCE
 
-ARN = "arn:aws:ecs:us-west-2:012345678910:task/default/1f2a4f5c54ae4b2c9c35aa35fd1a3ec6"
 MINE = "ab" * 32
-
-
-def task(status: str = "RUNNING", *, arn: str = ARN, container: str = "cd" * 32, **more: Any) -> dict[str, Any]:
-    one = {"DockerId": container, "DockerName": "ecs-train-6-main-86caf9", "Name": "main"}
-    return {
-        "Arn": arn,
-        "DesiredStatus": "RUNNING",
-        "KnownStatus": status,
-        "Family": "train",
-        "Version": "6",
-        "Containers": [one],
-        **more,
-    }
-
-
-def body(*tasks: dict[str, Any]) -> bytes:
-    return json.dumps({"Tasks": list(tasks)}).encode()
 
 
 @pytest.mark.parametrize(

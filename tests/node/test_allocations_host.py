@@ -17,8 +17,8 @@ from healthd.node.occupancy.model import Scheduled, read_processes
 from healthd.node.occupancy.occupancy import Schedulers, find_schedulers
 from healthd.node.settings import AllocationSettings, Unprompted
 from tests.node.allocation_kit import http_server, process, slurm_config
+from tests.node.allocations_ecs_kit import ARN, body, task
 from tests.node.node_kit import MovedClock
-from tests.node.test_allocations_ecs import ARN, body, task
 from tests.patience import PATIENCE
 
 

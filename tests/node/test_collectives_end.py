@@ -13,8 +13,8 @@ from checks.worker.faults import Fault
 from healthd.core.model import OrderReport, OrderStatus
 from healthd.node.orders import collectives
 from healthd.node.orders.orders import END_SECONDS
+from tests.node.node_collectives_kit import ScriptedSession, Site, collective
 from tests.node.node_kit import eventually, lease, lease_order, quiet, run, run_order
-from tests.node.test_node_collectives import ScriptedSession, Site, collective
 
 
 def test_an_order_whose_session_cannot_be_made_ends(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from healthd.node.nccom import NccomRound, RoundProgress, RoundSettings, own_nod
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.orders import Orders
 from tests.fakes.neuron import NeuronMachine
+from tests.node.node_collectives_kit import Site
 from tests.node.node_kit import eventually, quiet, run
-from tests.node.test_node_collectives import Site
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import alive
 

@@ -19,14 +19,14 @@ from healthd.core import wire
 from healthd.core.errors import BadInputError
 from healthd.core.http import server
 from healthd.core.http.server import exposition
-from healthd.core.model import CheckSpec, NodeState
+from healthd.core.model import NodeState
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.http.health import parse_demand
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.state.store import NodeStore
+from tests.node.node_api_kit import healthy, node
 from tests.node.node_kit import (
-    BOOT,
     MovedClock,
     finding,
     info,
@@ -35,24 +35,8 @@ from tests.node.node_kit import (
     result,
     run,
     settings,
-    specs,
     survey,
 )
-
-
-def node(folder: Path, time: MovedClock | None = None, *, chosen: tuple[CheckSpec, ...] | None = None) -> NodeStore:
-    book = NodeStore(settings(folder), chosen or specs(), clock=(time or MovedClock()).clock, boot_id=BOOT)
-    book.set_survey(survey())
-    return book
-
-
-def healthy(folder: Path, time: MovedClock | None = None) -> NodeStore:
-    book = node(folder, time)
-    book.record(result("disk", finding(Status.SKIP, "NotApplicable")))
-    book.record(result("load"))
-    speed = measured("matmul_flops_per_second", 2e11, "cpu:0", dtype="fp32")
-    book.record(result("matmul", speed, tier=Tier.QUICK))
-    return book
 
 
 @contextlib.asynccontextmanager

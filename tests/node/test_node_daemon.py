@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from checks.contract import Tier
 from healthd.core.errors import UnreachableError
 from healthd.node.http import control_socket
 from tests import prepared
+from tests.node.node_daemon_kit import until
 from tests.patience import PATIENCE
 
 HERE = Path(__file__).parent
@@ -93,13 +94,6 @@ def daemon(folder: Path, **more: Any) -> Iterator[Daemon]:
         yield one.started()
     finally:
         one.end()
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds * PATIENCE
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_health_turns_from_503_to_200_to_503_by_a_fault_and_back_and_a_job_suspends_it(tmp_path: Path) -> None:

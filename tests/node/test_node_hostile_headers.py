@@ -8,7 +8,7 @@ import pytest
 
 from healthd.node.http.tcp_socket import NodeApi
 from tests.hostile import HOSTILE, NO_HOST, QUERIES, call
-from tests.node.test_node_api import healthy
+from tests.node.node_api_kit import healthy
 
 PATHS = (
     "/health",

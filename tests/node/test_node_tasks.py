@@ -16,8 +16,8 @@ from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.runner.settings import Plan
+from tests.node.node_collectives_kit import collective
 from tests.node.node_kit import World, eventually, lease, lease_order, quiet, run, run_order
-from tests.node.test_node_collectives import collective
 
 ON_ORDER = ActiveSettings(unprompted=Unprompted.OFF)
 

@@ -19,7 +19,7 @@ from healthd.node.http.control_socket import ProfileList, RefusedError
 from healthd.node.settings import NodeSettings, ProfileSettings
 from healthd.node.state.saving import ProfileFolder
 from tests.cli.cli_kit import end, healthd, start
-from tests.node.test_node_daemon import until
+from tests.node.node_daemon_kit import until
 
 DAY = 86400.0
 

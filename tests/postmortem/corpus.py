@@ -157,4 +157,6 @@ EXAMPLES = {
     "Neuron failure that says no more": 'RuntimeError: INTERNAL: nrt_load status=1, error message="x"',
     "bus error": "[n1:90424:0:95364] Caught signal 7 (Bus error: nonexistent physical address)",
     "compilation failed": "RuntimeError: Bad StatusOr access: INTERNAL: RunNeuronCCImpl: error condition error != 0",
+    "torchrun was told to end": "multiprocessing.api.SignalException: Process 7 got signal: 15",
+    "a server on the network did not answer": "requests.exceptions.ConnectionError: HTTPSConnectionPool",
 }

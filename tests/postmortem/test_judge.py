@@ -34,6 +34,28 @@ NOISE = "step {0} loss 2.31{0:03d} tokens/s 41{0:03d}"
 PASSED = (Measured(node="n1", tier="quick", status="pass"),)
 
 
+SUMMARY = """\
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-20_10:00:05
+  host      : n1
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 100)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_10:00:01
+  host      : n1
+  rank      : 3 (local_rank: 3)
+  exitcode  : {code} (pid: 103)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 103"""
+
+
 def case(*texts: str, kernel: bool = False, **more: object) -> Case:
     lines = lines_of("n1", "stderr", [(100.0 + at, f"{text}\n") for at, text in enumerate(texts)])
     given: dict[str, object] = {"ended": (Ended(node="n1", rank=None, at=900.0, code=1),), **more}
@@ -159,6 +181,13 @@ def test_ordinary_lines_are_no_findings(text: str) -> None:
         (["train.sh: line 21: 4711 Killed                  python train.py"], Kind.UNKNOWN, None),
         (["E0813 06:19:49.8 1 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -11) "
           "local_rank: 2 (pid: 161617) of binary: /usr/bin/python3.11"], Kind.SOFTWARE, None),
+        (["NCCL WARN Cuda failure 'out of memory'"], Kind.SOFTWARE, None),
+        (["srun: error: n2: task 3: Exited with exit code 1", EXAMPLES["Slurm cancellation"]], Kind.UNKNOWN, 3),
+        ([EXAMPLES["NCCL timeout"], *SUMMARY.format(code=-6).replace("SEGV", "ABRT").splitlines()],
+         Kind.UNKNOWN, None),
+        (["[launch.py:319:sigkill_handler] Killing subprocess 4", "[launch.py:325] cmd exits with return code = -11"],
+         Kind.SOFTWARE, None),
+        (["OSError: libcudart.so.12: cannot open shared object file: No such file or directory"], Kind.SOFTWARE, None),
         (["1: [NMGR:exec_wait] Inference completed with err; nrt status code 1004, details x"], Kind.UNKNOWN, None),
     ],
 )  # fmt: skip
@@ -272,6 +301,24 @@ def test_a_device_that_computes_wrongly_explains_an_exception_and_a_full_disk_do
     assert "DiskFull" in other.measurement
 
 
+def test_a_device_of_another_node_and_a_slow_one_are_not_said_to_be_the_cause() -> None:
+    def failed(reason: str, node: str) -> tuple[Measured, ...]:
+        problem = Problem(reason=reason, target="gpu:1", message="m")
+        return (Measured(node=node, tier="quick", status="fail", problems=(problem,)),)
+
+    lost = "NCCL WARN NET/IB : Got completion from peer 10.2.0.5<1> with error 12, opcode 0, len 0, vendor err 129"
+    other = judge(case(f"[rank1]: {lost}", measured=failed("DeviceLost", "n2")))
+    assert (other.kind, other.suspected, other.node, other.rank) == (Kind.HARDWARE, True, "n2", None)
+    assert other.evidence[0].node == "n1"
+    own = judge(case(f"[rank1]: {lost}", measured=failed("DeviceLost", "n1")))
+    assert (own.kind, own.suspected, own.node, own.rank) == (Kind.HARDWARE, False, "n1", 1)
+    slow = judge(case(f"[rank1]: {lost}", measured=failed("Throttled", "n1")))
+    assert (slow.kind, slow.suspected) == (Kind.NETWORK, True)
+    killed = (Ended(node="n1", rank=1, at=1.0, code=137, signal=9),)
+    silent = judge(case(ended=killed, measured=failed("WrongResult", "n1")))
+    assert (silent.kind, silent.suspected) == (Kind.HARDWARE, True)
+
+
 def test_what_fails_now_is_only_suspected_where_the_output_says_nothing() -> None:
     failed = Measured(node="n1", tier="passive", status="fail",
                       problems=(Problem(reason="EccErrors", target="gpu:1", message="2"),))  # fmt: skip
@@ -340,28 +387,6 @@ def test_oom_kill_of_another_job_on_the_node_is_not_ours() -> None:
     assert judge(case(text, kernel=True, oom_kills={"n1": 0})).kind is Kind.UNKNOWN
     assert judge(case(text, kernel=True, oom_kills={"n1": 1})).kind is Kind.HOST
     assert judge(case(text, kernel=True)).kind is Kind.HOST
-
-
-SUMMARY = """\
-train.py FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-20_10:00:05
-  host      : n1
-  rank      : 0 (local_rank: 0)
-  exitcode  : 1 (pid: 100)
-  error_file: <N/A>
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-20_10:00:01
-  host      : n1
-  rank      : 3 (local_rank: 3)
-  exitcode  : {code} (pid: 103)
-  error_file: <N/A>
-  traceback : Signal 11 (SIGSEGV) received by PID 103"""
 
 
 @pytest.mark.parametrize(("code", "kind"), [(-11, Kind.SOFTWARE), (1, Kind.UNKNOWN), (-9, Kind.UNKNOWN)])

@@ -27,7 +27,7 @@ from healthd.postmortem.judge import Case, judge
 from tests import prepared
 from tests.cli.cli_kit import environment
 from tests.patience import PATIENCE
-from tests.postmortem.test_parent import children, read_until, wait_for
+from tests.postmortem.parent_kit import children, read_until, wait_for
 
 FAULTS = str(Path(__file__).with_name("faults.py"))
 SECONDS = 40 * PATIENCE

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.cli_kit import environment
 from tests.patience import PATIENCE
-from tests.postmortem.test_parent import end, read_until
+from tests.postmortem.parent_kit import end, read_until
 
 RANK = str(Path(__file__).with_name("gloo_rank.py"))
 SECONDS = 60 * PATIENCE

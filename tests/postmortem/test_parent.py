@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from healthd.postmortem.parent import MAX_CHUNKS, Stream
 from tests.patience import PATIENCE
+from tests.postmortem.parent_kit import children, end, read_until, wait_for
 
 PARENT = Path(__file__).parent.parent.parent / "healthd/postmortem/parent.py"
 SHELL_CODES = {"exit 0": 0, "exit 7": 7, "kill -TERM $$": 143, "kill -KILL $$": 137, "kill -SEGV $$": 139}
@@ -51,26 +53,6 @@ def started(*command: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a parent and its command, which would outlive it."""
-    both = children(process.pid) if process.poll() is None else []
-    for pid in (process.pid, *both):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def read_until(descriptor: int, text: bytes) -> bytes:
-    """What is read up to a text."""
-    read = b""
-    deadline = time.monotonic() + 20 * PATIENCE
-    while text not in read:
-        assert select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0], read
-        data = os.read(descriptor, 65536)
-        assert data, read
-        read += data
-    return read
 
 
 @pytest.mark.parametrize(("script", "code"), SHELL_CODES.items())
@@ -178,13 +160,6 @@ def test_descendant_that_outlives_the_command_keeps_its_output() -> None:
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20 * PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Screen:
@@ -296,6 +271,16 @@ def test_last_words_are_bounded(tmp_path: Path) -> None:
     assert kept.endswith("the end\n")
 
 
+def test_words_that_come_one_by_one_for_days_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream("stdout", 0, 1)
+    moments = itertools.count(1e9)
+    monkeypatch.setattr(time, "time", lambda: next(moments))
+    for _ in range(3 * MAX_CHUNKS):
+        stream.keep(b".")
+    chunks: Any = stream.noted()["chunks"]
+    assert (len(chunks), stream.bytes) == (MAX_CHUNKS, 3 * MAX_CHUNKS)
+
+
 def test_notes_say_who_sent_a_signal(tmp_path: Path) -> None:
     file = tmp_path / "notes.json"
     explain = [sys.executable, "-I", "-S", "-c", KEEP, str(file)]
@@ -354,10 +339,6 @@ def test_it_is_small_and_idle_while_the_command_runs() -> None:
         wait_for(lambda: not wakes())
         process.stdin.write(b"\n")
         assert process.wait(20 * PATIENCE) == 0
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def memory_of(pid: int) -> int:

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from checks.collective.judge import judge_ranks
-from checks.contract import CheckInfo, Evidence, Finding, Missing, Progress, Status
+from checks.contract import CheckInfo
 from healthd.core.model import RankReport
 from healthd.runner.collective.ranks import RefusedError
 from healthd.runner.device_claim import lock_file
@@ -25,6 +24,7 @@ from tests.node.node_kit import eventually
 from tests.patience import PATIENCE
 from tests.runner.ranks_kit import SMALL, blank, lost, nodes, orders
 from tests.runner.runner_kit import below_guard, make_runner, wait_gone, workers_left
+from tests.runner.session_kit import accused
 
 # For ranks that are up already to meet, and then to get through a collective: what a test that has a rank fail waits.
 JOIN_SECONDS = 2.0
@@ -32,36 +32,6 @@ JOIN_SECONDS = 2.0
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
-
-
-def accused(reports: list[RankReport]) -> list[tuple[str, str | None]]:
-    """Whom the judge of a collective names, from nothing but what all ranks reported."""
-    evidence = [
-        Evidence(target=f"rank:{one.rank}", key=one.key, data=one.data)
-        for one in reports
-        if one.key is not None and one.data is not None
-    ]
-    missing = [
-        Missing(
-            target=f"rank:{one.rank}",
-            reason=one.reason,
-            message=one.message,
-            progress=progress_of(one),
-        )
-        for one in reports
-        if one.reason is not None
-    ]
-    findings: list[Finding] = list(judge_ranks(reports[0].check, evidence, missing))
-    return [(finding.target, finding.reason) for finding in findings if finding.status is not Status.PASS]
-
-
-def progress_of(report: RankReport) -> tuple[Progress, ...]:
-    """As many signs of life as were counted; of all but the newest nothing is known."""
-    step, _, event = report.last.rpartition(" ")
-    unknown = Progress(step="", event="", monotonic_seconds=0.0)
-    return (*(unknown for _ in range(report.events - 1)), Progress(step=step, event=event, monotonic_seconds=0.0))[
-        : report.events
-    ]
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------

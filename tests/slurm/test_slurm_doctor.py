@@ -14,9 +14,9 @@ from healthd.cli.hooks.slurm import CONTROLLER_HOOKS, LEAST_SECONDS, NODE_HOOKS,
 from healthd.core.platforms.slurm import Scontrol, SlurmError
 from tests.aggregator.service import free_port
 from tests.cli.cli_kit import Said
+from tests.hooks.hook_answers_kit import serving
 from tests.hooks.inside import daemon_port, run_inside
-from tests.hooks.test_hook_answers import serving
-from tests.hooks.test_local_verdict import fit
+from tests.hooks.local_verdict_kit import fit
 from tests.slurm.slurm_kit import HOOKS, SlurmCluster, until
 
 # As slurm-wlm 22.05.8 prints it, shortened.

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.steps import WINDOW_STEPS, JobSteps, StepReport, change_point, parse
-
-STEP_SECONDS = 0.2
-Own = Callable[[int, int], float]  # (step, rank) -> own seconds
+from tests.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 
 
 def reports(own: Own, steps: int, ranks: int, *, first: int = 0, work: Own | None = None) -> Iterator[StepReport]:
@@ -26,10 +24,6 @@ def accused(found: Iterator[StepReport]) -> list[tuple[int, ...]]:
     """Who is slow after each window."""
     job = JobSteps()
     return [tuple(one.rank for one in job.slow) for report in found if job.add(report)]
-
-
-def noisy(chance: random.Random, scatter: float = 0.01) -> Own:
-    return lambda step, rank: STEP_SECONDS * chance.lognormvariate(0, scatter)
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
@@ -50,40 +44,6 @@ def test_of_two_ranks_the_slow_one_is_named_after_twice_as_long() -> None:
     found = accused(reports(lambda step, rank: own(step, rank) * (1.1 if rank == 1 else 1), 12 * WINDOW_STEPS, 2))
     assert set(found[:8]) == {()}
     assert found[9] == (1,)
-
-
-def by_length(chance: random.Random, ranks: int) -> Own:
-    """Sequences of any length: each step of each rank takes from half to twice the time."""
-    return lambda step, rank: STEP_SECONDS * chance.uniform(0.5, 2)
-
-
-def by_blocks(chance: random.Random, ranks: int) -> Own:
-    """For some dozens of steps one rank has the long data, then another one."""
-    turns: list[int] = []
-
-    def own(step: int, rank: int) -> float:
-        while len(turns) <= step:
-            turns.extend([chance.randrange(ranks)] * chance.randint(5, 60))
-        return STEP_SECONDS * (1.3 if turns[step] == rank else 1) * chance.lognormvariate(0, 0.02)
-
-    return own
-
-
-def by_turns(chance: random.Random, ranks: int) -> Own:
-    """The same, strictly in turns of one window or so."""
-    length = chance.randint(WINDOW_STEPS // 2, 2 * WINDOW_STEPS)
-    return lambda step, rank: STEP_SECONDS * (1.2 if step // length % ranks == rank else 1) * chance.uniform(0.99, 1.01)
-
-
-def by_drift(chance: random.Random, ranks: int) -> Own:
-    """Each rank's share wanders around the mean."""
-    state = [0.0] * ranks
-
-    def own(step: int, rank: int) -> float:
-        state[rank] = 0.9 * state[rank] + chance.gauss(0, 0.05)
-        return STEP_SECONDS * max(0.2, 1 + state[rank])
-
-    return own
 
 
 @pytest.mark.parametrize("kind", [by_length, by_blocks, by_turns, by_drift])

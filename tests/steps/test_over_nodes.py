@@ -18,7 +18,7 @@ from healthd.steps import (
     StepReport,
     are_bounded,
 )
-from tests.steps.test_detector import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
+from tests.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 
 
 def blocks(own: Own, count: int, nodes: int) -> list[dict[str, Block]]:

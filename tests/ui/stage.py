@@ -17,7 +17,7 @@ from healthd.aggregator.app import aggregator
 from healthd.aggregator.auth import Scope, new_token
 from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
-from tests.aggregator.test_api import Daemon
+from tests.aggregator.api_kit import Daemon
 
 CHROMIUM = "/usr/bin/chromium"
 POLICY = Policy(

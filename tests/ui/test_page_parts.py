@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import healthd.aggregator.ui
 from checks.contract import Finding, Measurement, Status
 from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.ui import fleet_grid, gate_view, node_view, rendering, samples
 from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, RING, Feed, FullError
@@ -28,7 +27,8 @@ from healthd.aggregator.ui.session import local_path
 from healthd.core import text
 from healthd.core.model import Health
 from tests.aggregator.lab import Lab
-from tests.aggregator.parts import Clock, Node, fleet, result, state
+from tests.aggregator.parts import result, state
+from tests.ui.page_parts_kit import filled, member
 
 CSS = (Path(healthd.aggregator.ui.__file__).parent / "static" / "page.css").read_text()
 PALETTES = dict(zip(("light", "dark"), re.findall(r":root \{([^}]*)\}", CSS), strict=True))
@@ -76,19 +76,6 @@ def test_both_palettes_name_the_same_colours() -> None:
 
 
 # --- grid -------------------------------------------------------------------------------------------------------------
-
-
-def member(registry: Fleet, clock: Clock, name: str, **of: Any) -> Node:
-    """A node with a key of its own: one key under two names is one machine that was renamed."""
-    return Node(registry, clock, name, key=f"key of {name}", **of)
-
-
-async def filled(**nodes: Any) -> tuple[Any, Clock]:
-    clock = Clock()
-    registry = fleet(clock, max_nodes=10_000)
-    for name, changes in nodes.items():
-        await member(registry, clock, name).join(state(name, **changes))
-    return registry, clock
 
 
 async def test_cells_say_what_the_registry_says_and_follow_it() -> None:

@@ -8,7 +8,7 @@ from checks.contract import Status
 from healthd.aggregator.ui import fleet_grid, rendering
 from healthd.aggregator.ui.events import FLEET
 from healthd.core.model import Health
-from tests.ui.test_page_parts import filled
+from tests.ui.page_parts_kit import filled
 
 
 async def test_a_fleet_ten_times_as_large_costs_in_proportion() -> None:
