@@ -160,7 +160,7 @@ def test_notes_name_what_the_pods_wait_for_and_the_image_of_the_profile(cluster:
     assert "set node.aggregator" in alone
     whole = notes()
     assert "healthd-tokens" not in whole
-    assert "healthd-tokens" in notes(**{"monitoring.enabled": "true"})
+    assert "healthd-tokens" in notes(**{"secrets.tokens": "healthd-tokens"})
     assert "create token healthd-admin --audience healthd" in whole
     assert "healthd-torch" not in whole
     assert "pod-security" not in notes(**{"node.enabled": "false"})
