@@ -230,6 +230,9 @@ def play(cluster: Cluster, folder: Path) -> None:
                 told(stage)
         finally:
             cluster.helm("uninstall", "healthd", "-n", SYSTEM, "--ignore-not-found", "--wait")
+    # What a node latched is its own, and outlives the chart.
+    cluster.empty_nodes()
+    cluster.free_volumes()
     stage.title("Done")
 
 
@@ -304,10 +307,11 @@ def rejected(stage: Stage) -> None:
     stage.say("The Job makes new pods, and the scheduler has two nodes left:")
     stage.wait("train-2 completes", lambda: stage.complete("train-2"))
     stage.kubectl("get", "pods", "-n", NAMESPACE, "-l", "job-name=train-2", "-o", "wide")
-    stage.kubectl("logs", "-n", NAMESPACE, "-l", "job-name=train-2", "-c", "train", "--prefix=false")
     done = [pod for pod in stage.pods_of("train-2") if pod["status"]["phase"] == "Succeeded"]
     if len(done) != 2 or bad in map(node_of, done):
         raise HealthdError(f"train-2 did not end on two other nodes than {bad}: {[node_of(pod) for pod in done]}")
+    for pod in done:
+        stage.kubectl("logs", pod["metadata"]["name"], "-n", NAMESPACE, "-c", "train")
 
 
 def told(stage: Stage) -> None:
