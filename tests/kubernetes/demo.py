@@ -232,7 +232,6 @@ def play(cluster: Cluster, folder: Path) -> None:
             cluster.helm("uninstall", "healthd", "-n", SYSTEM, "--ignore-not-found", "--wait")
     # What a node latched is its own, and outlives the chart.
     cluster.empty_nodes()
-    cluster.free_volumes()
     stage.title("Done")
 
 
