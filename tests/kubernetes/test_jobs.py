@@ -413,17 +413,3 @@ def preempt(cluster: Cluster, image: str) -> None:
     }
     meta = {"name": "more-urgent", "namespace": JOBS}
     cluster.apply({**urgent, "value": 1000}, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
-
-
-def test_node_that_is_deleted_and_joins_again_under_its_name_is_known_as_the_same_machine(fleet: Fleet) -> None:
-    """Its key is on its disk, so that its daemon speaks for it at once, and no gate takes it for a duplicate."""
-    cluster = fleet.cluster
-    before = cluster.get("node", "node-3")["metadata"]["uid"]
-    with cluster.down("kubelet-3"):
-        cluster.kubectl("delete", "node", "node-3")
-        until("its pods are gone", lambda: "node-3" not in map(node_of, cluster.items("pods", "-n", SYSTEM)), 120.0)
-    until("it is there again", lambda: "node-3" in cluster.nodes() and ready(cluster, "node-3") == "True", JOB_SECONDS)
-    assert cluster.get("node", "node-3")["metadata"]["uid"] != before
-    rolled_out(cluster)
-    fleet.start("joined", 3)
-    fleet.completes("joined")
