@@ -8,7 +8,6 @@ is bounded, and what cannot be read is left out: a post-mortem with less to go b
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import subprocess
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from checks.host.machine import Host, HostError
+from checks.json_text import parse_json
 from healthd.core import wire
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, words_of
@@ -219,7 +219,7 @@ def _error_file(notes: Notes, unread: list[str]) -> Iterator[Words]:
 def _error_text(text: str) -> str | None:
     """The exception in an error file, as a line like those of a log."""
     try:
-        message = json.loads(text)["message"]
+        message = parse_json(text)["message"]
         return str(message["message"] if isinstance(message, dict) else message)
     except (ValueError, KeyError, TypeError):
         return None

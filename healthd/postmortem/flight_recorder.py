@@ -9,13 +9,13 @@ operations are left out: only two ranks take part, in an order of their own.
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from checks.json_text import parse_json
 from healthd.core.errors import BadInputError
 from healthd.postmortem.judge import Late
 
@@ -63,7 +63,7 @@ def read_dump(content: bytes, rank: int, where: str) -> Dump:
     if len(content) > MAX_BYTES:
         raise BadInputError(f"{where}: larger than {MAX_BYTES} bytes; lower TORCH_FR_BUFFER_SIZE")
     try:
-        whole = json.loads(content) if content.lstrip()[:1] == b"{" else _Plain(io.BytesIO(content)).load()
+        whole = parse_json(content) if content.lstrip()[:1] == b"{" else _Plain(io.BytesIO(content)).load()
     except Exception as error:  # noqa: BLE001  a broken pickle raises anything
         raise BadInputError(f"{where}: no dump of the Flight Recorder: {type(error).__name__}: {error}") from None
     if not isinstance(whole, dict) or not isinstance(whole.get("entries", []), list | tuple):

@@ -6,9 +6,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-
-import pytest
 
 from tests.hosts.machine import Machine
 
@@ -65,11 +62,6 @@ def read_request(connection: socket.socket) -> tuple[str, dict[str, str]]:
         text += part
     first, *lines = text.decode().split("\r\n")
     return first, {key.lower(): value for key, _, value in (line.partition(": ") for line in lines) if key}
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "machine")
 
 
 def make_ec2(machine: Machine, product: str = "trn1.32xlarge", asset: str = ID) -> None:

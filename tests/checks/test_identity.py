@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,12 @@ from checks.host.identity import Metadata, ask_metadata, read_identity
 from checks.host.metadata import may_ask
 from tests.checks.identity_kit import DMI, ID, make_ec2, read_request, reply, serving
 from tests.hosts.machine import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
+
 
 NOTHING = Metadata(None, None)
 Answer = Callable[[str, dict[str, str]], bytes]

@@ -12,13 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
-from checks.contract import Status
 from healthd.core import wire
 from healthd.core.model import NodeState, OrderReport, SyncAnswer, SyncRequest
 from tests import prepared
-from tests.aggregator.parts import state
 from tests.aggregator.service import free_port
 from tests.cli.cli_kit import Said, environment, healthd
 from tests.patience import PATIENCE
@@ -125,18 +122,6 @@ def aggregator(folder: Path, *options: str, port: int | None = None) -> Iterator
     finally:
         process.terminate()
         process.wait(timeout=10 * PATIENCE)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("gate")
-    with aggregator(folder) as world:
-        states = [state(name) for name in GOOD] + [state("bad", status=Status.FAIL)]
-        nodes = [SpeakingNode(world.url, made, None) for made in states]
-        assert all(node.heard.wait(20 * PATIENCE) for node in nodes)
-        yield world
-        for node in nodes:
-            node.stop()
 
 
 def nodes(*names: str) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from checks.contract import Tier
+from checks.contract import Status, Tier
 from healthd.cli.hooks.gate import build_request
 from healthd.cli.settings.hooks import GateSettings
 from healthd.core import wire
@@ -22,10 +23,22 @@ from healthd.core.model import Mode, SyncRequest
 from tests import prepared
 from tests.aggregator.parts import state
 from tests.aggregator.service import free_port
-from tests.cli.cli_gate_kit import SpeakingNode, World, aggregator, nodes
+from tests.cli.cli_gate_kit import GOOD, SpeakingNode, World, aggregator, nodes
 from tests.cli.cli_kit import Said, end, environment, healthd, start
 from tests.hooks.inside import run_inside
 from tests.patience import PATIENCE
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("gate")
+    with aggregator(folder) as world:
+        states = [state(name) for name in GOOD] + [state("bad", status=Status.FAIL)]
+        nodes = [SpeakingNode(world.url, made, None) for made in states]
+        assert all(node.heard.wait(20 * PATIENCE) for node in nodes)
+        yield world
+        for node in nodes:
+            node.stop()
 
 
 def release(world: World, said: Said) -> None:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from tests.hooks.preflight_kit import Job
 
 PASSIVE = ("--tier", "passive", "--no-collective")  # collectives are in test_preflight_collective
 
 
 BAD = (*PASSIVE, "--fault", "memory_free=fail")
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path) as job:
-        yield job
 
 
 def torchrun(job: Job, *, node: int, local: int, nodes: int = 2, processes: int = 2) -> dict[str, str]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ from healthd.hooks.launchers import trace_names
 from tests.hooks.preflight_kit import Job
 from tests.hooks.preflight_launch_kit import BAD, PASSIVE, torchrun
 from tests.patience import PATIENCE
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with Job(tmp_path) as job:
+        yield job
+
 
 OUTSIDE = ("env", *(word for name in trace_names() for word in ("-u", name)))  # of whatever runs these tests
 
