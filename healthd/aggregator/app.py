@@ -219,7 +219,6 @@ def _build(
     return Parts(
         settings=settings,
         fleet=fleet,
-        store=store,
         engine=engine,
         guard=guard,
         metrics=metrics,

@@ -216,7 +216,7 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     parts = parts_of(request)
     if parts.stopping.is_set():
         return PlainTextResponse("stopping\n", status_code=503)
-    if (trouble := parts.store.trouble()) is not None:
+    if (trouble := parts.engine.trouble()) is not None:
         return PlainTextResponse(f"{printable_line(trouble)}\n", status_code=503)
     recovering = parts.engine.recovering()
     said = f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n"

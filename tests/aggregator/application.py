@@ -26,7 +26,6 @@ def parts_of_test(folder: Path, *, store: Store, fleet: Fleet, engine: Engine, g
     return Parts(
         settings=AggregatorSettings(state_dir=folder),
         fleet=fleet,
-        store=store,
         engine=engine,
         guard=guard or Guard(None),
         metrics=FleetMetrics(fleet, holding=lambda: 0, overrides=lambda: 0, errors=engine.internal_errors),

@@ -38,7 +38,6 @@ from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
 from healthd.aggregator.controller import Engine, GivenBack, RollCallAnswer, RollCallBody, less_than_policy
 from healthd.aggregator.model.gates import Gate, LeaseRow, Override
-from healthd.aggregator.store import read_counts
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import (
     LARGEST_ATTEMPT,
@@ -226,7 +225,7 @@ async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
         async with asyncio.timeout(seconds if wait > 0 else None):
             return await parts.engine.ask(asked)
     except TimeoutError:
-        why = parts.store.trouble() or "the aggregator is too busy"
+        why = parts.engine.trouble() or "the aggregator is too busy"
         raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
 
 
@@ -419,7 +418,7 @@ async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DA
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
     parts = parts_of(request)
     since = parts.engine.now() - days * 86400.0
-    counts = await parts.store.read(lambda connection: read_counts(connection, since))
+    counts = await parts.engine.counts(since)
     return report_of(counts, days=days, ungated=parts.ungated.figure)
 
 

@@ -30,7 +30,7 @@ from healthd.aggregator.model.gates import LeaseRow, Override, Phase
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import HistoryEvent, PutOutcome, Store
+from healthd.aggregator.store import HistoryEvent, PutOutcome
 from healthd.aggregator.stragglers import Stragglers
 from healthd.core.config import nearest
 from healthd.core.errors import BadInputError
@@ -62,7 +62,6 @@ class Parts:
 
     settings: AggregatorSettings
     fleet: Fleet
-    store: Store
     engine: Engine
     guard: Guard
     metrics: FleetMetrics

@@ -35,7 +35,6 @@ from healthd.aggregator.auth import Caller
 from healthd.aggregator.gate import eligibility
 from healthd.aggregator.inventory import NodeView
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.store import read_history
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name
@@ -133,7 +132,7 @@ async def node(request: Request, node: str) -> NodeDetail:
         state = dataclasses.replace(
             state, health=view.health, reasons=view.reasons, quarantine=view.node.quarantine or state.quarantine
         )
-    events = await parts.store.read(lambda connection: read_history(connection, node, limit=MOST_EVENTS))
+    events = await parts.engine.history(node, limit=MOST_EVENTS)
     return NodeDetail(
         **{**_row(parts, view), "reasons": view.reasons},
         state=state,
@@ -299,10 +298,7 @@ async def history(
     """What happened on a node, newest first; `next` is the `before` of the next page, null on the last."""
     check_name(node)
     parts = parts_of(request)
-    since = parts.engine.now() - HISTORY_DAYS * 86400.0
-    found = await parts.store.read(
-        lambda connection: read_history(connection, node, limit=limit + 1, before=before, since=since)
-    )
+    found = await parts.engine.history(node, limit=limit + 1, before=before, days=HISTORY_DAYS)
     if not found and parts.fleet.view(node) is None:
         raise NotFoundError(f"no node {node[:80]!r} was ever heard of; 'healthd fleet status' lists all")
     page = found[:limit]

@@ -29,7 +29,7 @@ from healthd.aggregator.controller.leases import LeaseReconciler
 from healthd.aggregator.controller.quarantines import Quarantines
 from healthd.aggregator.gate import StepContext, deadline_of, decisions, eligibility, rendezvous, resume, step
 from healthd.aggregator.inventory import Fleet
-from healthd.aggregator.model.calibration import Ended
+from healthd.aggregator.model.calibration import Counts, Ended
 from healthd.aggregator.model.gates import Closing, Effect, Gate, LeaseRow, LeaseState, Override, Phase, WakeAt
 from healthd.aggregator.model.nodes import FleetNode, Snapshot
 from healthd.aggregator.model.policy import HISTORY_DAYS, Policy
@@ -40,6 +40,7 @@ from healthd.aggregator.store import (
     LONG_SECONDS,
     Change,
     FencedError,
+    HistoryEvent,
     Kind,
     Loaded,
     PutOutcome,
@@ -281,6 +282,35 @@ class Engine:
         )
         leases = self._leases(lambda row: row.lease.gate == gate_id)
         return Explanation(gate=gate, states=states, leases=leases, outcome=outcome)
+
+    async def history(
+        self,
+        subject: str | None,
+        *,
+        limit: int,
+        before: int | None = None,
+        days: float | None = None,
+        text: str = "",
+    ) -> tuple[HistoryEvent, ...]:
+        """
+        Events of a node or job (None: of all), newest first; `before` is the id to go on from.
+
+        None older than `days`, where that is not None; with `text` those alone that have each word of it.
+        """
+        since = 0.0 if days is None else self._clock() - days * 86400.0
+        return await self._store.read(
+            lambda connection: reading.read_history(
+                connection, subject, limit=limit, before=before, since=since, text=text
+            )
+        )
+
+    async def counts(self, since: float) -> Counts:
+        """What was counted of gates that were decided from `since` (seconds since the epoch) on."""
+        return await self._store.read(lambda connection: rows.read_counts(connection, since))
+
+    def trouble(self) -> str | None:
+        """Why nothing can be written to the database now, in a line; None where it can."""
+        return self._store.trouble()
 
     async def gates(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Gate, ...]:
         """Gates, newest first, open ones with what holds them now; `before` is the id to go on from."""

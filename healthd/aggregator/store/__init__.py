@@ -1,6 +1,6 @@
 """Tables, migrations and rows: the one place with SQL. It knows records, never logic."""
 
-from healthd.aggregator.store.reading import HistoryEvent, Loaded, read_history
+from healthd.aggregator.store.reading import HistoryEvent, Loaded
 from healthd.aggregator.store.rows import (
     Change,
     ForgetNode,
@@ -16,7 +16,6 @@ from healthd.aggregator.store.rows import (
     PutOutcome,
     PutRecord,
     apply_changes,
-    read_counts,
 )
 from healthd.aggregator.store.session import FencedError, RefusedWorkError, UnsureError
 from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
@@ -44,8 +43,6 @@ __all__ = [
     "Store",
     "UnsureError",
     "apply_changes",
-    "read_counts",
-    "read_history",
     "reading",
     "rows",
 ]

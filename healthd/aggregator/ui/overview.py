@@ -16,7 +16,6 @@ from checks.limits import quantity
 from healthd.aggregator.api import MAX_REASON_LENGTH, MOST_ID, ValidationBody, parts_of, request_of
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.store import read_history
 from healthd.aggregator.ui import fleet_grid, gate_view, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of, keep_out, known_node, let_in, to
 from healthd.aggregator.ui.events import FLEET
@@ -368,10 +367,7 @@ async def history(
     if q and not q.isprintable():
         raise BadInputError("q: a search has no control characters")
     days = HISTORY_DAYS
-    since = parts.engine.now() - days * 86400.0
-    events = await parts.store.read(
-        lambda connection: read_history(connection, None, limit=MOST_EVENTS + 1, before=before, since=since, text=q)
-    )
+    events = await parts.engine.history(None, limit=MOST_EVENTS + 1, before=before, days=days, text=q)
     return rendering.page(
         "history.html",
         visitor=visitor,

@@ -12,7 +12,6 @@ from checks.reasons import REASONS, Reason, action_of, blame_of
 from healthd.aggregator.api import MOST_ID, Parts, parts_of
 from healthd.aggregator.auth import AuthError
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.store import read_history
 from healthd.aggregator.ui import actions, docs, gate_view, node_view, overview, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of
 from healthd.aggregator.ui.events import FLEET, GATES, Feed
@@ -57,10 +56,7 @@ async def node(
     state = view.node.current()
     if state is not None:
         feed.samples.take(state, time.time())
-    since = parts.engine.now() - HISTORY_DAYS * 86400.0
-    events = await parts.store.read(
-        lambda connection: read_history(connection, node, limit=MOST_EVENTS + 1, before=before, since=since)
-    )
+    events = await parts.engine.history(node, limit=MOST_EVENTS + 1, before=before, days=HISTORY_DAYS)
     record = parts.engine.remembered(node)
     feed.board.begin()
     rows = node_view.rows(state, feed.samples) if state else []
