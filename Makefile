@@ -50,7 +50,11 @@ test-images: $(STAMP) ## every image recipe built and started (root, buildah, de
 
 .PHONY: test-kubernetes
 test-kubernetes: $(STAMP) ## install, upgrade and gate on a real Kubernetes of three nodes (root; docs/kubernetes_tests.md)
-	@$(PYTEST) -m "kubernetes" tests/kubernetes
+	@$(PYTEST) -m "kubernetes" --ignore tests/kubernetes/test_jobs.py tests/kubernetes
+
+.PHONY: test-kubernetes-jobs
+test-kubernetes-jobs: $(STAMP) ## Jobs while a real Kubernetes changes under them: updates, drains, dead kubelets (not a part of test-all)
+	@$(PYTEST) -m "kubernetes" tests/kubernetes/test_jobs.py
 
 # The demonstration's images, anew when what is in them has changed.
 KUBERNETES_IMAGES := build/kubernetes-images

@@ -58,7 +58,7 @@ def test_every_line_of_the_guide_works_as_it_stands(nodes_of_ours: Cluster, imag
     begin, end = removal[0], removal[-1] + 1
     kustomize = [*kustomize[:begin], *kustomize[end:], *kustomize[begin:end]]
     assert len(helm) == 2
-    assert len(kustomize) >= 20
+    assert len(kustomize) >= 18
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -175,7 +175,7 @@ async def test_hook_is_its_pod_and_asks_for_jobs_of_its_namespace(site: Site, tm
     node = site.cluster.nodes()[0]
     token = site.start("train-0", node, namespace=JOBS, service_account="default")
     uid = site.cluster.get("pod", "train-0", "-n", JOBS)["metadata"]["uid"]
-    hook = site.who(token)
+    hook = await asyncio.to_thread(site.who, token)
     assert hook is not None
     assert hook.hook is not None
     assert (hook.nodes, hook.hook.full_name, hook.hook.uid) == ((node,), f"{JOBS}/train-0", uid)
