@@ -17,7 +17,8 @@ variables are optional, written by the manifest from its own numbers and from la
 PET_NNODES, PET_NODE_RANK and PET_MASTER_ADDR, which Kubeflow Trainer sets, are read as well. Without a restart label no
 attempt is told: a gate that is joined (`healthd gate --join`) counts by itself.
 
-Source: Kubernetes, "Indexed Job" and batch/v1; JobSet v1alpha2; Kubeflow Trainer v2. Unverified on a cluster.
+Source: Kubernetes, "Indexed Job" and batch/v1; JobSet v1alpha2; Kubeflow Trainer v2. Indexed Jobs ran on a real
+Kubernetes 1.37; JobSet and Trainer are unverified on a cluster.
 """
 
 from __future__ import annotations
