@@ -157,10 +157,11 @@ class LastCounted:
 
 @dataclass(frozen=True, kw_only=True)
 class CountedResult:
-    """One result that was counted."""
+    """One result that was counted. `devices` are those that it failed on; empty where it says nothing of a device."""
 
     at: float
     failed: bool
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +169,8 @@ class FailureCount:
     """
     A check that failed lately. `marks` are its newest results, oldest first, within the window; `passes` those that
     passed in a row since it failed last; `fails` all failures since `since`. `tripped`: it failed too often and has not
-    been cleared. `fault` is the newest.
+    been cleared. `fault` is the newest. `devices` are all that its newest failures were on; empty where one of them
+    was on the node.
     """
 
     rule: Rule
@@ -182,6 +184,7 @@ class FailureCount:
     passes: int = 0
     marks: tuple[CountedResult, ...] = ()
     tripped: bool = False
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +228,8 @@ class RuleVerdict:
     """
     The verdict of the rules on a node. It ends when nothing is left of what caused it, not before `until`.
 
-    `lead` names the cause that the sentence is about. `clear`: nothing is left, only the time has to pass.
+    `lead` names the cause that the sentence is about. `clear`: nothing is left, only the time has to pass. `devices`
+    are those of a `Quarantine`.
     `repeats_before` and `last_before` are what the record said before this one, for one that turns out injected.
     """
 
@@ -240,6 +244,7 @@ class RuleVerdict:
     injected: bool
     repeats_before: int
     last_before: float | None
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
