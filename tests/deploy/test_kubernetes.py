@@ -38,6 +38,7 @@ from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
+from healthd.node.maintenance import NEEDS as NODES_NEED
 from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from tests.aggregator.world import result, state
 from tests.deploy.kubernetes_kit import OVERLAYS, node_pod, of_config_map
@@ -349,7 +350,8 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
         }
 
     of_pods = {f"{verb} on pods" for verb in PODS_NEED.removesuffix(" on pods").split(" and ")}
-    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods}
+    of_nodes = {f"{verb} on nodes" for verb in NODES_NEED.removesuffix(" on nodes").split(" and ")}
+    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods, *of_nodes}
     assert rights("healthd-actuator") == {READ, WRITE, LIST}
     assert rights("healthd-device-taints") == {READ_SLICES, LIST_RULES, CREATE_RULES, PATCH_RULES, DELETE_RULES}
     assert {one.removesuffix(".authentication.k8s.io") for one in rights("healthd-aggregator")} == {NEEDS_REVIEWS}

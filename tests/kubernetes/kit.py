@@ -405,3 +405,10 @@ def account(cluster: Cluster, folder: Path, namespace: str, rules: Sequence[Mapp
 
 def url_of(cluster: Cluster) -> str:
     return cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
+
+
+def answers(cluster: Cluster) -> bool:
+    try:
+        return "ok" in cluster.kubectl("get", "--raw", "/readyz")
+    except AssertionError:
+        return False

@@ -41,7 +41,7 @@ ASKED = [
 MAY = {
     "healthd-node": {
         *(("get", "/nodes"), ("patch", "/nodes/status"), ("create", "/events")),
-        *(("list", "/pods"), ("watch", "/pods")),
+        *(("list", "/pods"), ("watch", "/pods"), ("list", "/nodes"), ("watch", "/nodes")),
     },
     "healthd-aggregator": {
         *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),

@@ -30,7 +30,7 @@ from healthd.core.platforms.kubernetes import ApiServer, KubernetesError
 from healthd.node.condition import ConditionWriter
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
-from tests.kubernetes.kit import CONDITION, Cluster, account, until, url_of
+from tests.kubernetes.kit import CONDITION, Cluster, account, answers, until, url_of
 from tests.node.node_kit import BOOT, MovedClock, settings, specs
 from tests.patience import PATIENCE
 
@@ -315,10 +315,3 @@ def created(cluster: Cluster) -> int:
         item.get("count") or 1
         for item in cluster.items("events", "-n", NAMESPACE, "--field-selector", "reason=SuccessfulCreate")
     )
-
-
-def answers(cluster: Cluster) -> bool:
-    try:
-        return "ok" in cluster.kubectl("get", "--raw", "/readyz")
-    except AssertionError:
-        return False

@@ -316,6 +316,7 @@ def facts_of(
         accusations=tuple(accusation(reason) for reason in accusations if counts(reason)),
         probe_status=None if report is None else report.status,
         compile_seconds=node.compile_seconds,
+        maintenance=state.maintenance is not None,
     )
 
 

@@ -371,7 +371,10 @@ def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple
     A latch of `facts.identities` that is missing in the answer was cleared; others only left the node.
     """
     effects: list[Effect] = []
-    record = _without_cleared_faults(record, facts)
+    told = facts
+    if facts.maintenance or record.maintenance:
+        facts = _blameless(facts)
+    record = dataclasses.replace(_without_cleared_faults(record, facts), maintenance=facts.maintenance)
     record = _replaced(now, record, facts, effects)
     record = count_results(record, facts, effects)
     record = count_accusations(now, record, facts, effects)
@@ -382,8 +385,20 @@ def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple
     record = dataclasses.replace(record, word=word, repeats=repeats, last_at=last_at)
     if word is None:
         record = dataclasses.replace(record, counts=tuple(one for one in record.counts if not one.tripped))
-    record = dataclasses.replace(record, seen=_still_needed(record, facts))
+    record = dataclasses.replace(record, seen=_still_needed(record, told))
     return next_probe(now, record, facts, policy, causes), tuple(effects)
+
+
+def _blameless(facts: Facts) -> Facts:
+    """
+    The facts of a node in maintenance, or of its first report after that: what failed was measured in it and says
+    nothing, nor does what validations say of it. It counts as seen, so that it is not held against the node later. No
+    run is ordered meanwhile.
+    """
+    outcomes = tuple(
+        dataclasses.replace(one, passed=None, faults=()) if one.passed is False else one for one in facts.outcomes
+    )
+    return dataclasses.replace(facts, outcomes=outcomes, accusations=(), allocated=facts.allocated or facts.maintenance)
 
 
 # --- what goes ------------------------------------------------------------------------------------------------------

@@ -109,7 +109,8 @@ class NodeState:
     each check that has run. `faults` lists the injected faults in force. `peer_address` is the IP address by which the
     ranks of other nodes reach this one's; None where it cannot be told.
     `hostname` is what its machine calls itself; None where it cannot be told. `compile_seconds` is how much longer an
-    ordered run may take here, because it compiles what is not compiled yet; 0 where it says so instead.
+    ordered run may take here, because it compiles what is not compiled yet; 0 where it says so instead. `maintenance`
+    says by what the node's platform shows that it is in maintenance; None where it does not, or is not asked.
     """
 
     node: str
@@ -134,3 +135,4 @@ class NodeState:
     peer_address: str | None = None
     hostname: str | None = None
     compile_seconds: float = 0.0
+    maintenance: str | None = None
