@@ -192,6 +192,7 @@ _ALL = (
     Reason("UnknownPool", "No node has ever reported this pool.", Blame.CONTROL, Action.NONE),
     Reason("TooFewNodes", "More nodes are asked for than there are.", Blame.CONTROL, Action.NONE),
     Reason("Quarantined", "The node is kept out of admissions.", Blame.NODE, Action.NONE),
+    Reason("InMaintenance", "The node's platform says that it is in maintenance.", Blame.CONTROL, Action.RETRY),
     Reason("Allocated", "A job has the node's devices or is about to.", Blame.CONTROL, Action.RETRY),
     Reason("Reserved", "Another gate has the node.", Blame.CONTROL, Action.RETRY),
     Reason("LeaseNotAcknowledged", "The node did not confirm its lease in time.", Blame.CONTROL, Action.RETRY),

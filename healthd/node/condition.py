@@ -1,12 +1,12 @@
 """
 The node's health as a condition of its Kubernetes node: pure. `condition_writer` writes it.
 
-A condition of our own only informs. `AcceleratedHardwareReady` is another matter: where EKS node
-auto repair or Karpenter's NodeRepair is on, False has the instance replaced or rebooted after ten minutes, without
-draining. So it is written only where it is configured, and says False only of a fault of the accelerators that is
-real (not injected), on a node that no job has: what another instance of the same template would have as well (too few
-EFA interfaces), or all nodes at once (a shared file system that hangs), must not have it replaced. Where the EKS node
-monitoring agent runs as well, it writes the same condition and the two overwrite each other.
+A condition of our own only informs. `AcceleratedHardwareReady` is another matter: where EKS node auto repair or
+Karpenter's NodeRepair is on, False has the instance replaced or rebooted after ten minutes, without draining. So it is
+written only where it is configured, and says False only of a fault of the accelerators that is real (not injected), on
+a node that no job has and that is not in maintenance: what another instance of the same template would have as well
+(too few EFA interfaces), or all nodes at once (a shared file system that hangs), must not have it replaced. Where the
+EKS node monitoring agent runs as well, it writes the same condition and the two overwrite each other.
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ def _accelerated(state: NodeState) -> Condition:
     checks = {spec.name: spec for spec in state.checks}
     faults = [reason for reason in state.reasons if _is_of_accelerators(reason, checks.get(reason.check or ""))]
     real = [reason for reason in faults if not reason.injected]
+    if real and state.maintenance is not None:
+        text = _line(f"the node is in maintenance: {state.maintenance}")
+        return Condition(type=name, status="Unknown", reason="InMaintenance", message=text)
     if real and (state.allocated or state.leases):
         why = _condition(name, "Unknown", real[0], "Unhealthy", "")
         text = _line(f"said to be not ready once no job has the node: {why.message}")

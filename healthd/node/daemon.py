@@ -17,7 +17,7 @@ from checks.collective.nccom.run import lnc_of
 from checks.host.machine import Host
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.http import server as web
-from healthd.core.platforms.kubernetes import api_server
+from healthd.core.platforms.kubernetes import ApiServer, api_server
 from healthd.core.tasks import Tasks
 from healthd.core.threads import use_daemon_threads
 from healthd.node.checks.catalogue import enabled_checks
@@ -27,13 +27,14 @@ from healthd.node.condition import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
+from healthd.node.maintenance import MaintenanceWatch
 from healthd.node.nccom import RoundSettings
 from healthd.node.occupancy.occupancy import Schedulers
 from healthd.node.occupancy.pods import PodWatch
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
-from healthd.node.settings import DAEMON, NodeSettings
+from healthd.node.settings import DAEMON, KubernetesSettings, NodeSettings
 from healthd.node.state import files
 from healthd.node.state.saving import ProfileFolder, SavedEvidence, StateFile, StateSaver
 from healthd.node.state.store import NodeStore
@@ -128,6 +129,7 @@ async def _serve(
     orders = Orders(store, scheduler, leases, settings, clock=clock, tasks=tasks, collectives=collectives, pods=pods)
     saver = StateSaver(store, settings, SavedEvidence(settings.state_dir / "evidence.json", runner, store.boot_id))
     conditions = _condition_writers(settings, store, clock)
+    maintenance = _maintenance_watch(settings, store)
     profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
     profiles.tidy()
     runner.on_profile = profiles.keep
@@ -156,6 +158,8 @@ async def _serve(
             for client in sync_clients:
                 tasks.supervise("held sync", client.run_held)
                 tasks.supervise("urgent sync", client.run_urgent)
+            if maintenance is not None:
+                tasks.supervise("watch over maintenance", maintenance.run)
             for writer in conditions:
                 tasks.supervise("node condition", writer.run)
             try:
@@ -197,18 +201,33 @@ def _sync_clients(
 
 def _pod_watch(settings: NodeSettings, tasks: Tasks) -> PodWatch | None:
     """The watch over the pods of leases; None in a hook, which sees nothing of the host and lets go of its lease."""
-    wanted = settings.kubernetes
     if settings.executor != DAEMON:
         return None
-    try:
-        server = api_server(os.environ, wanted.service_account, wanted.api_server) if wanted.watch_pods else None
-    except ConfigError as error:
-        if wanted.api_server is not None:
-            raise ConfigError(f"node.kubernetes: {error}") from None
-        server = None  # this is no pod
+    server = _server_of_pod(settings.kubernetes) if settings.kubernetes.watch_pods else None
     return PodWatch(
         server, settings.host_root, settings.allocations, tasks=tasks, look_seconds=settings.lease.watch_seconds
     )
+
+
+def _maintenance_watch(settings: NodeSettings, store: NodeStore) -> MaintenanceWatch | None:
+    """The watch over the node's own object; None outside of a pod, in a hook, or where no sign is named."""
+    wanted = settings.kubernetes
+    if settings.executor != DAEMON or not wanted.maintenance:
+        return None
+    server = _server_of_pod(wanted)
+    if server is None:
+        return None
+    return MaintenanceWatch(store, server, node=wanted.node or settings.name, signs=wanted.maintenance)
+
+
+def _server_of_pod(wanted: KubernetesSettings) -> ApiServer | None:
+    """The API server of the settings, or of the pod that this is; None where it is no pod."""
+    try:
+        return api_server(os.environ, wanted.service_account, wanted.api_server)
+    except ConfigError as error:
+        if wanted.api_server is not None:
+            raise ConfigError(f"node.kubernetes: {error}") from None
+        return None
 
 
 def _condition_writers(settings: NodeSettings, store: NodeStore, clock: Clock) -> list[ConditionWriter]:

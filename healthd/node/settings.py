@@ -14,6 +14,48 @@ DAEMON = "daemon"
 _CONDITION = re.compile(r"[a-z0-9][a-z0-9.-]{1,250}/[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
 
+_SIGN = re.compile(r"(taint|condition|label|annotation):([A-Za-z0-9][A-Za-z0-9._/-]{0,316})(?:=(.{0,256}))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceSign:
+    """What a Kubernetes node in maintenance bears. `value` None: whatever value it has."""
+
+    kind: str
+    name: str
+    value: str | None
+
+
+def parse_maintenance_sign(text: str) -> MaintenanceSign:
+    """`taint:KEY`, `condition:TYPE` (True), `label:KEY[=VALUE]`, `annotation:KEY[=VALUE]`; ValueError for all else."""
+    match = _SIGN.fullmatch(text)
+    if match is None or (match[3] is not None and match[1] in ("taint", "condition")):
+        raise ValueError(
+            f"maintenance: {text!r} must be taint:KEY, condition:TYPE, label:KEY[=VALUE] or annotation:KEY[=VALUE]"
+        )
+    return MaintenanceSign(kind=match[1], name=match[2], value=match[3])
+
+
+MAINTENANCE = (
+    "condition:MaintenanceInProgress",
+    "condition:DrainInProgress",
+    "condition:Drained",
+    "condition:GracefulNodeShutdownInProgress",
+    "taint:medik8s.io/drain",
+    "taint:aws-node-termination-handler/scheduled-maintenance",
+    "taint:aws-node-termination-handler/asg-lifecycle-termination",
+    "taint:aws-node-termination-handler/spot-itn",
+    "taint:karpenter.sh/disrupted",
+    "taint:baremetal.cluster.gke.io/maintenance",
+)
+"""
+Signs of maintenance by default. The conditions are those of kubernetes.io, "Node lifecycle conditions" (1.37, alpha),
+without MaintenancePlanned: nothing has happened then. The taints: medik8s/node-maintenance-operator
+(`controllers/taint.go`, NodeMaintenance), aws/aws-node-termination-handler (`pkg/node/node.go`), Karpenter's
+disruption taint, Google Distributed Cloud's maintenance mode.
+"""
+
+
 class Unprompted(str, enum.Enum):
     """When active checks run without an order."""
 
@@ -142,6 +184,12 @@ class KubernetesSettings:
     to watch pods, which the manifests give; nothing is asked while no lease names a pod. Without it the control groups
     and the kubelet's list of pods say when it has ended."""
 
+    maintenance: tuple[str, ...] = MAINTENANCE
+    """What the Kubernetes node bears while it is in maintenance: `taint:KEY`, `condition:TYPE`, `label:KEY[=VALUE]`,
+    `annotation:KEY[=VALUE]`. Gates leave such a node out, and nothing that fails on it counts against it. A plain
+    cordon is none (`taint:node.kubernetes.io/unschedulable` makes it one): it may be the answer to a fault. Needs the
+    rights to list and to watch nodes, which the manifests give. Empty: the node is not watched."""
+
     node: str | None = None
     """Name of the node in Kubernetes; None: the node's name here."""
 
@@ -160,6 +208,8 @@ class KubernetesSettings:
             raise ValueError(
                 f"heartbeat: must be 30 s at least, not {self.heartbeat_seconds:g} s; each write costs etcd"
             )
+        for sign in self.maintenance:
+            parse_maintenance_sign(sign)
         if self.events and not self.on:
             raise ValueError("events: tell of changes of the condition; set 'condition' too")
         if self.condition is not None and not _CONDITION.fullmatch(self.condition):

@@ -134,7 +134,9 @@ class Scene:
         self.suspects.update({name: suspect(name, kept(owner)) for name in names})
 
     def _look(self, told: Mapping[str, RejectedNode]) -> Observed:
-        found = {**{name: suspect(name, rejected=why) for name, why in told.items()}, **self.suspects}
+        found = {name: suspect(name, rejected=why) for name, why in told.items()}
+        for name, one in self.suspects.items():
+            found[name] = dataclasses.replace(one, rejected=told.get(name, one.rejected))
         return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure)
 
     async def _note(self, name: str, kind: str, message: str) -> None:
@@ -142,8 +144,8 @@ class Scene:
             raise self.no_note
         self.history.append((name, kind, message))
 
-    def reject(self, gate_id: str, *names: str) -> Decision:
-        answer = decided(*((name, fault()) for name in names), gate_id=gate_id)
+    def reject(self, gate_id: str, *names: str, code: str = "WrongResult") -> Decision:
+        answer = decided(*((name, fault(code)) for name in names), gate_id=gate_id)
         self.hand.gate_decided(dataclasses.replace(gate(nodes=names), id=gate_id, progress=Decided(decision=answer)))
         return answer
 

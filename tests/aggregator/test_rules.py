@@ -494,3 +494,56 @@ def test_a_latch_that_no_run_can_take_away_gets_none_and_a_replaced_device_a_dee
 def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).split("_")[0]):
         Policy(**wrong)  # type: ignore[arg-type]
+
+
+# --- in maintenance -------------------------------------------------------------------------------------------------
+
+
+def test_what_fails_in_maintenance_counts_neither_then_nor_afterwards() -> None:
+    case = Case()
+    case.result(SLOW)
+    case.result(SLOW)
+    for _ in range(5):
+        case.result(SLOW, LOST_0, maintenance=True)
+    assert case.quarantine is None
+    # The first report after it: the result of the last one in it, and one that was measured before its end was told.
+    assert case.last is not None
+    case.take(dataclasses.replace(case.last, maintenance=False))
+    case.take(dataclasses.replace(case.last, maintenance=False))
+    assert case.quarantine is None
+    case.result(SLOW)
+    assert case.owner == "rule:soft", "two before it and one after it"
+
+
+def test_last_result_of_a_maintenance_that_is_told_after_its_end_does_not_count() -> None:
+    case = Case()
+    case.look(maintenance=True)
+    case.result(LOST_0)
+    assert case.quarantine is None
+    case.result(LOST_0)
+    assert case.owner == "rule:hard"
+
+
+def test_accusation_of_a_node_in_maintenance_does_not_count_and_a_pass_does() -> None:
+    case = soft()
+    case.look(maintenance=True, accusations=(ACCUSED,))
+    case.look(maintenance=True, accusations=(ACCUSED,))
+    assert not any(count.fault.check == COLLECTIVES for count in case.record.counts)
+    case.result(maintenance=True)
+    case.result(maintenance=True)
+    assert case.quarantine is not None
+    assert case.quarantine.until is not None
+
+
+def test_no_run_is_ordered_in_maintenance_and_nothing_is_remembered_of_it_in_the_end() -> None:
+    case = soft()
+    case.now += HOUR
+    case.look(maintenance=True)
+    assert case.record.probe is None
+    case.look()
+    assert case.record.probe is not None
+    well = Case()
+    well.look(maintenance=True)
+    assert well.record.active
+    well.look()
+    assert not well.record.active

@@ -106,7 +106,9 @@ def of_kustomize(*folders: str) -> dict[str, dict[str, Any]]:
 def test_chart_has_no_fault_and_is_valid_in_every_version(platform: str, profile: str) -> None:
     values = (f"platform={platform}", f"profile={profile}")
     helm("lint", "--strict", str(CHART), *sets(values))
-    for item in rendered(*values, "monitoring.enabled=true", "actuator.enabled=true"):
+    for item in rendered(
+        *values, "monitoring.enabled=true", "actuator.enabled=true", "actuator.deviceTaints=NoSchedule"
+    ):
         strictly(item)
 
 
@@ -206,7 +208,7 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
     own = (tmp_path / "own").resolve()
     own.mkdir()
     reach = os.path.relpath(KUBERNETES, own)
-    components = ("monitoring", "actuator", "accelerated-hardware-ready")
+    components = ("monitoring", "actuator", "device-taints", "accelerated-hardware-ready")
     (own / "kustomization.yaml").write_text(
         yaml.safe_dump(
             {
@@ -219,8 +221,17 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
         )
     )
     expected = plain(item for item in kustomize(own) if item["kind"] != "Namespace")
-    values = ("monitoring.enabled=true", "actuator.enabled=true", "node.acceleratedHardwareReady=true")
-    assert plain(rendered("platform=eks-neuron", "profile=active", *values)) == expected
+    actuator = ("actuator.enabled=true", "actuator.deviceTaints=None")
+    values = ("monitoring.enabled=true", *actuator, "node.acceleratedHardwareReady=true")
+    assert plain(rendered("platform=eks-neuron", "profile=active", *values)) == joined(expected)
+
+
+def joined(items: dict[str, Any]) -> dict[str, Any]:
+    """The chart has the rights of the actuator in one ClusterRole, the components in two."""
+    role = items.pop("ClusterRole healthd-device-taints")
+    items.pop("ClusterRoleBinding healthd-device-taints")
+    items["ClusterRole healthd-actuator"]["rules"] += role["rules"]
+    return items
 
 
 @pytest.mark.system("kubectl")

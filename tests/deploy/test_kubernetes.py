@@ -27,6 +27,7 @@ from checks.contract import Tier
 from checks.discover import builtin_checks
 from deploy.kubernetes import generate
 from healthd.aggregator.auth import check_exposure
+from healthd.aggregator.drain.device_taints import CREATE_RULES, DELETE_RULES, LIST_RULES, PATCH_RULES, READ_SLICES
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
 from healthd.aggregator.service_accounts import NEEDS as NEEDS_REVIEWS
 from healthd.cli.hooks.gate import gate, own_workload
@@ -37,6 +38,7 @@ from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
+from healthd.node.maintenance import NEEDS as NODES_NEED
 from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from tests.aggregator.world import result, state
 from tests.deploy.kubernetes_kit import OVERLAYS, node_pod, of_config_map
@@ -44,7 +46,7 @@ from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, ku
 
 pytestmark = pytest.mark.system("kubectl")
 
-COMPONENTS = ("monitoring", "actuator", "accelerated-hardware-ready")
+COMPONENTS = ("monitoring", "actuator", "device-taints", "accelerated-hardware-ready")
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
 SECRETS = {"healthd-tokens", "healthd-aggregator-tls", "healthd-prometheus"}
 WITHOUT_COMPONENTS = {"healthd-aggregator-tls"}
@@ -329,6 +331,7 @@ def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> 
     settings = of_config_map("", "healthd-aggregator", whole)
     assert settings.actuator.kind == "kubernetes"
     assert settings.actuator.mode == "observe", "nobody's nodes are tainted by the first apply"
+    assert settings.actuator.kubernetes.device_taints == "None", "nor is any device by the first change of it"
     assert of_config_map("", "healthd-node", whole).node.kubernetes.accelerated_hardware_ready
     rule = the(tuple(examples()), "NodeReadinessRule", "healthd-fit")["spec"]
     assert rule["dryRun"] is True
@@ -338,14 +341,28 @@ def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> 
 def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) -> None:
     def rights(name: str) -> set[str]:
         rules = the(whole, "ClusterRole", name)["rules"]
-        return {f"{verb} on {resource}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+        return {
+            f"{verb} on {'.'.join(filter(None, (resource, group)))}"
+            for rule in rules
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
 
     of_pods = {f"{verb} on pods" for verb in PODS_NEED.removesuffix(" on pods").split(" and ")}
-    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods}
+    of_nodes = {f"{verb} on nodes" for verb in NODES_NEED.removesuffix(" on nodes").split(" and ")}
+    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods, *of_nodes}
     assert rights("healthd-actuator") == {READ, WRITE, LIST}
-    assert rights("healthd-aggregator") == {NEEDS_REVIEWS}
+    assert rights("healthd-device-taints") == {READ_SLICES, LIST_RULES, CREATE_RULES, PATCH_RULES, DELETE_RULES}
+    assert {one.removesuffix(".authentication.k8s.io") for one in rights("healthd-aggregator")} == {NEEDS_REVIEWS}
     ours = "healthd-aggregator"
-    for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", ours), (ours, ours)):
+    bound = (
+        ("healthd-node", "healthd-node"),
+        ("healthd-actuator", ours),
+        ("healthd-device-taints", ours),
+        (ours, ours),
+    )
+    for name, account in bound:
         binding = the(whole, "ClusterRoleBinding", name)
         assert binding["roleRef"]["name"] == name
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "healthd-system"}]

@@ -40,7 +40,7 @@ import sys
 import tarfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,8 +177,22 @@ def _general_name(host: str) -> x509.GeneralName:
 class Kubernetes:
     """The programs of one cluster: `up` starts them, `down` ends them and removes what they made on this machine."""
 
-    def __init__(self, folder: Path, nodes: int, *, oldest: bool = False, number: int = 0) -> None:
-        """`number`: which cluster with nodes of this machine it is, from 0."""
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int,
+        *,
+        oldest: bool = False,
+        gates: Sequence[str] = (),
+        apis: Sequence[str] = (),
+        number: int = 0,
+    ) -> None:
+        """
+        `number`: which cluster with nodes of this machine it is, from 0. `gates` and `apis` are features of the control
+        plane and versions of APIs (`GROUP/VERSION`) that are off by default.
+        """
+        self._gates = [f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"] if gates else []
+        self._apis = [f"--runtime-config={','.join(f'{api}=true' for api in apis)}"] if apis else []
         self._pods, self._hosts = (f"10.{FIRST_NET + 2 * number + more}" for more in (0, 1))
         self._gateway = f"{self._hosts}.0.1"  # the control plane's address on the bridge of the nodes
         self.folder, self.nodes = folder, nodes
@@ -349,6 +363,8 @@ class Kubernetes:
             ),
             *(f"--audit-log-path={folder}/audit.log", f"--audit-policy-file={self._audit_policy()}"),
             *(() if self.nodes else ("--endpoint-reconciler-type=none",)),
+            *self._gates,
+            *self._apis,
         )
         self._kubeconfig("admin", f"https://127.0.0.1:{self._api}")
         self._wait("kube-apiserver", 90, lambda: "ok" in self.kubectl("get", "--raw", "/readyz"))
@@ -369,6 +385,7 @@ class Kubernetes:
             self._component(f"kube-{name}"),
             *(f"--kubeconfig={config}", "--bind-address=127.0.0.1", f"--secure-port={port}", "--leader-elect=false"),
             *(f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}"),
+            *self._gates,
         ]
 
     def _component(self, name: str) -> Path:
@@ -773,6 +790,8 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--oldest", action="store_true")
+    parser.add_argument("--gate", action="append", default=[], help="a feature gate of the control plane to turn on")
+    parser.add_argument("--api", action="append", default=[], help="GROUP/VERSION that is not served by default")
     parser.add_argument("--guarded", action="store_true")
     given = parser.parse_args()
     if given.oldest and given.nodes:
@@ -785,7 +804,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         with _own_networks(given.nodes) as number:
-            cluster = Kubernetes(given.folder.resolve(), given.nodes, oldest=given.oldest, number=number)
+            folder, nodes = given.folder.resolve(), given.nodes
+            features = {"gates": given.gate, "apis": given.api}
+            cluster = Kubernetes(folder, nodes, oldest=given.oldest, number=number, **features)
             return _run(cluster, parent if given.guarded else None)
     except ClusterError as error:
         print(error, file=sys.stderr)

@@ -11,12 +11,10 @@ import pytest
 
 from tests.deploy.images import PROGRAMS, Workshop, workshop_with_service
 from tests.kubernetes.cluster import VARIABLE, missing
-from tests.kubernetes.kit import HELM, IMAGE, SYSTEM, TORCH_IMAGE, Cluster, secrets, started
+from tests.kubernetes.kit import HELM, IMAGE, PLACE, SYSTEM, TORCH_IMAGE, Cluster, secrets, started
 from tests.system import missing as missing_program
 
 NODES = 3
-# Not in memory: containerd keeps images and containers there.
-PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
 SOMEBODYS_IMAGE, SOMEBODYS_TORCH_IMAGE = "TESTS_IMAGE", "TESTS_TORCH_IMAGE"
 
 

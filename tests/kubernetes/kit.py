@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 import healthd
+from healthd.core.platforms.kubernetes import ApiServer
 from tests.deploy.manifests import ROOT
 from tests.kubernetes.cluster import VARIABLE
 from tests.patience import PATIENCE
@@ -32,6 +33,8 @@ TORCH_IMAGE = f"{TORCH_REPOSITORY}:{healthd.__version__}"
 SYSTEM = "healthd-system"
 CONDITION = "healthd.internal/Fit"
 KEY = "healthd.internal/removed"
+# Not in memory: containerd keeps images and containers there.
+PLACE = Path(os.environ.get("TMPDIR", "/var/tmp"))
 # A call, and what has to come about in a cluster: pods are scheduled, started, probed.
 CALL_SECONDS = 120.0
 SECONDS = 60.0
@@ -369,3 +372,43 @@ def started(folder: Path, *words: str) -> Iterator[Cluster]:
         process.terminate()
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def account(cluster: Cluster, folder: Path, namespace: str, rules: Sequence[Mapping[str, Any]]) -> Iterator[ApiServer]:
+    """The API server as a service account with these rights sees it, in a namespace of its own."""
+    name = {"name": "writer", "namespace": namespace}
+    authorization = "rbac.authorization.k8s.io"
+    with cluster.namespace(namespace):
+        cluster.apply(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": name},
+            {
+                "apiVersion": f"{authorization}/v1",
+                "kind": "ClusterRole",
+                "metadata": {"name": namespace},
+                "rules": list(rules),
+            },
+            {
+                "apiVersion": f"{authorization}/v1",
+                "kind": "ClusterRoleBinding",
+                "metadata": {"name": namespace},
+                "roleRef": {"kind": "ClusterRole", "name": namespace, "apiGroup": authorization},
+                "subjects": [{"kind": "ServiceAccount", **name}],
+            },
+        )
+        (folder / "token").write_text(cluster.kubectl("create", "token", "writer", "-n", namespace))
+        assert cluster.folder is not None
+        (folder / "ca.crt").write_text((cluster.folder / "pki/ca.crt").read_text())
+        yield ApiServer(url=url_of(cluster), service_account=folder)
+        cluster.kubectl("delete", "clusterrole,clusterrolebinding", namespace)
+
+
+def url_of(cluster: Cluster) -> str:
+    return cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
+
+
+def answers(cluster: Cluster) -> bool:
+    try:
+        return "ok" in cluster.kubectl("get", "--raw", "/readyz")
+    except AssertionError:
+        return False

@@ -14,7 +14,7 @@ from tests.kubernetes.overlays_kit import own
 pytestmark = pytest.mark.kubernetes
 
 PLATFORMS = ("cpu", "eks-gpu", "eks-neuron")
-COMPONENTS = ("actuator", "accelerated-hardware-ready")
+COMPONENTS = ("actuator", "device-taints", "accelerated-hardware-ready")
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

@@ -34,21 +34,26 @@ ASKED = [
     *((verb, "rbac.authorization.k8s.io/clusterroles") for verb in ("bind", "escalate", "patch")),
     *((verb, "rbac.authorization.k8s.io/clusterrolebindings") for verb in ("create", "patch")),
     *((verb, "authentication.k8s.io/tokenreviews") for verb in ("create",)),
-    *((verb, "resource.k8s.io/resourceslices") for verb in ("list", "patch")),
+    *((verb, "resource.k8s.io/resourceslices") for verb in ("list", "create", "patch", "update", "delete")),
+    *((verb, "resource.k8s.io/devicetaintrules") for verb in ("list", "create", "patch", "update", "delete")),
+    *((verb, "resource.k8s.io/resourceclaims") for verb in ("list", "patch", "delete")),
 ]
 MAY = {
     "healthd-node": {
         *(("get", "/nodes"), ("patch", "/nodes/status"), ("create", "/events")),
-        *(("list", "/pods"), ("watch", "/pods")),
+        *(("list", "/pods"), ("watch", "/pods"), ("list", "/nodes"), ("watch", "/nodes")),
     },
     "healthd-aggregator": {
         *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
         ("create", "authentication.k8s.io/tokenreviews"),
+        ("list", "resource.k8s.io/resourceslices"),
+        *((verb, "resource.k8s.io/devicetaintrules") for verb in ("list", "create", "patch", "delete")),
     },
     "healthd-admin": set[tuple[str, str]](),
     "healthd-uninstall": {
         *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
         *(("patch", "/nodes/status"), ("list", "/pods")),
+        *((verb, "resource.k8s.io/devicetaintrules") for verb in ("list", "delete")),
     },
 }
 
@@ -79,7 +84,8 @@ def allowed(cluster: Cluster, account: str, asked: Iterable[tuple[str, str]]) ->
 def test_accounts_may_do_what_the_code_does_and_nothing_else(oldest: Cluster, tmp_path: Path) -> None:
     assert len(ASKED) >= 40
     image = "registry.example.com/healthd:0.1.0"
-    folders = [own(tmp_path / "all", image, "overlays/cpu/active", "actuator"), "deploy/kubernetes/uninstall"]
+    components = ("actuator", "device-taints")
+    folders = [own(tmp_path / "all", image, "overlays/cpu/active", *components), "deploy/kubernetes/uninstall"]
     lasting = "deploy/kubernetes/overlays/cpu/lasting"
     oldest.kubectl("apply", "--server-side", "-k", lasting)
     try:

@@ -15,7 +15,7 @@ import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from healthd.core.platforms.kubernetes import ApiServer, KubernetesError
 from healthd.node.condition import ConditionWriter
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
-from tests.kubernetes.kit import CONDITION, Cluster, until
+from tests.kubernetes.kit import CONDITION, Cluster, account, answers, until, url_of
 from tests.node.node_kit import BOOT, MovedClock, settings, specs
 from tests.patience import PATIENCE
 
@@ -48,46 +48,13 @@ RULES = [
 ]
 
 
-@contextmanager
-def account(cluster: Cluster, folder: Path) -> Iterator[ApiServer]:
-    """The API server as a service account with the rights of the guide sees it."""
-    name = {"name": "writer", "namespace": NAMESPACE}
-    authorization = "rbac.authorization.k8s.io"
-    with cluster.namespace(NAMESPACE):
-        cluster.apply(
-            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": name},
-            {
-                "apiVersion": f"{authorization}/v1",
-                "kind": "ClusterRole",
-                "metadata": {"name": NAMESPACE},
-                "rules": RULES,
-            },
-            {
-                "apiVersion": f"{authorization}/v1",
-                "kind": "ClusterRoleBinding",
-                "metadata": {"name": NAMESPACE},
-                "roleRef": {"kind": "ClusterRole", "name": NAMESPACE, "apiGroup": authorization},
-                "subjects": [{"kind": "ServiceAccount", **name}],
-            },
-        )
-        (folder / "token").write_text(cluster.kubectl("create", "token", "writer", "-n", NAMESPACE))
-        assert cluster.folder is not None
-        (folder / "ca.crt").write_text((cluster.folder / "pki/ca.crt").read_text())
-        yield ApiServer(url=url_of(cluster), service_account=folder)
-        cluster.kubectl("delete", "clusterrole,clusterrolebinding", NAMESPACE)
-
-
 @pytest.fixture
 def server(oldest: Cluster, tmp_path: Path) -> Iterator[ApiServer]:
     """A server whose nodes have no machine."""
-    with account(oldest, tmp_path) as made:
+    with account(oldest, tmp_path, NAMESPACE, RULES) as made:
         oldest.apply(*({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in NODES))
         yield made
         oldest.kubectl("delete", "nodes", *NODES)
-
-
-def url_of(cluster: Cluster) -> str:
-    return cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
 
 
 def removal(node: str) -> Removal:
@@ -290,7 +257,7 @@ async def test_taint_of_ours_ends_no_pod_and_starts_no_loop_of_replacements(
 ) -> None:
     """The Job controller makes one pod for one that is gone, however many nodes are tainted."""
     cluster = nodes_of_ours
-    with account(cluster, tmp_path) as server:
+    with account(cluster, tmp_path, NAMESPACE, RULES) as server:
         actuator = KubernetesActuator(server, key=KEY, owner="healthd")
         cluster.apply(job_of_two())
         until("both pods run", lambda: len(of_phase(cluster, "Running")) == 2)
@@ -348,10 +315,3 @@ def created(cluster: Cluster) -> int:
         item.get("count") or 1
         for item in cluster.items("events", "-n", NAMESPACE, "--field-selector", "reason=SuccessfulCreate")
     )
-
-
-def answers(cluster: Cluster) -> bool:
-    try:
-        return "ok" in cluster.kubectl("get", "--raw", "/readyz")
-    except AssertionError:
-        return False

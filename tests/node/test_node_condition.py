@@ -147,12 +147,21 @@ def test_a_real_hardware_fault_on_a_free_node_is_said_to_be_not_ready() -> None:
     [
         seen(Health.UNHEALTHY, why(injected=True)),
         seen(Health.UNHEALTHY, why(), allocated=(Allocation(by="unseen", holder="nobody can tell"),)),
+        seen(Health.UNHEALTHY, why(), maintenance="taint medik8s.io/drain"),
         seen(Health.UNHEALTHY, why("DiskFull", action=Action.INSPECT)),
         seen(Health.UNHEALTHY, why(blame=Blame.PATH)),
         seen(Health.UNKNOWN, why(status=Status.UNKNOWN)),
         seen(Health.UNKNOWN),
     ],
-    ids=["injected", "a job has it", "nothing to replace", "the path's fault", "not proven", "nothing known"],
+    ids=[
+        "injected",
+        "a job has it",
+        "in maintenance",
+        "nothing to replace",
+        "the path's fault",
+        "not proven",
+        "nothing known",
+    ],
 )
 def test_an_instance_is_never_given_up_for_less(of: NodeState) -> None:
     status, _ = accelerated(of)

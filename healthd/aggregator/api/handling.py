@@ -407,8 +407,8 @@ class NodeRow:
     A node in a list. `heard_seconds` is how long ago it was heard last, None: never since the aggregator started.
 
     `confirmed`: it has answered the aggregator. `duplicate`: two daemons seem to have this name. `accused` is the
-    newest accusation by a validation that stands; `removed` why the node is out of the scheduler's way. What only the
-    node can tell is None or empty until it has.
+    newest accusation by a validation that stands; `removed` why the node is out of the scheduler's way; `maintenance`
+    by what it shows that it is in maintenance. What only the node can tell is None or empty until it has.
     """
 
     node: str
@@ -428,6 +428,7 @@ class NodeRow:
     leases: tuple[Lease, ...]
     faults: tuple[str, ...]
     running: str | None
+    maintenance: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

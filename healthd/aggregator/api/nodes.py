@@ -277,6 +277,7 @@ def _row(parts: Parts, view: NodeView) -> dict[str, Any]:
         "leases": state.leases if state else (),
         "faults": state.faults if state else (),
         "running": state.running if state else None,
+        "maintenance": state.maintenance if state else None,
     }
 
 

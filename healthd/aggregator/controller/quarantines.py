@@ -261,7 +261,7 @@ class Quarantines:
     def _concerns(self, batch: Batch, node: FleetNode, state: NodeState) -> bool:
         """Whether there is anything new about the node, or anything remembered of it."""
         record = self._memory.records.get(node.node)
-        if record is not None and record.active:
+        if (record is not None and record.active) or state.maintenance is not None:
             return True
         if self._memory.versions.get(node.node) == node.version:
             return False

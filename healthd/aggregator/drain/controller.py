@@ -41,7 +41,7 @@ from healthd.aggregator.inventory import Fleet
 from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason
-from healthd.core.model import Decision, Verdict
+from healthd.core.model import Decision, DeviceRecord, NodeState, Quarantine, Verdict
 from healthd.core.tasks import Backoff
 
 # Rejects that are held back until the nodes they accuse are out of the scheduler's way, or their time is over.
@@ -235,7 +235,8 @@ class DrainController:
         self._wall = wall
         self._marked: dict[str, str] = {}
         self._listed_at = -math.inf
-        self._standing: dict[str, float] = {}  # node -> when it was last seen to be out
+        self._standing: dict[str, float] = {}  # node -> when it was last seen to be out, in `_scopes`
+        self._scopes: dict[str, tuple[frozenset[str], bool]] = {}
         self._left: set[str] = set()  # nodes that the scheduler does not know, or that somebody else keeps out
         self._ours: set[str] = set()  # marked, or marked again, by this process: for causes that it knows
         self._rejected: dict[str, RejectedNode] = {}
@@ -259,10 +260,16 @@ class DrainController:
         if not found or until <= self._wall():
             return
         for node, why in found.items():
-            if why.code != "Quarantined":  # that one speaks for itself, for as long as it stands
-                self._rejected[node] = RejectedNode(
-                    gate=gate.id, reason=why.message, injected=why.injected, since=at, until=until
-                )
+            known = self._rejected.get(node)
+            at_fault = known is not None and not known.quarantined and known.until > self._wall()
+            self._rejected[node] = RejectedNode(
+                gate=gate.id,
+                reason=why.message,
+                injected=why.injected,
+                since=at,
+                until=until,
+                quarantined=why.code == "Quarantined" and not at_fault,
+            )
         if self._settings.mode == "act":
             self._held.hold(gate.id, found)
         self._wake.set()
@@ -325,15 +332,18 @@ class DrainController:
             self._standing = {node: at for node, at in self._standing.items() if node in self._marked}
         seen = self._look(self._rejected)
         plan = make_plan(wall, seen, self._marked.keys(), left=self._left)
+        for node in [one for one in self._standing if one in plan.out]:
+            if plan.out[node].scope != self._scopes.get(node):
+                del self._standing[node]
         for node, why in plan.kept_back.items():
             self._say(node, f"{node} stays where jobs are placed: {why}")
         if acting:
             await self._act(plan, seen)
         else:
             for node, removal in plan.out.items():
-                self._say(
-                    node, f"{self._actuator.name}: {node} would be taken out of the way (observe): {removal.reason}"
-                )
+                of = "" if removal.whole else f"{', '.join(device.target for device in removal.devices)} of "
+                text = f"{of}{node} would be taken out of the way (observe): {removal.reason}"
+                self._say(node, f"{self._actuator.name}: {text}")
         self._told = {
             about: text
             for about, text in self._told.items()
@@ -363,6 +373,7 @@ class DrainController:
     async def _remove(self, removal: Removal) -> bool:
         """False: the call failed."""
         node, new = removal.node, removal.node not in self._marked
+        changed = self._scopes.get(node, removal.scope) != removal.scope
         try:
             outcome = await self._bounded("remove", self._actuator.remove(removal))
         except ActuatorError as error:
@@ -370,11 +381,13 @@ class DrainController:
             return False
         self._retries.succeeded(node)
         (self._left.add if outcome.done is Done.LEFT else self._left.discard)(node)
+        self._scopes[node] = removal.scope
         if outcome.done is Done.OUT:
             self._marked[node] = removal.reason
             self._ours.add(node)
             if new:
                 self._rate.removed(self._clock())
+            if new or changed:
                 await self._write(node, "taken out of the way", f"{outcome.note}: {removal.reason}")
         elif outcome.done is Done.LEFT:
             self._marked.pop(node, None)
@@ -394,6 +407,7 @@ class DrainController:
         self._marked.pop(node, None)
         self._ours.discard(node)
         self._standing.pop(node, None)
+        self._scopes.pop(node, None)
         self._told.pop(node, None)
         if outcome.done is Done.BACK:
             await self._write(node, "given back", outcome.note)
@@ -432,6 +446,7 @@ class DrainController:
                 self._held.arrived(node)
         self._held.forget()
         self._standing = {node: at for node, at in self._standing.items() if node in plan.out}
+        self._scopes = {node: scope for node, scope in self._scopes.items() if node in plan.out or node in self._marked}
         self._left &= plan.out.keys() | plan.kept_back.keys()
         self._retries.keep(plan.out.keys() | self._marked.keys())
 
@@ -490,7 +505,9 @@ class ActuatorCollector(Collector):
             "healthd_actuator_failures", "Calls of the actuator that its scheduler refused or lost.", labels=labels
         )
         out = GaugeMetricFamily(
-            "healthd_actuator_nodes_out", "Nodes that bear the actuator's mark now.", labels=("kind",)
+            "healthd_actuator_nodes_out",
+            "Nodes that bear the actuator's mark now, or one of whose devices does.",
+            labels=("kind",),
         )
         overdue = GaugeMetricFamily(
             "healthd_actuator_nodes_overdue",
@@ -524,13 +541,29 @@ def make_drain_controller(settings: ActuatorSettings, source: Engine, nodes: Fle
     actuator = make_actuator(settings)
     if actuator is None:
         return None
+    by_device = settings.kind == "kubernetes" and settings.kubernetes.device_taints != "off"
     return DrainController(
-        actuator, settings, look=lambda rejected: observe(source, nodes, rejected), note=source.note, wall=source.now
+        actuator,
+        settings,
+        look=lambda rejected: observe(source, nodes, rejected, by_device=by_device),
+        note=source.note,
+        wall=source.now,
     )
 
 
-def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode]) -> Observed:
-    """The fleet as of now; a healthy one costs nothing."""
+def _devices(quarantine: Quarantine | None, state: NodeState | None) -> tuple[DeviceRecord, ...]:
+    """The devices that a quarantine names. Of one that the node does not show, or not yet, nothing is known."""
+    inventory = state.inventory if state is not None else None
+    shown = {device.target: device for device in inventory.devices} if inventory is not None else {}
+    named = quarantine.devices if quarantine is not None else ()
+    return tuple(
+        shown.get(target) or DeviceRecord(target=target, kind="", serial=None, cores=None, memory_bytes=None)
+        for target in named
+    )
+
+
+def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode], *, by_device: bool = False) -> Observed:
+    """The fleet as of now; a healthy one costs nothing. `by_device`: single devices can be taken out."""
 
     def known(name: str) -> bool:
         return nodes.node(name) is not None
@@ -557,6 +590,7 @@ def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode]) 
                 # Of a node that nobody has heard of nobody knows: when in doubt, a job has it.
                 allocated=state is None or bool(state.allocated or state.leases) or name in leased,
                 gone=not source.present(name),
+                devices=_devices(quarantines.get(name), state) if by_device else (),
             )
         )
     sizes: dict[str, int] = {

@@ -6,6 +6,9 @@ is somebody else's, and so is a cordon. A label of the same key and owner lets o
 annotations say which node of the fleet it is and why. The list of taints can only be written whole, so each write names
 the version of the node that it was read from, and a conflict reads anew.
 
+Where single devices are all that is wrong with a node, and DRA can leave these out, they are tainted instead
+(`device_taints`), before a taint of ours on the node goes. Where they cannot be, the node is tainted as ever.
+
 `clean` is for the end of an installation: it takes away what healthd has written to nodes.
 """
 
@@ -15,8 +18,9 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from healthd.aggregator.drain.device_taints import Applied, DeviceTaintRules, plugin_resource
 from healthd.aggregator.drain.plan import ActuatorError, ActuatorSettings, Done, Outcome, Removal
 from healthd.core.platforms.kubernetes import (
     MERGE,
@@ -45,8 +49,9 @@ LOOK_SECONDS = 1.0
 class KubernetesActuator:
     """See the module."""
 
-    def __init__(self, server: ApiServer, *, key: str, owner: str) -> None:
+    def __init__(self, server: ApiServer, *, key: str, owner: str, rules: DeviceTaintRules | None = None) -> None:
         self.name = "kubernetes"
+        self._rules = rules
         self._server = server
         self._key = key
         self._owner = owner
@@ -62,10 +67,43 @@ class KubernetesActuator:
                 fleet_name = self._annotation(item, "node") or name
                 self._names[fleet_name] = name
                 found[fleet_name] = self._annotation(item, "reason") or "no reason is noted"
+        for fleet_name, (name, why) in (await self._rules.marked() if self._rules is not None else {}).items():
+            self._names.setdefault(fleet_name, name)
+            found.setdefault(fleet_name, why or "no reason is noted")
         return found
 
     async def remove(self, removal: Removal) -> Outcome:
-        """OUT with our taint, LEFT where a taint of that key is somebody else's or no node of these names is there."""
+        """
+        OUT with our taint on the node or its devices. LEFT where a taint of that key is somebody else's, where the
+        driver has tainted the devices, or where no node of these names is there.
+        """
+        if self._rules is None:
+            return await self._taint(removal)
+        if not removal.devices:
+            outcome = await self._taint(removal)
+            await self._rules.remove(removal.node)
+            return outcome
+        devices = await self._taint_devices(self._rules, removal)
+        if devices is not None and devices.out and not removal.whole:
+            await self._untaint(removal.node)
+            return Outcome(done=Done.OUT if devices.ours else Done.LEFT, note=devices.note)
+        outcome = await self._taint(removal)
+        return outcome if devices is None else replace(outcome, note=f"{outcome.note}; {devices.note}")
+
+    async def _taint_devices(self, rules: DeviceTaintRules, removal: Removal) -> Applied | None:
+        """The devices of a node, by rules; None for a node that is not there."""
+        found = await self._find(removal.names)
+        if found is None:
+            return None
+        name, node = found
+        self._names[removal.node] = name
+        if (resource := plugin_resource(node)) is not None:
+            await rules.remove(removal.node)
+            return Applied(out=False, note=f"no rule for its device: a device plugin gives them away ({resource})")
+        return await rules.apply(removal.node, name, removal.devices, _line(removal.reason))
+
+    async def _taint(self, removal: Removal) -> Outcome:
+        """As `remove`, of the node."""
         for _ in range(CONFLICTS):
             found = await self._find(removal.names)
             if found is None:
@@ -90,12 +128,21 @@ class KubernetesActuator:
         raise ActuatorError(f"kubernetes: node {name} changed {CONFLICTS} times while it was to be tainted")
 
     async def restore(self, node: str) -> Outcome:
-        """Our taint, label and annotations go; nothing else is touched."""
+        """Our taint, label and annotations go, and our rules for its devices; nothing else is touched."""
+        gone = await self._rules.remove(node) if self._rules is not None else ()
+        outcome = await self._untaint(node)
+        self._names.pop(node, None)
+        if not gone:
+            return outcome
+        notes = (*gone, outcome.note) if outcome.done is Done.BACK else gone
+        return Outcome(done=Done.BACK, note="; ".join(notes))
+
+    async def _untaint(self, node: str) -> Outcome:
+        """As `restore`, of the node's own taint."""
         name = self._names.get(node, node)
         for _ in range(CONFLICTS):
             found = await self._find((name,))
             if found is None:
-                self._names.pop(node, None)
                 return Outcome(done=Done.LEFT, note=f"node {name} is gone")
             current = found[1]
             taints = records(current, "spec", "taints")
@@ -106,7 +153,6 @@ class KubernetesActuator:
             nothing = {f"{self._key}-node": None, f"{self._key}-reason": None}
             metadata = {"labels": {self._key: None}, "annotations": nothing} if labelled else {}
             if await self._write(name, current, metadata, kept):
-                self._names.pop(node, None)
                 gone = len(kept) < len(taints)
                 note = f"the taint of node {name} is gone" if gone else f"node {name} had lost our taint already"
                 return Outcome(done=Done.BACK, note=note)
@@ -181,7 +227,8 @@ async def clean(server: ApiServer, traces: Traces, *, wait_seconds: float) -> tu
     left = await _wait_for_end(server, traces, wait_seconds)
     done: list[str] = []
     if traces.owner is not None:
-        actuator = KubernetesActuator(server, key=traces.key, owner=traces.owner)
+        rules = DeviceTaintRules(server, key=traces.key, owner=traces.owner, effect="NoSchedule")
+        actuator = KubernetesActuator(server, key=traces.key, owner=traces.owner, rules=rules)
         done += [(await actuator.restore(node)).note for node in await actuator.marked()]
     if traces.conditions:
         kept = {members(pod, "spec", "nodeName") async for pod in _listed(server, "/api/v1/pods", DAEMONS, LIST_PODS)}
@@ -257,7 +304,10 @@ def make(settings: ActuatorSettings) -> KubernetesActuator:
     """As configured; ConfigError where there is no API server to ask."""
     chosen = settings.kubernetes
     server = api_server(os.environ, chosen.service_account, chosen.api_server)
-    return KubernetesActuator(server, key=chosen.taint_key, owner=settings.owner)
+    key, owner, rules = chosen.taint_key, settings.owner, None
+    if chosen.device_taints != "off":
+        rules = DeviceTaintRules(server, key=key, owner=owner, effect=chosen.device_taints)
+    return KubernetesActuator(server, key=key, owner=owner, rules=rules)
 
 
 def _told(error: KubernetesError) -> ActuatorError:

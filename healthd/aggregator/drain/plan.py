@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from checks.contract import Blame, Status
 from checks.printable import printable_line
 from healthd.core.errors import HealthdError
-from healthd.core.model import Decision, Quarantine, Reason, Verdict
+from healthd.core.model import Decision, DeviceRecord, Quarantine, Reason, Verdict
 
 # What the drain controller wants of a scheduler, and what it is told: frozen data and one protocol.
 
@@ -33,7 +33,8 @@ class Removal:
     `node` is its name in the fleet; `aliases` and `instance_id` (None where unknown) are what a scheduler may know it
     by. `reason` is a sentence for people. `by_person`: somebody said so, no rule. `injected`: only an injected fault is
     behind it, so nothing may be done that cannot be undone. `allocated`: a job has the node, as far as anybody knows,
-    so nothing may be done that ends it.
+    so nothing may be done that ends it. `devices` are all that is wrong with it, where that is known (empty: the node
+    is); with `whole` the node is to be out for now although the scheduler could leave out these devices alone.
     """
 
     node: str
@@ -45,6 +46,13 @@ class Removal:
     injected: bool
     allocated: bool
     since: float
+    devices: tuple[DeviceRecord, ...] = ()
+    whole: bool = True
+
+    @property
+    def scope(self) -> tuple[frozenset[str], bool]:
+        """What of the node is to be out: when it changes, what was done so far is not enough."""
+        return frozenset(device.target for device in self.devices), self.whole
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,13 +110,17 @@ class Actuator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RejectedNode:
-    """A gate found the node at fault just now."""
+    """
+    A gate found the node at fault just now. `quarantined`: for nothing but its quarantine, so that it counts as long as
+    that stands.
+    """
 
     gate: str
     reason: str
     injected: bool
     since: float
     until: float
+    quarantined: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +129,7 @@ class Candidate:
     A node that somebody or something says is bad, and what else is known of it.
 
     `pool` is "" for a node without one. `faults`: faults are injected on it. `allocated`: a job has it, or nobody
-    knows. `gone`: it was not heard for a day.
+    knows. `gone`: it was not heard for a day. `devices` are those of its quarantine, as far as they are known.
     """
 
     node: str
@@ -129,6 +141,7 @@ class Candidate:
     faults: bool
     allocated: bool
     gone: bool = False
+    devices: tuple[DeviceRecord, ...] = ()
 
 
 def _anybody(_name: str) -> bool:
@@ -211,13 +224,16 @@ def make_plan(
 
 def _removal(now: float, suspect: Candidate) -> Removal | None:
     quarantine, rejected = suspect.quarantine, suspect.rejected
-    person, faults = False, suspect.faults
-    if quarantine is not None and (quarantine.until is None or quarantine.until > now):
+    person, faults, devices = False, suspect.faults, suspect.devices
+    stands = quarantine is not None and (quarantine.until is None or quarantine.until > now)
+    told = rejected is not None and rejected.until > now and (stands or not rejected.quarantined)
+    if quarantine is not None and stands:
         why, reason, since = Why.QUARANTINE, f"{quarantine.owner}: {quarantine.reason}", quarantine.since
         person = quarantine.owner_kind != "rule"
         # Which fault a rule's word is about is not told: while any is injected, it may be that one.
         injected = faults and not person
-    elif rejected is not None and rejected.until > now:
+    elif rejected is not None and told:
+        devices = ()  # a gate speaks of the node
         why, reason, since = Why.GATE, f"gate {rejected.gate}: {rejected.reason}", rejected.since
         injected = rejected.injected or faults
     else:
@@ -232,6 +248,9 @@ def _removal(now: float, suspect: Candidate) -> Removal | None:
         injected=injected,
         allocated=suspect.allocated,
         since=since,
+        devices=devices,
+        # The next attempt of a rejected job must start elsewhere: no gate admits the node, whatever device is left out.
+        whole=told or not devices,
     )
 
 
@@ -290,6 +309,11 @@ class KubernetesActuatorSettings:
 
     api_server: str | None = None
     """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+
+    device_taints: Literal["off", "None", "NoSchedule"] = "off"
+    """Effect of the DeviceTaintRule for a device that is all that is wrong with a node, where devices are given by DRA.
+    None: the rule only shows, and the node is tainted as without it. NoSchedule: new claims get other devices, and the
+    node is not tainted. off: no rules, and none of the rights that they need. Begin with None."""
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.taint_key):

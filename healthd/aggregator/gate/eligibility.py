@@ -171,7 +171,11 @@ def assess(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessm
 
 def _assess_known(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode) -> Assessment:
     """A node that has reported: excluded, out of contact, in use, or as good as its evidence."""
-    found = _quarantined_or_duplicate(snapshot.now, node) or _out_of_contact(gate, snapshot, policy, node)
+    found = (
+        _quarantined_or_duplicate(snapshot.now, node)
+        or _in_maintenance(node)
+        or _out_of_contact(gate, snapshot, policy, node)
+    )
     if found is not None:
         return _with_fault(found, gate, snapshot, policy, node)
     assert node.state is not None  # _out_of_contact answers for nodes without a state
@@ -236,6 +240,13 @@ def _quarantined_or_duplicate(now: float, node: FleetNode) -> Assessment | None:
         )
         return _out(node.node, "DuplicateNode", text)
     return None
+
+
+def _in_maintenance(node: FleetNode) -> Assessment | None:
+    """A node that its platform has taken out of service, also while it reboots and is not heard."""
+    if node.state is None or node.state.maintenance is None:
+        return None
+    return _out(node.node, "InMaintenance", f"{node.node} is in maintenance: {node.state.maintenance}")
 
 
 def _out_of_contact(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode) -> Assessment | None:

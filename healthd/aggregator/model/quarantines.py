@@ -70,7 +70,7 @@ class Facts:
     there is none. `injected`: the faults in force. `person`, `kept`: a person, or a rule, keeps the
     node out now. `accusations` are new ones.
     `probe_status` is that of the node's report on the run that the rules ordered. `compile_seconds`: how much longer
-    such a run may take there.
+    such a run may take there. `maintenance`: the node is in maintenance, so that nothing is held against it.
     """
 
     node: str
@@ -88,6 +88,7 @@ class Facts:
     accusations: tuple[Fault, ...] = ()
     probe_status: OrderStatus | None = None
     compile_seconds: float = 0.0
+    maintenance: bool = False
 
     def identity_of(self, device: str | None) -> str:
         """Whose a fault on this device is: the device's by its serial number, else the machine's."""
@@ -157,10 +158,11 @@ class LastCounted:
 
 @dataclass(frozen=True, kw_only=True)
 class CountedResult:
-    """One result that was counted."""
+    """One result that was counted. `devices` are those that it failed on; empty where it says nothing of a device."""
 
     at: float
     failed: bool
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,8 @@ class FailureCount:
     """
     A check that failed lately. `marks` are its newest results, oldest first, within the window; `passes` those that
     passed in a row since it failed last; `fails` all failures since `since`. `tripped`: it failed too often and has not
-    been cleared. `fault` is the newest.
+    been cleared. `fault` is the newest. `devices` are all that its newest failures were on; empty where one of them
+    was on the node.
     """
 
     rule: Rule
@@ -182,6 +185,7 @@ class FailureCount:
     passes: int = 0
     marks: tuple[CountedResult, ...] = ()
     tripped: bool = False
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +229,8 @@ class RuleVerdict:
     """
     The verdict of the rules on a node. It ends when nothing is left of what caused it, not before `until`.
 
-    `lead` names the cause that the sentence is about. `clear`: nothing is left, only the time has to pass.
+    `lead` names the cause that the sentence is about. `clear`: nothing is left, only the time has to pass. `devices`
+    are those of a `Quarantine`.
     `repeats_before` and `last_before` are what the record said before this one, for one that turns out injected.
     """
 
@@ -240,6 +245,7 @@ class RuleVerdict:
     injected: bool
     repeats_before: int
     last_before: float | None
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +264,8 @@ class RuleRecord:
     All that is remembered of one node. Bounded: by checks and devices, and by what a window holds.
 
     `latches` are those on the node's identities and in its seats, kept apart on disk. `repeats` counts the rules'
-    quarantines, `last_at` is when the last one began. No probe before `probe_after`.
+    quarantines, `last_at` is when the last one began. No probe before `probe_after`. `maintenance`: the node was in
+    maintenance when it was looked at last.
     """
 
     node: str
@@ -272,11 +279,13 @@ class RuleRecord:
     last_at: float | None = None
     probe: RecheckRun | None = None
     probe_after: float = 0.0
+    maintenance: bool = False
 
     @property
     def active(self) -> bool:
         """Whether there is anything that the next facts may change."""
-        return bool(self.counts or self.latches or self.seats or self.owed or self.seen or self.word or self.probe)
+        known = self.counts or self.latches or self.seats or self.owed or self.seen
+        return bool(known or self.word or self.probe or self.maintenance)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from checks.contract import Blame, Status, Tier
+from checks.contract import Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
 from healthd.aggregator.inventory import machine_identity, name_of
 from healthd.aggregator.model.nodes import FleetNode
@@ -93,6 +93,7 @@ def _count(record: RuleRecord, facts: Facts, outcome: Outcome, effects: list[Eff
         record = latch(record, facts, fault, outcome.tier, outcome.measured_at, effects)
     window = min(max(SOFT_WINDOW_SECONDS, SOFT_RESULTS * outcome.interval_seconds), LONGEST_WINDOW_SECONDS)
     if soft:
+        devices = devices_at_fault(fault.device for fault in soft)
         first = FailureCount(
             rule=Rule.SOFT,
             fault=soft[0],
@@ -101,6 +102,7 @@ def _count(record: RuleRecord, facts: Facts, outcome: Outcome, effects: list[Eff
             since=outcome.measured_at,
             last_at=outcome.measured_at,
             window_seconds=window,
+            devices=devices,
         )
         return _fail(record, first, effects)
     counts = []
@@ -123,6 +125,7 @@ def _fail(record: RuleRecord, new: FailureCount, effects: list[Effect]) -> RuleR
             found = True
             if count.passes >= CLEAR_PASSES:
                 effects.append(_failed(new.fault))
+            marks = (*count.marks, _failure(new))[-MOST_MARKS:]
             count = dataclasses.replace(
                 count,
                 fault=new.fault,
@@ -131,13 +134,32 @@ def _fail(record: RuleRecord, new: FailureCount, effects: list[Effect]) -> RuleR
                 window_seconds=new.window_seconds,
                 fails=count.fails + 1,
                 passes=0,
-                marks=(*count.marks, CountedResult(at=new.last_at, failed=True))[-MOST_MARKS:],
+                marks=marks,
+                devices=_devices_of(marks, new.devices),
             )
         counts.append(count)
     if not found:
         effects.append(_failed(new.fault))
-        counts.append(dataclasses.replace(new, fails=1, marks=(CountedResult(at=new.last_at, failed=True),)))
+        counts.append(dataclasses.replace(new, fails=1, marks=(_failure(new),)))
     return dataclasses.replace(record, counts=tuple(counts))
+
+
+def _failure(new: FailureCount) -> CountedResult:
+    return CountedResult(at=new.last_at, failed=True, devices=new.devices)
+
+
+def devices_at_fault(devices: Iterable[str | None]) -> tuple[str, ...]:
+    """All devices of these faults; none where one of them is on no device, because then the node is at fault."""
+    found = set(devices)
+    return () if None in found else tuple(sorted(one for one in found if one is not None))
+
+
+def _devices_of(marks: tuple[CountedResult, ...], before: tuple[str, ...]) -> tuple[str, ...]:
+    """The devices of the failures among the results that are looked at; as before where there is none."""
+    failed = [mark for mark in marks[-SOFT_RESULTS:] if mark.failed]
+    if not failed:
+        return before
+    return devices_at_fault(device for mark in failed for device in (mark.devices or (None,)))
 
 
 def _failed(fault: Fault) -> HistoryNote:
@@ -153,7 +175,8 @@ def _pass(count: FailureCount, at: float, effects: list[Effect]) -> FailureCount
     marks = (
         count.marks if count.rule is Rule.ACCUSED else (*count.marks, CountedResult(at=at, failed=False))[-MOST_MARKS:]
     )
-    return dataclasses.replace(count, passes=min(passes, MOST_MARKS), marks=marks)
+    devices = _devices_of(marks, count.devices)
+    return dataclasses.replace(count, passes=min(passes, MOST_MARKS), marks=marks, devices=devices)
 
 
 def latch(record: RuleRecord, facts: Facts, fault: Fault, tier: Tier, at: float, effects: list[Effect]) -> RuleRecord:
@@ -293,6 +316,7 @@ def facts_of(
         accusations=tuple(accusation(reason) for reason in accusations if counts(reason)),
         probe_status=None if report is None else report.status,
         compile_seconds=node.compile_seconds,
+        maintenance=state.maintenance is not None,
     )
 
 
@@ -366,16 +390,24 @@ def _passed(result: CheckResult, policy: Policy) -> bool | None:
 
 
 def _faults(result: CheckResult, inventory: Inventory | None) -> Iterator[Fault]:
-    for finding in [f for f in result.findings if blames_node(f)][:MOST_FAULTS]:
+    for finding, device in _first_of_each_device(result, inventory)[:MOST_FAULTS]:
         yield Fault(
             code=plain(finding.reason or "NoData", 64),
             check=result.check,
             target=plain(finding.target, 128),
             message=plain(finding.message, MOST_MESSAGE),
             action=finding.action or action_of(finding.reason),
-            device=device_of(finding.target, inventory),
+            device=device,
             injected=result.injected,
         )
+
+
+def _first_of_each_device(result: CheckResult, inventory: Inventory | None) -> list[tuple[Finding, str | None]]:
+    """Findings that blame the node, with their device: one of each device first, so that a bound leaves none out."""
+    found = [(finding, device_of(finding.target, inventory)) for finding in result.findings if blames_node(finding)]
+    first = dict(reversed([(device, index) for index, (_, device) in enumerate(found)]))
+    order = sorted(range(len(found)), key=lambda index: (index not in first.values(), index))
+    return [found[index] for index in order]
 
 
 def _passed_at(sent_at: float, state: NodeState, tier: Tier, policy: Policy) -> float | None:

@@ -41,11 +41,13 @@ from healthd.aggregator.model.quarantines import (
 from healthd.aggregator.quarantine.counting import (
     ACCUSED_FAILS,
     CLEAR_PASSES,
+    MOST_LATCHES,
     SOFT_FAILS,
     SOFT_RESULTS,
     accused,
     count_accusations,
     count_results,
+    devices_at_fault,
     in_force,
 )
 from healthd.aggregator.quarantine.counting import latch as latch_fault
@@ -60,7 +62,10 @@ _ORDER = {Rule.HARD: 0, Rule.ACCUSED: 1, Rule.SOFT: 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """One reason to keep the node out. `key` stays while it is the same cause. `observed`: its rule may only watch."""
+    """
+    One reason to keep the node out. `key` stays while it is the same cause. `observed`: its rule may only watch.
+    `devices` are those of a `Quarantine`.
+    """
 
     rule: Rule
     code: str
@@ -68,16 +73,29 @@ class Cause:
     reason: str
     injected: bool
     observed: bool
+    devices: tuple[str, ...]
 
 
 def causes_of(record: RuleRecord, facts: Facts, policy: Policy) -> tuple[Cause, ...]:
     """All that keeps the node out now: those that mean it first, then by rule."""
     found = [_latched(latch, facts, policy) for latch in record.latches]
-    found += [_owed(one, policy) for one in record.owed]
+    found += [_owed(one, facts, policy) for one in record.owed]
     for count in record.counts:
         if count.tripped and count.passes < CLEAR_PASSES:
             found.append(_counted(count, policy))
     return tuple(sorted(found, key=lambda one: (one.observed, _ORDER[one.rule], one.injected, one.key)))
+
+
+MOST_DEVICES = 4
+"""Devices of a node that may be at fault at once without the node being at fault: a quarter of 16."""
+
+
+def _at_fault(record: RuleRecord, causes: tuple[Cause, ...]) -> tuple[str, ...]:
+    """The devices at fault, where every cause that keeps the node out is on a device; none: the node is at fault."""
+    meant = [one for one in causes if not one.observed] or causes
+    found = devices_at_fault(device for one in meant for device in (one.devices or (None,)))
+    # Beyond the bound of latches a device may be latched that is not among them.
+    return () if len(found) > MOST_DEVICES or len(record.latches) >= MOST_LATCHES else found
 
 
 def rebooted(latch: Latch, facts: Facts) -> bool:
@@ -85,11 +103,19 @@ def rebooted(latch: Latch, facts: Facts) -> bool:
     return latch.boot_id is not None and facts.boot_id is not None and latch.boot_id != facts.boot_id
 
 
-def _cause(rule: Rule, code: str, key: str, reason: str, policy: Policy, *, injected: bool) -> Cause:
+def _cause(
+    rule: Rule, code: str, key: str, reason: str, policy: Policy, *, injected: bool, devices: tuple[str, ...]
+) -> Cause:
     observed = rule.value in policy.rules_observe or code in policy.rules_observe
     text = reason.removesuffix(" (injected)") + (" (injected)" if injected else "")
     return Cause(
-        rule=rule, code=code, key=f"{rule.value} {key}", reason=text[:900], injected=injected, observed=observed
+        rule=rule,
+        code=code,
+        key=f"{rule.value} {key}",
+        reason=text[:900],
+        injected=injected,
+        observed=observed,
+        devices=devices,
     )
 
 
@@ -114,15 +140,19 @@ def _latched(latch: Latch, facts: Facts, policy: Policy) -> Cause:
             f"latched on {where} {until}"
         )
     key = f"{latch.identity} {fault.check} {fault.code} {until}"
-    return _cause(Rule.HARD, fault.code, key, reason, policy, injected=fault.injected)
+    # Latched on the machine, because the hardware tells no serial number, it may be on several of its devices.
+    devices = tuple(target for target, serial in facts.serials.items() if f"serial:{serial}" == latch.identity)
+    return _cause(Rule.HARD, fault.code, key, reason, policy, injected=fault.injected, devices=devices)
 
 
-def _owed(owed: ReplacementProof, policy: Policy) -> Cause:
+def _owed(owed: ReplacementProof, facts: Facts, policy: Policy) -> Cause:
     reason = (
         f"{owed.target}: {owed.identity} took the place of {owed.instead_of}, which was latched, and has not passed "
         f"the deep tier since {moment(owed.since)}"
     )
-    return _cause(Rule.HARD, "NotYetRun", f"{owed.target} {owed.identity}", reason, policy, injected=False)
+    devices = (owed.target,) if owed.target in facts.serials else ()
+    key = f"{owed.target} {owed.identity}"
+    return _cause(Rule.HARD, "NotYetRun", key, reason, policy, injected=False, devices=devices)
 
 
 def _counted(count: FailureCount, policy: Policy) -> Cause:
@@ -141,7 +171,7 @@ def _counted(count: FailureCount, policy: Policy) -> Cause:
             f"{len(count.marks)} results within {within}, {count.fails} times since {moment(count.since)}"
         )
     key = f"{fault.check} {fault.code} {fault.target if fault.check != COLLECTIVES else ''}"
-    return _cause(count.rule, fault.code, key, reason, policy, injected=fault.injected)
+    return _cause(count.rule, fault.code, key, reason, policy, injected=fault.injected, devices=count.devices)
 
 
 # Lifecycle of a quarantine verdict: when it begins, what comes of it, when it ends. Pure.
@@ -193,7 +223,7 @@ def speak(
         word = dataclasses.replace(
             word, rule=first.rule, code=first.code, reason=reason, lead=first.key, mode=mode, clear=False
         )
-    word = dataclasses.replace(word, injected=injected)
+    word = dataclasses.replace(word, injected=injected, devices=_at_fault(record, causes))
     _tell(before, word, facts, effects)
     return word, repeats, last_at
 
@@ -265,6 +295,7 @@ def quarantine_of(word: RuleVerdict) -> Quarantine:
         since=word.since,
         until=word.until if word.clear else None,
         injected=word.injected,
+        devices=word.devices,
     )
 
 
@@ -340,7 +371,10 @@ def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple
     A latch of `facts.identities` that is missing in the answer was cleared; others only left the node.
     """
     effects: list[Effect] = []
-    record = _without_cleared_faults(record, facts)
+    told = facts
+    if facts.maintenance or record.maintenance:
+        facts = _blameless(facts)
+    record = dataclasses.replace(_without_cleared_faults(record, facts), maintenance=facts.maintenance)
     record = _replaced(now, record, facts, effects)
     record = count_results(record, facts, effects)
     record = count_accusations(now, record, facts, effects)
@@ -351,8 +385,20 @@ def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple
     record = dataclasses.replace(record, word=word, repeats=repeats, last_at=last_at)
     if word is None:
         record = dataclasses.replace(record, counts=tuple(one for one in record.counts if not one.tripped))
-    record = dataclasses.replace(record, seen=_still_needed(record, facts))
+    record = dataclasses.replace(record, seen=_still_needed(record, told))
     return next_probe(now, record, facts, policy, causes), tuple(effects)
+
+
+def _blameless(facts: Facts) -> Facts:
+    """
+    The facts of a node in maintenance, or of its first report after that: what failed was measured in it and says
+    nothing, nor does what validations say of it. It counts as seen, so that it is not held against the node later. No
+    run is ordered meanwhile.
+    """
+    outcomes = tuple(
+        dataclasses.replace(one, passed=None, faults=()) if one.passed is False else one for one in facts.outcomes
+    )
+    return dataclasses.replace(facts, outcomes=outcomes, accusations=(), allocated=facts.allocated or facts.maintenance)
 
 
 # --- what goes ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ def kubernetes() -> None:
 
 @kubernetes.command(name="clean", short_help="Remove what healthd has written to the cluster's nodes.")
 @click.option("--condition", "conditions", multiple=True, metavar="TYPE", help="A condition to remove; repeatable.")
-@click.option("--owner", metavar="NAME", help="Remove the taints, labels and annotations of this actuator's owner.")
+@click.option(
+    "--owner", metavar="NAME", help="Remove the taints, labels, annotations and rules of this actuator's owner."
+)
 @click.option(
     "--taint-key", metavar="KEY", default=KubernetesActuatorSettings.taint_key, show_default=True, help="Their key."
 )
@@ -32,11 +34,12 @@ def clean_command(
     conditions: tuple[str, ...], owner: str | None, taint_key: str, namespace: str, pods: tuple[str, ...], wait: str
 ) -> int:
     """
-    Remove the conditions, and the actuator's taints, labels and annotations, from the nodes of the cluster.
+    Remove the conditions, and the actuator's taints, labels and annotations, from the nodes of the cluster, and its
+    rules for single devices.
 
-    Runs in a pod whose service account may get, list and patch nodes, patch nodes/status and list pods. The chart runs
-    it after `helm uninstall`; with kustomize, apply deploy/kubernetes/uninstall. A condition stays on nodes where the
-    node daemon of another installation runs.
+    Runs in a pod whose service account may get, list and patch nodes, patch nodes/status, list pods, and list and
+    delete devicetaintrules.resource.k8s.io. The chart runs it after `helm uninstall`; with kustomize, apply
+    deploy/kubernetes/uninstall. A condition stays on nodes where the node daemon of another installation runs.
     """
     if not conditions and owner is None:
         raise ConfigError("nothing to remove: name --condition TYPE, --owner NAME, or both")

@@ -210,6 +210,8 @@ def headline(state: NodeState) -> str:
     parts.extend(one.holder for one in state.allocated if one.by == "unseen")
     if state.quarantine is not None:
         parts.append(f"quarantined by {state.quarantine.owner}")
+    if state.maintenance is not None:
+        parts.append(f"in maintenance ({state.maintenance})")
     if state.faults:
         parts.append("injected faults: " + ", ".join(state.faults))
     drill = f"  {DRILL}" if state.faults else ""
@@ -563,6 +565,8 @@ def _why(node: Mapping[str, Any]) -> str:
     """What there is to know of a node first; a node that is healthy by its own checks may be accused all the same."""
     if node["quarantine"]:
         return f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
+    if node.get("maintenance"):
+        return f"in maintenance: {node['maintenance']}"
     if node["reasons"]:
         return str(node["reasons"][0]["message"])
     if accused := node.get("accused"):

@@ -11,7 +11,8 @@ from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason
 @dataclass(frozen=True, kw_only=True)
 class DeviceRecord:
     """
-    One device. `serial` is its lasting identity (None where the hardware tells none); `cores` its logical cores.
+    One device. `serial` is its lasting identity (None where the hardware tells none); `cores` its logical cores;
+    `bdf` is its PCI address, as `0000:10:1c.0` (None where that cannot be told).
 
     `since` is when it was first seen as it is now (seconds of the node's CLOCK_BOOTTIME): later again once it was gone,
     swapped or reset. A result that began earlier says nothing of it. None where nobody has watched the devices.
@@ -23,6 +24,7 @@ class DeviceRecord:
     cores: int | None
     memory_bytes: int | None
     since: float | None = None
+    bdf: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,8 @@ class Quarantine:
     """
     A node kept out of admissions. `owner_kind` is rule or person; `until` None means until somebody releases it.
 
-    `injected`: whatever caused it was injected, in a drill.
+    `injected`: whatever caused it was injected, in a drill. `devices` are the targets of the devices that are at fault
+    where nothing else of the node is; empty: the node.
     """
 
     reason: str
@@ -94,6 +97,7 @@ class Quarantine:
     since: float
     until: float | None
     injected: bool = False
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,8 @@ class NodeState:
     each check that has run. `faults` lists the injected faults in force. `peer_address` is the IP address by which the
     ranks of other nodes reach this one's; None where it cannot be told.
     `hostname` is what its machine calls itself; None where it cannot be told. `compile_seconds` is how much longer an
-    ordered run may take here, because it compiles what is not compiled yet; 0 where it says so instead.
+    ordered run may take here, because it compiles what is not compiled yet; 0 where it says so instead. `maintenance`
+    says by what the node's platform shows that it is in maintenance; None where it does not, or is not asked.
     """
 
     node: str
@@ -130,3 +135,4 @@ class NodeState:
     peer_address: str | None = None
     hostname: str | None = None
     compile_seconds: float = 0.0
+    maintenance: str | None = None

@@ -66,6 +66,10 @@ class ApiServer:
         """The object as it was made. KubernetesError."""
         return await self._call("POST", path, {}, wire.encode(body), "application/json", needs)
 
+    async def delete(self, path: str, *, needs: str) -> None:
+        """Delete an object. KubernetesError; 404: it is gone already."""
+        await self._call("DELETE", path, {}, None, None, needs)
+
     async def follow(
         self, path: str, query: Mapping[str, str], *, seconds: float, needs: str
     ) -> AsyncGenerator[dict[str, Any], None]:

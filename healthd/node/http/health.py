@@ -283,6 +283,8 @@ def readiness(
     conditions["quarantine"] = "" if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
     if quarantine is None and asked.node is not None:
         conditions["quarantine"] = quarantine_unknown
+    if state.maintenance is not None:
+        conditions["maintenance"] = f"in maintenance: {state.maintenance}"
     if asked.node is not None:
         conditions["node"] = "" if is_called(state, asked.node) else f"this is {state.node}, not {asked.node[:80]}"
     return conditions

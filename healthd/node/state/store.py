@@ -264,6 +264,8 @@ class NodeStore:
         self.issuer: str | None = None
         """The database that made this statement; None where none has made any."""
         self._quarantine_known = False
+        self.maintenance: str | None = None
+        """By what the node's platform shows that it is in maintenance; None for no maintenance."""
         self.faults: tuple[str, ...] = settings.faults
         """The injected faults in force."""
         self._faults_changed: dict[str, int] = {}  # the version at which the faults of a check last changed
@@ -353,6 +355,12 @@ class NodeStore:
         self._touch()
         self._faults_changed.update(dict.fromkeys(affected, self.version))
         return affected
+
+    def set_maintenance(self, maintenance: str | None) -> None:
+        """Record by what the platform shows that the node is in maintenance; None for no maintenance."""
+        if maintenance != self.maintenance:
+            self.maintenance = maintenance
+            self._touch()
 
     def set_peer_address(self, address: str | None) -> None:
         """Record the IP address by which the ranks of other nodes reach those of this one."""
@@ -473,6 +481,7 @@ class NodeStore:
             peer_address=self._peer_address,
             observed_at=self.clock.wall(),
             compile_seconds=self._compile_seconds(survey.inventory.accelerator) if survey else 0.0,
+            maintenance=self.maintenance,
         )
         health, reasons = judge_health(blank)
         return dataclasses.replace(blank, health=health, reasons=reasons)
@@ -529,6 +538,7 @@ def digest_of(state: NodeState) -> str:
         "address": state.address,
         "peer_address": state.peer_address,
         "hostname": state.hostname,
+        "maintenance": state.maintenance,
     }
     return hashlib.sha256(wire.encode(decisive)).hexdigest()
 

@@ -122,6 +122,9 @@ HEALTHD_POLICY_MODE: observe
 {{- if .Values.actuator.enabled }}
 HEALTHD_ACTUATOR_KIND: kubernetes
 HEALTHD_ACTUATOR_MODE: observe
+{{- with .Values.actuator.deviceTaints }}
+HEALTHD_ACTUATOR_KUBERNETES_DEVICE_TAINTS: {{ . | quote }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -1,0 +1,70 @@
+"""Which signs on a Kubernetes node say that it is in maintenance, and what its daemon says then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthd.node.http.health import readiness
+from healthd.node.maintenance import maintenance_of
+from healthd.node.settings import MAINTENANCE, KubernetesSettings, parse_maintenance_sign
+from healthd.node.state.store import NodeStore, digest_of
+from tests.node.node_kit import BOOT, MovedClock, settings, specs
+
+SIGNS = tuple(parse_maintenance_sign(one) for one in MAINTENANCE)
+
+
+def node(
+    *,
+    taints: tuple[dict[str, str], ...] = (),
+    conditions: tuple[dict[str, str], ...] = (),
+    **metadata: dict[str, str],
+) -> dict[str, Any]:
+    return {"metadata": metadata, "spec": {"taints": list(taints)}, "status": {"conditions": list(conditions)}}
+
+
+def test_node_is_in_maintenance_by_the_taint_of_an_operator_or_a_lifecycle_condition() -> None:
+    assert maintenance_of(node(), SIGNS) is None
+    drain = {"key": "medik8s.io/drain", "effect": "NoSchedule"}
+    assert maintenance_of(node(taints=(drain,)), SIGNS) == "taint medik8s.io/drain"
+    told = {"type": "MaintenanceInProgress", "status": "True", "reason": "Window", "message": "new firmware"}
+    assert maintenance_of(node(conditions=(told,)), SIGNS) == "condition MaintenanceInProgress: new firmware"
+    ends = {**told, "status": "False"}
+    unknown = {**told, "status": "Unknown"}
+    planned = {**told, "type": "MaintenancePlanned"}
+    assert maintenance_of(node(conditions=(ends, unknown, planned)), SIGNS) is None
+
+
+def test_cordon_and_unreachable_node_are_no_maintenance() -> None:
+    keys = ("unschedulable", "not-ready", "unreachable", "memory-pressure")
+    taints = tuple({"key": f"node.kubernetes.io/{key}", "effect": "NoSchedule"} for key in keys)
+    assert maintenance_of(node(taints=taints), SIGNS) is None
+    asked = (parse_maintenance_sign("taint:node.kubernetes.io/unschedulable"),)
+    assert maintenance_of(node(taints=taints), asked) == "taint node.kubernetes.io/unschedulable"
+
+
+def test_labels_and_annotations_count_by_their_value_where_one_is_named() -> None:
+    texts = ("label:example.com/state=repair", "annotation:example.com/lock")
+    signs = tuple(parse_maintenance_sign(text) for text in texts)
+    assert maintenance_of(node(labels={"example.com/state": "ready"}), signs) is None
+    assert maintenance_of(node(labels={"example.com/state": "repair"}), signs) == "label example.com/state: repair"
+    assert maintenance_of(node(annotations={"example.com/lock": ""}), signs) == "annotation example.com/lock"
+    assert maintenance_of({"metadata": None, "spec": {"taints": "x"}}, signs) is None
+
+
+@pytest.mark.parametrize("text", ["medik8s.io/drain", "taint:", "taint:a=b", "condition:X=True", "toleration:a", ""])
+def test_sign_that_is_none_is_an_error_that_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(ValueError, match="must be taint:KEY"):
+        KubernetesSettings(maintenance=(text,))
+
+
+def test_daemon_in_maintenance_is_not_ready_and_tells_the_aggregator_at_once(tmp_path: Path) -> None:
+    store = NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=BOOT)
+    before = store.snapshot()
+    assert "maintenance" not in readiness(before)
+    store.set_maintenance("taint medik8s.io/drain")
+    after = store.snapshot()
+    assert readiness(after)["maintenance"] == "in maintenance: taint medik8s.io/drain"
+    assert digest_of(after) != digest_of(before)
