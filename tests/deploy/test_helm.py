@@ -206,7 +206,7 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
     own = (tmp_path / "own").resolve()
     own.mkdir()
     reach = os.path.relpath(KUBERNETES, own)
-    components = ("monitoring", "actuator", "accelerated-hardware-ready")
+    components = ("monitoring", "actuator", "accelerated-hardware-ready", "ungated-jobs-deny", "gate-injection")
     (own / "kustomization.yaml").write_text(
         yaml.safe_dump(
             {
@@ -219,7 +219,10 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
         )
     )
     expected = plain(item for item in kustomize(own) if item["kind"] != "Namespace")
-    values = ("monitoring.enabled=true", "actuator.enabled=true", "node.acceleratedHardwareReady=true")
+    values = (
+        *("monitoring.enabled=true", "actuator.enabled=true", "node.acceleratedHardwareReady=true"),
+        *("admission.ungatedJobs=Deny", "admission.injectGate=true"),
+    )
     assert plain(rendered("platform=eks-neuron", "profile=active", *values)) == expected
 
 
