@@ -28,6 +28,7 @@ from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.nccom import RoundSettings
+from healthd.node.nvrx import health_hook
 from healthd.node.occupancy.occupancy import Schedulers
 from healthd.node.occupancy.pods import PodWatch
 from healthd.node.orders.collectives import Collectives
@@ -143,6 +144,7 @@ async def _serve(
         async with (
             web.Server(NodeApi(store, tasks.errors, steps.jobs), [tcp_socket], limits=limits),
             web.Server(control.app, [control_socket], limits=control_limits, owner_only=True),
+            health_hook(store, settings.nvrx, stop_seconds=each),
         ):
             log.info("node %s answers on http://%s", settings.name, web.address_of(tcp_socket))
             tasks.supervise("passive checks", scheduler.run_passive)
