@@ -196,6 +196,26 @@ class NvrxSettings:
             raise ValueError(f"max_age: must be above 0 s, not {self.max_age_seconds:g} s")
 
 
+class NvsentinelStrategy(str, enum.Enum):
+    """What NVSentinel may do with a health event."""
+
+    STORE_ONLY = "store_only"
+    EXECUTE_REMEDIATION = "execute_remediation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvsentinelSettings:
+    """Health events for NVSentinel, of each check that fails and that passes again."""
+
+    socket: Path | None = None
+    """Unix socket of its platform connector, `/var/run/nvsentinel/nvsentinel.sock` of the host as a rule. None: nothing
+    is sent. Needs grpcio."""
+
+    strategy: NvsentinelStrategy = NvsentinelStrategy.STORE_ONLY
+    """store_only: events are stored and shown. execute_remediation: NVSentinel may cordon, drain and repair the node by
+    its rules, but for injected faults and while a job has the node. Take it when the stored events have been right."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
     """All of the daemon. Every field is followed by its meaning, its unit and the reason for its default."""
@@ -266,6 +286,9 @@ class NodeSettings:
 
     nvrx: NvrxSettings = field(default_factory=NvrxSettings)
     """The node health hook of NVIDIA's resiliency extension."""
+
+    nvsentinel: NvsentinelSettings = field(default_factory=NvsentinelSettings)
+    """Health events for NVSentinel."""
 
     step_reports: bool = True
     """Whether jobs of this host may report their steps, at `steps.sock` in `run_dir`, which every user may write to.
