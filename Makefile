@@ -139,8 +139,9 @@ release: $(STAMP) ## the files of a release in dist (docs/release.md)
 	@test -z "$(REPOSITORY_URL)" || for chart in build/charts/*; do \
 	  printf 'home: %s\nsources: [%s]\n' "$(REPOSITORY_URL)" "$(REPOSITORY_URL)" >> $$chart/Chart.yaml; done
 	@$(BIN)/helm package --destination dist build/charts/* >/dev/null
+	@$(BIN)/python -m deploy.release.krew "$(VERSION)" dist "$(REPOSITORY_URL)"
 	@awk '/^## /{seen++} seen==1' CHANGELOG.md > dist/NOTES.md
-	@cd dist && sha256sum -- *.whl *.tar.gz *.tgz *.json NOTES.md > SHA256SUMS && ls -1
+	@cd dist && sha256sum -- $$(ls) > SHA256SUMS && ls -1
 
 .PHONY: lines
 lines: ## lines and files of Python, room by room

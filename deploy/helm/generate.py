@@ -2,7 +2,8 @@
 Write what is made of other files in the charts; `python -m deploy.helm.generate` after each change of these.
 
 healthd-job/files/instance-types.yaml says what a job that wants whole nodes requests of each instance type, from
-`checks/catalog.py`. healthd/files has the rules and the dashboards: a chart cannot reach files beside it. The README of
+`checks/catalog.py`. healthd/files has the rules, the dashboards and the admission policies: a chart cannot reach files
+beside it. The README of
 each chart is a table of its values, in the form of helm-docs, from the comments of values.yaml. A test compares what
 stands there with what this writes.
 """
@@ -22,6 +23,10 @@ FOLDER = Path(__file__).parent
 CHARTS = ("healthd", "healthd-job")
 COPIES = {
     "healthd/files/prometheus-rules.yaml": "kubernetes/components/monitoring/prometheus-rules.yaml",
+    "healthd/files/ungated-jobs-policy.yaml": "kubernetes/components/ungated-jobs/policy.yaml",
+    "healthd/files/ungated-jobs-binding.yaml": "kubernetes/components/ungated-jobs/binding.yaml",
+    "healthd/files/gate-injection-policy.yaml": "kubernetes/components/gate-injection/policy.yaml",
+    "healthd/files/gate-injection-template.yaml": "kubernetes/components/gate-injection/template.yaml",
     "healthd/files/healthd-collectives.json": "grafana/healthd-collectives.json",
     "healthd/files/healthd-fleet.json": "grafana/healthd-fleet.json",
     "healthd/files/healthd-node.json": "grafana/healthd-node.json",

@@ -65,6 +65,8 @@ QUESTIONS = {
     ("fleet", "validate"),
 }
 
+# How kubectl calls the program: https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
+KUBECTL_PLUGIN = "kubectl-healthd"
 # What people type who know other programs.
 OTHER_WORDS = {"version": "healthd --version", "help": "healthd --help"}
 
@@ -134,11 +136,16 @@ def exit_codes(arguments: Sequence[str]) -> tuple[int, int, int]:
     return usage, known, internal
 
 
+def called(argv: Sequence[str]) -> list[str]:
+    """The arguments; as `kubectl healthd WORD` the program is called by another name, and WORD is one of `fleet`."""
+    return ["fleet", *argv[1:]] if os.path.basename(argv[0]) == KUBECTL_PLUGIN else list(argv[1:])
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command and exit; whatever goes wrong is one line on standard error and the right exit code."""
     # The collection at the end of the interpreter frees nothing that the kernel would not, and takes 20 ms.
     atexit.register(gc.freeze)
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments = called(sys.argv) if argv is None else argv
     config_code, known_code, internal_code = exit_codes(arguments)
     guard_streams()
     # Where whoever started us ignores it, we do too, and the kernel tells nobody how our programs end.

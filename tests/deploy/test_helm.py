@@ -208,7 +208,10 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
     own = (tmp_path / "own").resolve()
     own.mkdir()
     reach = os.path.relpath(KUBERNETES, own)
-    components = ("monitoring", "actuator", "device-taints", "accelerated-hardware-ready")
+    components = (
+        *("monitoring", "actuator", "device-taints", "accelerated-hardware-ready"),
+        *("ungated-jobs-deny", "gate-injection"),
+    )
     (own / "kustomization.yaml").write_text(
         yaml.safe_dump(
             {
@@ -222,7 +225,8 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
     )
     expected = plain(item for item in kustomize(own) if item["kind"] != "Namespace")
     actuator = ("actuator.enabled=true", "actuator.deviceTaints=None")
-    values = ("monitoring.enabled=true", *actuator, "node.acceleratedHardwareReady=true")
+    admission = ("admission.ungatedJobs=Deny", "admission.injectGate=true")
+    values = ("monitoring.enabled=true", *actuator, "node.acceleratedHardwareReady=true", *admission)
     assert plain(rendered("platform=eks-neuron", "profile=active", *values)) == joined(expected)
 
 

@@ -46,7 +46,10 @@ from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, ku
 
 pytestmark = pytest.mark.system("kubectl")
 
-COMPONENTS = ("monitoring", "actuator", "device-taints", "accelerated-hardware-ready")
+COMPONENTS = (
+    *("monitoring", "actuator", "device-taints", "accelerated-hardware-ready"),
+    *("ungated-jobs-deny", "gate-injection"),
+)
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
 SECRETS = {"healthd-tokens", "healthd-aggregator-tls", "healthd-prometheus"}
 WITHOUT_COMPONENTS = {"healthd-aggregator-tls"}

@@ -16,20 +16,11 @@ from pathlib import Path
 
 import grpc
 
-from healthd.node.occupancy.kubelet import messages
+from healthd.node.protobuf import field, messages
 
 VERSION = b"v1beta1"
 REGISTER = "/v1beta1.Registration/Register"
 SERVICE = "v1beta1.DevicePlugin"
-
-
-def field(number: int, value: bytes) -> bytes:
-    """A field of bytes, a string or a message."""
-    size, length = len(value), b""
-    while size >= 0x80:
-        length += bytes([size & 0x7F | 0x80])
-        size >>= 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + value
 
 
 class DevicePlugin:

@@ -58,14 +58,14 @@ class Cluster:
     def ours(self) -> bool:
         return self.folder is not None
 
-    def kubectl(self, *words: str | Path, text: str | None = None, wrong: bool = False) -> str:
-        """What it prints; with `wrong` it has to fail, and what it prints on stderr."""
+    def kubectl(self, *words: str | Path, text: str | None = None, wrong: bool | None = False) -> str:
+        """What it prints; with `wrong` it has to fail, and what it prints on stderr. None: either."""
         return self._run([self.program, *words], text, wrong)
 
     def helm(self, *words: str | Path, wrong: bool = False) -> str:
         return self._run([str(HELM), *words], None, wrong)
 
-    def _run(self, line: list[str | Path], text: str | None, wrong: bool) -> str:
+    def _run(self, line: list[str | Path], text: str | None, wrong: bool | None) -> str:
         done = subprocess.run(
             [str(word) for word in line],
             input=text,
@@ -77,8 +77,9 @@ class Cluster:
             cwd=ROOT,
         )
         told = " ".join(str(word) for word in line)
-        assert (done.returncode != 0) is wrong, f"{told}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stderr if wrong else done.stdout
+        failed = done.returncode != 0
+        assert wrong in (failed, None), f"{told}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stderr if failed else done.stdout
 
     @property
     def environ(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.cli.settings.checks import CheckSettings
 from healthd.cli.settings.hooks import GateSettings, PreflightSettings
-from healthd.node.settings import KubernetesSettings, NodeSettings, Unprompted
+from healthd.node.settings import KubernetesSettings, NodeSettings, NvrxSettings, NvsentinelSettings, Unprompted
 
 if TYPE_CHECKING:
     from healthd.core.http.client import Endpoint
@@ -73,4 +73,6 @@ class Settings(CheckSettings):
             ),
             sync=sync,
             kubernetes=KubernetesSettings(),
+            nvrx=NvrxSettings(),
+            nvsentinel=NvsentinelSettings(),
         )

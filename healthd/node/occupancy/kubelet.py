@@ -16,73 +16,7 @@ from pathlib import Path
 
 from checks.accelerators import descriptors
 from healthd.node.occupancy.model import Reading, Workload
-
-# Reads protocol buffers without generated code: the five messages of one API need three rules of the format.
-
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-MAX_VARINT_BYTES = 10
-
-
-class ProtobufError(ValueError):
-    """Bytes that are no message."""
-
-
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field number and value of each field in order; a number for what is no bytes. ProtobufError when it is cut."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        if number == 0:
-            raise ProtobufError("field number 0")
-        if kind == _VARINT:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if kind == _BYTES:
-            size, at = _varint(message, at)
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
-        else:
-            raise ProtobufError(f"wire type {kind}")
-        if at + size > len(message):
-            raise ProtobufError("cut in the middle of a field")
-        part, at = message[at : at + size], at + size
-        yield number, part if kind == _BYTES else int.from_bytes(part, "little")
-
-
-def messages(message: bytes, number: int) -> Iterator[bytes]:
-    """The embedded messages (or strings) of one field number."""
-    for found, value in fields(message):
-        if found == number:
-            if not isinstance(value, bytes):
-                raise ProtobufError(f"field {number} is a number")
-            yield value
-
-
-def text(message: bytes, number: int) -> str:
-    """The string of one field number, the last as the format wants it; empty when it is not there."""
-    last = b""
-    for value in messages(message, number):
-        last = value
-    try:
-        return last.decode()
-    except UnicodeDecodeError:
-        raise ProtobufError(f"field {number} is no text") from None
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for index in range(MAX_VARINT_BYTES):
-        if at + index >= len(message):
-            raise ProtobufError("cut in the middle of a number")
-        byte = message[at + index]
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, at + index + 1
-    raise ProtobufError("a number without end")
-
+from healthd.node.protobuf import ProtobufError, messages, text
 
 SCHEDULER = "Kubernetes"
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
