@@ -26,6 +26,7 @@ from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, 
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
+from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.aggregator.store import PutDuplicate, Store
@@ -136,6 +137,7 @@ async def aggregator(
                     parts.drain.gate_decided(gate)
             tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
+            tasks.supervise("ends of jobs", parts.postmortems.run)
             tasks.supervise("stragglers", parts.stragglers.run)
             tasks.supervise("comparison of nodes", parts.fleet.peers.run)
             events = PeerEvents(parts.fleet, store, settle_seconds=policy.tuning.settle_seconds, clock=time.time)
@@ -226,6 +228,7 @@ def _build(
         stragglers=Stragglers(fleet, store),
         ungated=ungated,
         accusations=accusations,
+        postmortems=Postmortems(engine, store, on_outcome=metrics.job_ended),
         drain=drain,
         callers_may=callers_may,
         tasks=tasks,
@@ -247,6 +250,7 @@ async def _release(parts: Parts) -> None:
     if parts.drain is not None:
         parts.drain.stop()
     await parts.handshakes.stop()
+    await parts.postmortems.stop()
 
 
 async def _collect_now_and_then() -> None:

@@ -130,7 +130,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class EvidenceLine:
     """A line that shows something, and where it was read."""
 
     text: str
@@ -144,7 +144,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class JobVerdict:
     """What a job died of. `kind` with `suspected` True is a proposal that nothing has confirmed."""
 
     kind: Kind
@@ -160,7 +160,7 @@ class Verdict:
     outlook: Outlook
     action: str
     settles: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[EvidenceLine, ...]
     waited: tuple[int, ...]
     """The ranks that only waited for it or were ended because of it."""
     measurement: str
@@ -424,7 +424,7 @@ _LAUNCHERS = re.compile(r"^(?:torchrun|pt_elastic|python|mpirun|mpiexec|orted|pr
 _STOPPING = {1, 2, 3, 9, 15}
 
 
-def judge(case: Case) -> Verdict:
+def judge(case: Case) -> JobVerdict:
     """The verdict of a job that ended badly. It explains itself: the sentence, and the evidence with its sources."""
     findings = find(case.lines)
     summary = torchrun_failures(case.lines)
@@ -435,6 +435,24 @@ def judge(case: Case) -> Verdict:
     if cause is None:
         return _unknown(case, findings, bad)
     return _settle(case, cause, findings, bad)
+
+
+def outcome_word(verdict: JobVerdict) -> str | None:
+    """
+    The outcome of a gate's job that a bad end comes to: infra or failed; None where that would be a guess.
+
+    None for what is only suspected, and for a job that somebody or a scheduler has stopped.
+    """
+    if verdict.suspected or verdict.kind in (Kind.UNKNOWN, Kind.STOPPED):
+        return None
+    elsewhere = verdict.kind in (Kind.HOST, Kind.STORAGE) and verdict.outlook is Outlook.ELSEWHERE
+    return "infra" if elsewhere or verdict.kind in (Kind.HARDWARE, Kind.NETWORK) else "failed"
+
+
+def wants_devices(verdict: JobVerdict) -> bool:
+    """Whether a probe of the devices can say more: they may be the cause, whatever the text was."""
+    possible = verdict.kind in (Kind.HARDWARE, Kind.NETWORK, Kind.UNKNOWN) or verdict.device
+    return possible and verdict.kind is not Kind.STOPPED
 
 
 def _of_others(case: Case, finding: Finding) -> bool:
@@ -674,7 +692,7 @@ def _measured_bad(measured: Iterable[Measured]) -> dict[str, list[tuple[Kind, Pr
 
 def _settle(
     case: Case, cause: Finding, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, Problem]]]
-) -> Verdict:
+) -> JobVerdict:
     """Hold the proposal against what was measured."""
     signature = cause.signature
     kind, outlook, action = signature.kind, signature.outlook, signature.action
@@ -704,7 +722,7 @@ def _settle(
         suspected = kind is not Kind.STOPPED
     if kind is Kind.UNKNOWN:
         suspected = False
-    return Verdict(
+    return JobVerdict(
         kind=kind,
         suspected=suspected,
         confidence=confidence,
@@ -760,7 +778,7 @@ def _sentence(cause: Finding, kind: Kind, suspected: bool) -> str:
     return f"{word}: {who}{where}: {cause.signature.suggests.rstrip('.')}"
 
 
-def _evidence(cause: Finding, findings: Sequence[Finding]) -> tuple[Evidence, ...]:
+def _evidence(cause: Finding, findings: Sequence[Finding]) -> tuple[EvidenceLine, ...]:
     shown: dict[tuple[str, str], Finding] = {(cause.line, cause.source): cause}
     rest = sorted(findings, key=_when)
     same = [each for each in rest if each.rank == cause.rank and each.node == cause.node]
@@ -768,7 +786,7 @@ def _evidence(cause: Finding, findings: Sequence[Finding]) -> tuple[Evidence, ..
         if len(shown) < MAX_EVIDENCE:
             shown.setdefault((finding.line, finding.source), finding)
     return tuple(
-        Evidence(
+        EvidenceLine(
             text=finding.line,
             source=finding.source,
             node=finding.node,
@@ -806,7 +824,7 @@ def _measurement(measured: Sequence[Measured]) -> str:
     return "; ".join(told)
 
 
-def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, Problem]]]) -> Verdict:
+def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, Problem]]]) -> JobVerdict:
     """Nothing in the output explains it: what was measured may, else it is unknown."""
     first = next(((node, kind, problem) for node, told in bad.items() for kind, problem in told), None)
     waited = tuple(sorted({each.rank for each in findings if each.rank is not None}))
@@ -820,7 +838,7 @@ def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tup
         sentence = "unknown: nothing in the output or on the nodes explains the end"
         if waited:
             sentence += f"; ranks {listed(waited)} only waited or were ended"
-    return Verdict(
+    return JobVerdict(
         kind=kind,
         suspected=kind is not Kind.UNKNOWN,
         confidence="low",
@@ -833,7 +851,7 @@ def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tup
         action=action,
         settles="",
         evidence=tuple(
-            Evidence(
+            EvidenceLine(
                 text=each.line, source=each.source, node=each.node, rank=each.rank, at=each.at,
                 place=each.signature.place, reference=each.signature.source,
             )
