@@ -213,6 +213,9 @@ def _build(
     if drain is not None:
         engine.on_decided.append(drain.gate_decided)
 
+    postmortems = Postmortems(engine, store, on_outcome=metrics.job_ended, orders=not settings.preflight)
+    engine.on_decided.append(postmortems.gate_decided)
+
     async def gated(job: str) -> bool:
         return bool(await engine.gates(limit=1, job=job))
 
@@ -228,7 +231,7 @@ def _build(
         stragglers=Stragglers(fleet, store),
         ungated=ungated,
         accusations=accusations,
-        postmortems=Postmortems(engine, store, on_outcome=metrics.job_ended),
+        postmortems=postmortems,
         drain=drain,
         callers_may=callers_may,
         tasks=tasks,

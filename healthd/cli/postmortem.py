@@ -8,10 +8,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -43,10 +43,13 @@ from healthd.postmortem.notes import MAX_NOTES_BYTES, Notes, case_of, is_first, 
 if TYPE_CHECKING:
     from healthd.core.http.client import GateClient
 
+T = TypeVar("T")
+
 WAIT_SECONDS = 0.5  # for the devices to be free, from one look to the next
 MOST_UNREAD = 3
 MOST_MISSING = 8
 HOLD_SECONDS = 20.0  # of one request: load balancers cut at 30 to 60 s
+AWAY_SECONDS = 20.0  # an aggregator that restarts is back by then
 LEAST_SECONDS = 1.0  # less than that left: nothing more is waited for
 RESERVE_SECONDS = 2.0  # to judge and to print
 
@@ -172,11 +175,12 @@ def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[
         settings = load_settings({k: v for k, v in asked.options.items() if v is not None}, section="gate")
         node = asked.node or next(iter(settings.gate.node), None) or os.environ.get("NODE_NAME") or settings.node.name
         with gate_client(settings) as aggregator:
-            gate = aggregator.gate_of(job, asked.attempt)
+            gate = _heard(lambda: aggregator.gate_of(job, asked.attempt), deadline)
             if gate is None:
                 raise NotFoundError(f"job {job} has no gate for attempt {asked.attempt}")
             while True:
-                found = _send(aggregator, gate, node, notes, asked.measured, deadline)
+                body = {"node": node, "notes": base64.b64encode(pack(notes)).decode(), "measures": asked.measured}
+                found = _heard(lambda: _send(aggregator, gate, body, deadline), deadline)  # noqa: B023  called at once
                 if found.postmortem.phase is PostmortemPhase.FINAL or deadline - time.monotonic() < LEAST_SECONDS:
                     return notes, found
                 if found.member in found.to_measure:
@@ -186,22 +190,23 @@ def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[
         return notes, None
 
 
-def _send(
-    aggregator: GateClient, gate: str, node: str, notes: Notes, measures: bool, deadline: float
-) -> PostmortemState:
-    """Send the notes; the answer, which is held back. UnreachableError where none came until the deadline."""
-    body = {"node": node, "notes": base64.b64encode(pack(notes)).decode(), "measures": measures}
-    backoff, failures = Backoff(0.2, 2.0), 0
+def _send(aggregator: GateClient, gate: str, body: Mapping[str, Any], deadline: float) -> PostmortemState:
+    """Send the notes; the answer, which is held back."""
+    hold = max(0.0, min(HOLD_SECONDS, deadline - time.monotonic()))
+    query = {"wait": f"{hold:g}"}
+    found = aggregator.call("POST", f"/v1/gates/{gate}/notes", body=body, query=query, hold_seconds=hold)
+    return wire.decode(found, PostmortemState, what="the aggregator's answer")
+
+
+def _heard(ask: Callable[[], T], deadline: float) -> T:
+    """The answer of an aggregator, which may be restarting; UnreachableError where it stays away."""
+    backoff, failures, until = Backoff(0.2, 2.0), 0, min(deadline, time.monotonic() + AWAY_SECONDS)
     while True:
-        hold = max(0.0, min(HOLD_SECONDS, deadline - time.monotonic()))
         try:
-            found = aggregator.call(
-                "POST", f"/v1/gates/{gate}/notes", body=body, query={"wait": f"{hold:g}"}, hold_seconds=hold
-            )
-            return wire.decode(found, PostmortemState, what="the aggregator's answer")
+            return ask()
         except UnreachableError:
             failures += 1
-            if time.monotonic() + backoff.after(failures) > deadline:
+            if time.monotonic() + backoff.after(failures) > until:
                 raise
             time.sleep(backoff.after(failures))
 

@@ -23,7 +23,7 @@ from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, words_of
 from healthd.core.model import NodeState
 from healthd.postmortem.flight_recorder import MAX_BYTES, Dump, Operation, read_dump
-from healthd.postmortem.judge import Measured, Problem
+from healthd.postmortem.judge import FailedCheck, Measured
 from healthd.postmortem.notes import Notes, Words, option_of
 
 MAX_FILES = 256
@@ -201,7 +201,7 @@ def measure(tier: str, host: str, seconds: float) -> Measured:
         return Measured(node=host, tier=tier, status="unknown", note=words or f"it exited with {done.returncode}")
     status = {"healthy": "pass", "degraded": "warn", "unhealthy": "fail"}.get(state.health.value, "unknown")
     problems = [
-        Problem(reason=reason.code, target=reason.target or "node", message=reason.message)
+        FailedCheck(reason=reason.code, target=reason.target or "node", message=reason.message)
         for reason in state.reasons
         if reason.status.value == "fail"
     ]

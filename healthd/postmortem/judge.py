@@ -89,7 +89,7 @@ class Late:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class FailedCheck:
     """A check that failed after the job's end."""
 
     reason: str
@@ -104,7 +104,7 @@ class Measured:
     node: str
     tier: str
     status: str
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FailedCheck, ...] = ()
     note: str = ""
 
     @property
@@ -166,6 +166,8 @@ class JobVerdict:
     measurement: str
     device: bool = False
     """Whether a probe of the devices can tell."""
+    bad: tuple[str, ...] = ()
+    """The nodes of which checks say something bad now, whether or not the job died of it."""
 
 
 # --- Lines ----------------------------------------------------------------------------------------------------------
@@ -432,9 +434,8 @@ def judge(case: Case) -> JobVerdict:
     findings = [_on_its_node(finding, case.nodes) for finding in findings if not _of_others(case, finding)]
     cause = _cause(case, findings, summary)
     bad = _measured_bad(case.measured)
-    if cause is None:
-        return _unknown(case, findings, bad)
-    return _settle(case, cause, findings, bad)
+    verdict = _unknown(case, findings, bad) if cause is None else _settle(case, cause, findings, bad)
+    return replace(verdict, bad=tuple(bad))
 
 
 def outcome_word(verdict: JobVerdict) -> str | None:
@@ -660,7 +661,10 @@ _REASONS = {
         "MissingDevice", "DeviceLost", "Stuck", "EccErrors", "HardwareErrors", "UnhealthyComponent", "Throttled",
         "Overheating", "StuckCores", "RankHung", "RankDied", "RankFault", "CollectiveMismatch", "DeviceLinkFault",
     ),
-    Kind.NETWORK: ("LinkDown", "LinkErrors", "LinkDegraded", "NetworkUnusable", "SlowLink", "NameResolution"),
+    Kind.NETWORK: (
+        "LinkDown", "LinkErrors", "LinkDegraded", "NetworkUnusable", "SlowLink", "NameResolution", "CollectiveFault",
+        "PathFault", "TopologyFault",
+    ),
     Kind.STORAGE: (
         "DiskFull", "ReadOnlyMount", "StoreNoSpace", "StoreQuota", "StoreNoInodes", "StoreReadOnly", "StoreStale",
         "StoreNotMounted", "StoreHangs", "StoreMissing", "StoreCorruption", "StoreError", "ShardEmpty", "ShardShort",
@@ -678,20 +682,19 @@ _STOPS = {"MissingDevice", "Stuck", "RankHung", "RankDied", "DeviceLinkFault"}
 KIND_OF_REASON = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons}
 
 
-def _measured_bad(measured: Iterable[Measured]) -> dict[str, list[tuple[Kind, Problem]]]:
+def _measured_bad(measured: Iterable[Measured]) -> dict[str, list[tuple[Kind, FailedCheck]]]:
     """Node -> the failed checks that say something of it."""
-    bad: dict[str, list[tuple[Kind, Problem]]] = {}
+    bad: dict[str, list[tuple[Kind, FailedCheck]]] = {}
     for each in measured:
         told = [
             (KIND_OF_REASON[problem.reason], problem) for problem in each.problems if problem.reason in KIND_OF_REASON
         ]
-        if told:
-            bad[each.node] = told
-    return bad
+        bad.setdefault(each.node, []).extend(told)
+    return {node: told for node, told in bad.items() if told}
 
 
 def _settle(
-    case: Case, cause: Finding, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, Problem]]]
+    case: Case, cause: Finding, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, FailedCheck]]]
 ) -> JobVerdict:
     """Hold the proposal against what was measured."""
     signature = cause.signature
@@ -700,6 +703,7 @@ def _settle(
     hardware = _hardware_of(cause, bad)
     agreeing = next((problem for kind_, problem in bad.get(cause.node, []) if kind_ is kind), None)
     passed = _all_passed(case, signature)
+    path = _path_of(cause, bad)
     sentence = ""
     if hardware is not None:
         # A device that computes wrongly makes programs fail in every way; the reverse is never so. That of another node
@@ -712,6 +716,12 @@ def _settle(
         sentence += _sentence(cause, signature.kind, True)
     elif agreeing is not None or signature.fact:
         suspected, confidence = False, "high"
+    elif path is not None:
+        # A path has two ends, and who reports is at the other one.
+        node, problem = path
+        suspected, confidence = False, "high"
+        action = f"Keep {node} out: {problem.reason}, and see its runbook."
+        sentence = f"network: {node} fails now: {problem.reason} {problem.target}; {_sentence(cause, kind, True)}"
     elif kind is Kind.SOFTWARE and passed:
         suspected, confidence = False, "medium" if signature.general else "high"
     elif kind is Kind.HARDWARE and passed:
@@ -722,14 +732,16 @@ def _settle(
         suspected = kind is not Kind.STOPPED
     if kind is Kind.UNKNOWN:
         suspected = False
+    by_measurement = hardware or (path if agreeing is None and not signature.fact else None)
+    named = cause.node if by_measurement is None else by_measurement[0]
     return JobVerdict(
         kind=kind,
         suspected=suspected,
         confidence=confidence,
         name=signature.name,
         sentence=sentence or _sentence(cause, kind, suspected),
-        node=(hardware[0] if hardware is not None else cause.node) or None,
-        rank=cause.rank if hardware is None or hardware[0] == cause.node else None,
+        node=named or None,
+        rank=cause.rank if named == cause.node else None,
         at=cause.at,
         outlook=outlook,
         action=action,
@@ -741,7 +753,7 @@ def _settle(
     )
 
 
-def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, Problem]]]) -> tuple[str, Problem] | None:
+def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> tuple[str, FailedCheck] | None:
     """The node and the failed check of a device that can be the cause of this; that of its own node first."""
     if cause.signature.fact:
         return None
@@ -752,6 +764,14 @@ def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, Problem]]]) 
         if kind is Kind.HARDWARE and _explains_end(problem.reason, cause.signature.kind)
     ]
     return next((each for each in found if each[0] == cause.node), found[0] if found else None)
+
+
+def _path_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> tuple[str, FailedCheck] | None:
+    """The node and the failed check of a path between nodes, where the text says that the network failed."""
+    if cause.signature.kind is not Kind.NETWORK:
+        return None
+    found = ((node, problem) for node, told in bad.items() for kind, problem in told if kind is Kind.NETWORK)
+    return next(found, None)
 
 
 def _explains_end(reason: str, kind: Kind) -> bool:
@@ -824,7 +844,7 @@ def _measurement(measured: Sequence[Measured]) -> str:
     return "; ".join(told)
 
 
-def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, Problem]]]) -> JobVerdict:
+def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> JobVerdict:
     """Nothing in the output explains it: what was measured may, else it is unknown."""
     first = next(((node, kind, problem) for node, told in bad.items() for kind, problem in told), None)
     waited = tuple(sorted({each.rank for each in findings if each.rank is not None}))

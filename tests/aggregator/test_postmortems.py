@@ -16,11 +16,21 @@ from typing import Any
 import httpx
 import pytest
 
+from checks.contract import Status
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase, Told
-from healthd.aggregator.postmortems import COLLECT_SECONDS, MEASURE_SECONDS, advanced, due_at, ended_nodes, with_told
+from healthd.aggregator.postmortems import (
+    COLLECT_SECONDS,
+    MEASURE_SECONDS,
+    advanced,
+    due_at,
+    ended_nodes,
+    order_of,
+    with_told,
+)
 from healthd.core.errors import BadInputError
-from healthd.postmortem.judge import Case, Measured, Problem, judge
+from healthd.postmortem.catalogue import Kind
+from healthd.postmortem.judge import Case, FailedCheck, Measured, judge
 from healthd.postmortem.notes import MAX_PACKED_BYTES, Notes, Words, pack, unpack
 from tests.aggregator.api_kit import living, running
 from tests.cli.cli_kit import environment
@@ -101,7 +111,7 @@ async def test_devices_are_checked_where_they_may_be_the_cause_and_the_leases_en
         assert set(asked[0]["to_measure"]) == {"n1", "n2"}
         # The job's nodes are not its own any more, so that its devices can be checked.
         await until(client, "/v1/nodes/n2", lambda answer: not answer.json()["leases"])
-        bad = Problem(reason="WrongResult", target="cpu:1", message="product is wrong")
+        bad = FailedCheck(reason="WrongResult", target="cpu:1", message="product is wrong")
         measured = {
             "n1": Measured(node="x", tier="quick", status="pass"),
             "n2": Measured(node="x", tier="quick", status="fail", problems=(bad,)),
@@ -111,6 +121,35 @@ async def test_devices_are_checked_where_they_may_be_the_cause_and_the_leases_en
         verdict = final[0]["postmortem"]["verdict"]
         assert (verdict["kind"], verdict["suspected"], verdict["node"]) == ("hardware", False, "n2")
         assert (await client.get(f"/v1/gates/{gate}/evidence")).json()["outcome"]["status"] == "infra"
+
+
+async def test_a_node_that_measurement_found_bad_is_checked_by_its_daemon_so_that_the_next_gate_leaves_it_out(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as client, living(client, "n1"), living(client, "n2") as (bad,):
+        gate = (await client.post("/v1/gates?wait=5", json={"job": "train", "nodes": ["n1", "n2"]})).json()["id"]
+        bad.on_run = lambda: bad.changes.update(status=Status.FAIL)  # what its daemon finds from now on
+        problem = FailedCheck(reason="WrongResult", target="cpu:1", message="product is wrong")
+        failed = Measured(node="x", tier="quick", status="fail", problems=(problem,))
+        passed = Measured(node="x", tier="quick", status="pass")
+        notes = {"n1": (LOST, passed, 2.0), "n2": (ECC, failed, 0.0)}
+        answers = await asyncio.gather(
+            *(
+                told(client, gate, body(n, dataclasses.replace(notes_of(text, at=1e9 + at), measured=(found,))))
+                for n, (text, found, at) in notes.items()
+            )
+        )
+        final = answers[0]["postmortem"]
+        assert (final["phase"], final["verdict"]["node"]) == ("final", "n2")
+        assert [(each["node"], each["status"]) for each in final["by_order"]] == [("n2", "fail")]
+        order = (await client.get(f"/v1/gates/{final['ordered']}")).json()
+        assert order["request"]["job"] == f"postmortem:{gate}"
+        node = (await client.get("/v1/nodes/n2")).json()
+        assert not node["grants"], "it is checked without a lease"
+        assert node["quarantine"]["owner"] == "rule:hard"
+        retry = {"job": "train", "attempt": 1, "nodes": ["n1", "n2"], "min_nodes": 1}
+        admitted = (await client.post("/v1/gates?wait=5", json=retry)).json()
+        assert [node["node"] for node in admitted["nodes"]] == ["n1"]
 
 
 async def test_an_aggregator_that_restarts_goes_on_with_what_it_was_told(tmp_path: Path) -> None:
@@ -195,7 +234,7 @@ async def test_healthd_run_without_a_gate_or_an_aggregator_judges_its_node_alone
     async with running(tmp_path) as client:
         for url, why in ((str(client.base_url), "has no gate"), ("http://127.0.0.1:9", "cannot be reached")):
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "healthd", "run", "--job", "train", "--aggregator", url, "--seconds", "4"),
+                *(sys.executable, "-m", "healthd", "run", "--job", "train", "--aggregator", url),
                 *("--no-measure", "--", sys.executable, "-c", "raise ValueError('x')"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
@@ -206,6 +245,23 @@ async def test_healthd_run_without_a_gate_or_an_aggregator_judges_its_node_alone
             assert "healthd: this node is judged alone: " in err.decode()
             assert why in err.decode()
             assert "why it died: SUSPECTED SOFTWARE" in err.decode()
+
+
+def test_links_under_suspicion_are_tried_with_good_nodes_and_where_nobody_knows_all_are() -> None:
+    heard = {node: one(node) for node in "abcd"}
+    whole = record(nodes=tuple("abcde"), told=heard)
+    unknown = judge(Case())
+
+    def asked(**changes: Any) -> tuple[tuple[str, ...], bool | None] | None:
+        order = order_of(whole, dataclasses.replace(unknown, **changes))
+        return None if order is None else (order.nodes, order.collective)
+
+    assert asked(kind=Kind.NETWORK, node="c") == (("c", "a", "b"), True)
+    assert asked(kind=Kind.UNKNOWN, waited=(0, 1)) == (("a", "b", "c", "d"), True)
+    assert asked(kind=Kind.HARDWARE, node="b") == (("b",), False)
+    assert asked(kind=Kind.SOFTWARE, node="b", bad=("d",)) == (("b", "d"), False)
+    assert asked(kind=Kind.SOFTWARE, node="b") is None
+    assert asked(kind=Kind.UNKNOWN) is None
 
 
 # --- the record: pure -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from healthd.postmortem.judge import JobVerdict
+from healthd.postmortem.judge import JobVerdict, Measured
 
 
 class PostmortemPhase(str, enum.Enum):
@@ -54,6 +54,10 @@ class Postmortem:
     verdict: JobVerdict | None = None
     judged_at: float | None = None
     """When it was judged first: the checks of the devices have so long from then on."""
+    ordered: str | None = None
+    """The gate, without a lease, by which daemons check nodes under suspicion and the links between them."""
+    by_order: tuple[Measured, ...] = ()
+    """What came of that."""
 
     @property
     def missing(self) -> tuple[str, ...]:
