@@ -110,7 +110,7 @@ class Postmortems:
         member = member_name(node, notes.rank)
         async with self._changing:
             now = self._engine.now()
-            before = await self._find(gate_id) or Postmortem(
+            before = await self.find(gate_id) or Postmortem(
                 gate=gate_id,
                 job=gate.request.job,
                 attempt=gate.request.attempt,
@@ -139,7 +139,7 @@ class Postmortems:
                 await self._moved.wait_for(lambda: self._stopping or self._has_news(gate_id, member))
         except TimeoutError:
             pass
-        found = await self._find(gate_id)
+        found = await self.find(gate_id)
         if found is None:
             raise NotFoundError(f"nobody has told that the job of gate {gate_id[:80]} ended badly")
         return found
@@ -188,7 +188,8 @@ class Postmortems:
 
     # --- one record ---------------------------------------------------------------------------------------------------
 
-    async def _find(self, gate_id: str) -> Postmortem | None:
+    async def find(self, gate_id: str) -> Postmortem | None:
+        """What is said of the end of a gate's job now; None where nobody has told of a bad end."""
         if gate_id in self._open:
             return self._open[gate_id]
         return await self._store.read(lambda connection: reading.read_postmortem(connection, gate_id))
@@ -247,7 +248,7 @@ class Postmortems:
         """What came of an order; a record that had its last word is judged once more."""
         gate_id = gate.request.job.removeprefix(ORDER_PREFIX)
         async with self._changing:
-            record = await self._find(gate_id)
+            record = await self.find(gate_id)
             if record is None or record.ordered != gate.id or gate.decision is None or record.by_order:
                 return
             after = dataclasses.replace(reopened(record), by_order=measured_by(gate.id, gate.decision))
