@@ -42,6 +42,7 @@ AGGREGATOR = {
     "calibration": {"validation", "inventory"},
     "drain": {"controller", "inventory"},
     "postmortems": {"controller", "store"},
+    "webhook": set[str](),
     "store": set[str](),
     "controller": {"gate", "validation", "quarantine", "inventory", "calibration", "store"},
     "metrics": {"inventory", "calibration"},
@@ -76,6 +77,7 @@ AGGREGATOR = {
         "metrics",
         "service_accounts",
         "settings",
+        "webhook",
     },
 }
 

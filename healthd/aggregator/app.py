@@ -31,6 +31,7 @@ from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.aggregator.store import PutDuplicate, Store
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
+from healthd.aggregator.webhook import Webhook
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, Server, address_of, bind, closing_on_error
@@ -146,6 +147,10 @@ async def aggregator(
             tasks.supervise("garbage collection", _collect_now_and_then)
             if parts.drain is not None:
                 tasks.supervise("actuator", parts.drain.run)
+            if settings.webhook_url is not None:
+                webhook = Webhook(settings.webhook_url, settings.webhook_token_file, source=store.store_id)
+                parts.postmortems.on_final.append(lambda record: webhook.job_died(record, time.time()))
+                tasks.supervise("webhook", webhook.run)
             endpoint = SyncEndpoint(
                 make_app(parts), fleet=parts.fleet, guard=guard, settings=settings, on_state=parts.ungated.see
             )

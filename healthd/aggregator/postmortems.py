@@ -79,11 +79,14 @@ class Postmortems:
     def __init__(
         self, engine: Engine, store: Store, *, on_outcome: Callable[[Ended], None], orders: bool = True
     ) -> None:
-        """`orders` False: no node has a daemon that could check it by order."""
+        """
+        `orders` False: no node has a daemon that could check it by order. Who is in `on_final` hears each last word.
+        """
         self._engine = engine
         self._store = store
         self._on_outcome = on_outcome
         self._orders = orders
+        self.on_final: list[Callable[[Postmortem], None]] = []
         self._open: dict[str, Postmortem] = {}  # those that more is waited for
         self._checked: deque[Gate] = deque(maxlen=MOST_OPEN)  # gates of orders that were decided
         self._changing = asyncio.Lock()
@@ -229,6 +232,8 @@ class Postmortems:
         async with self._moved:
             self._moved.notify_all()
         if final:
+            for hear in self.on_final:
+                hear(after)
             await self._engine.note(f"job:{after.job}", "postmortem", verdict.sentence)
             if verdict.node is not None and verdict.node in after.nodes:
                 await self._engine.note(verdict.node, "postmortem", f"job {after.job}: {verdict.sentence}")
