@@ -26,10 +26,12 @@ from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, 
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
+from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.aggregator.store import PutDuplicate, Store
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
+from healthd.aggregator.webhook import Webhook
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, Server, address_of, bind, closing_on_error
@@ -136,6 +138,7 @@ async def aggregator(
                     parts.drain.gate_decided(gate)
             tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
+            tasks.supervise("ends of jobs", parts.postmortems.run)
             tasks.supervise("stragglers", parts.stragglers.run)
             tasks.supervise("comparison of nodes", parts.fleet.peers.run)
             events = PeerEvents(parts.fleet, store, settle_seconds=policy.tuning.settle_seconds, clock=time.time)
@@ -144,6 +147,10 @@ async def aggregator(
             tasks.supervise("garbage collection", _collect_now_and_then)
             if parts.drain is not None:
                 tasks.supervise("actuator", parts.drain.run)
+            if settings.webhook_url is not None:
+                webhook = Webhook(settings.webhook_url, settings.webhook_token_file, source=store.store_id)
+                parts.postmortems.on_final.append(lambda record: webhook.job_died(record, time.time()))
+                tasks.supervise("webhook", webhook.run)
             endpoint = SyncEndpoint(
                 make_app(parts), fleet=parts.fleet, guard=guard, settings=settings, on_state=parts.ungated.see
             )
@@ -211,6 +218,9 @@ def _build(
     if drain is not None:
         engine.on_decided.append(drain.gate_decided)
 
+    postmortems = Postmortems(engine, store, on_outcome=metrics.job_ended, orders=not settings.preflight)
+    engine.on_decided.append(postmortems.gate_decided)
+
     async def gated(job: str) -> bool:
         return bool(await engine.gates(limit=1, job=job))
 
@@ -226,6 +236,7 @@ def _build(
         stragglers=Stragglers(fleet, store),
         ungated=ungated,
         accusations=accusations,
+        postmortems=postmortems,
         drain=drain,
         callers_may=callers_may,
         tasks=tasks,
@@ -247,6 +258,7 @@ async def _release(parts: Parts) -> None:
     if parts.drain is not None:
         parts.drain.stop()
     await parts.handshakes.stop()
+    await parts.postmortems.stop()
 
 
 async def _collect_now_and_then() -> None:

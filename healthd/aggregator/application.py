@@ -313,5 +313,6 @@ ROUTERS = [
     nodes.router,
     gates.override_router,
     peers.router,
+    gates.postmortem_router,
     gates.report_router,
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from healthd.aggregator.auth import check_exposure
+from healthd.aggregator.auth import check_exposure, is_loopback
 from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import parse_listen
 
@@ -148,6 +149,13 @@ class AggregatorSettings:
     (`RUNBOOKS_URL/reasons/CODE.md`). None: the page has what the catalogue says of a reason and no link, because no
     address would be right for everybody."""
 
+    webhook_url: str | None = None
+    """URL that is told of each job that died, as a CloudEvent (1.0, structured JSON); see docs/postmortem.md. None:
+    nobody is."""
+
+    webhook_token_file: Path | None = None
+    """File with a bearer token for that URL; None sends none."""
+
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key go together; set both or neither")
@@ -166,12 +174,24 @@ class AggregatorSettings:
             raise ConfigError(f"hold must be between 0 s and 60 s, not {self.hold_seconds} s")
         if self.runbooks_url is not None and not self.runbooks_url.startswith(("https://", "http://")):
             raise ConfigError(f"runbooks_url must begin with https:// or http://, not {self.runbooks_url[:80]!r}")
+        self._check_webhook()
         check_exposure(
             hosts=[self.address[0]],
             tokens=self.token_file is not None or self.kubernetes.on,
             tls=self.tls_cert is not None,
             insecure=self.insecure,
         )
+
+    def _check_webhook(self) -> None:
+        if self.webhook_url is None:
+            if self.webhook_token_file is not None:
+                raise ConfigError("webhook_token_file goes with webhook_url; set it too")
+            return
+        url = urlsplit(self.webhook_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ConfigError(f"webhook_url must be http:// or https:// with a host, not {self.webhook_url[:80]!r}")
+        if self.webhook_token_file is not None and url.scheme == "http" and not is_loopback(url.hostname):
+            raise ConfigError("webhook_url must be https:// where a token is sent to another host")
 
     @property
     def address(self) -> tuple[str, int]:

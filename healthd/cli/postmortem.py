@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from checks.atomic_file import write_atomically
-from healthd.cli.settings.options import Command
+from checks.printable import some
+from healthd.aggregator.model.postmortems import PostmortemPhase, PostmortemState
+from healthd.cli.fleet.line import gate_client
+from healthd.cli.settings.options import Command, load_settings
 from healthd.core import wire
 from healthd.core.bounded import read_file
-from healthd.core.errors import BadInputError, ConfigError, OutputError, words_of
+from healthd.core.errors import (
+    BadInputError,
+    ConfigError,
+    HealthdError,
+    NotFoundError,
+    OutputError,
+    UnreachableError,
+    words_of,
+)
 from healthd.core.redaction import redact
+from healthd.core.tasks import Backoff
 from healthd.core.text import moment
 from healthd.postmortem import EXIT_CODES
-from healthd.postmortem.catalogue import Kind, Outlook
-from healthd.postmortem.collect import (
-    MAX_NOTES_BYTES,
-    Notes,
-    case_of,
-    complete,
-    is_first,
-    measure,
-    read_notes,
-    redacted,
-)
-from healthd.postmortem.judge import Verdict, judge, listed
+from healthd.postmortem.catalogue import Kind
+from healthd.postmortem.collect import complete, measure
+from healthd.postmortem.judge import JobVerdict, judge, listed, outcome_word, wants_devices
+from healthd.postmortem.notes import MAX_NOTES_BYTES, Notes, case_of, is_first, pack, read_notes, redacted
 
-QUICK_KINDS = (Kind.HARDWARE, Kind.NETWORK, Kind.UNKNOWN)
-"""What the devices may be the cause of, whatever the signature is."""
+if TYPE_CHECKING:
+    from healthd.core.http.client import GateClient
+
+T = TypeVar("T")
+
 WAIT_SECONDS = 0.5  # for the devices to be free, from one look to the next
 MOST_UNREAD = 3
+MOST_MISSING = 8
+HOLD_SECONDS = 20.0  # of one request: load balancers cut at 30 to 60 s
+AWAY_SECONDS = 20.0  # an aggregator that restarts is back by then
+LEAST_SECONDS = 1.0  # less than that left: nothing more is waited for
 RESERVE_SECONDS = 2.0  # to judge and to print
 
 
@@ -56,6 +71,11 @@ RESERVE_SECONDS = 2.0  # to judge and to print
 @click.option("--notes-dir", type=click.Path(path_type=Path), hidden=True)
 @click.option("--job", hidden=True)
 @click.option("--attempt", type=int, default=0, hidden=True)
+@click.option("--node", hidden=True)
+@click.option("--aggregator", hidden=True)
+@click.option("--token-file", type=click.Path(path_type=Path), hidden=True)
+@click.option("--ca-file", type=click.Path(path_type=Path), hidden=True)
+@click.option("--config", type=click.Path(path_type=Path), hidden=True)
 def postmortem(
     files: tuple[Path, ...],
     as_json: bool,
@@ -67,6 +87,8 @@ def postmortem(
     notes_dir: Path | None,
     job: str | None,
     attempt: int,
+    node: str | None,
+    **options: Any,
 ) -> int:
     """
     Say why a job died: which rank failed first, of what, and what to do.
@@ -74,7 +96,7 @@ def postmortem(
     NOTES are the files of 'healthd run --notes-dir', one of each node. Exit code: 0 a verdict, 3 unknown, 2 usage.
     """
     if from_run:
-        return _after_run(logs, measured, seconds, json_out, notes_dir, job, attempt)
+        return _after_run(_Asked(logs, measured, seconds, json_out, notes_dir, job, attempt, node, options))
     if not files:
         raise click.UsageError("which notes? the files that 'healthd run --notes-dir DIR' has left")
     verdict = judge(case_of([_read(file) for file in files]))
@@ -94,59 +116,99 @@ def _read(file: Path) -> Notes:
         raise ConfigError(f"{error}; give files that 'healthd run --notes-dir' has written") from None
 
 
-def _after_run(
-    logs: tuple[str, ...],
-    measured: bool,
-    seconds: float,
-    json_out: Path | None,
-    notes_dir: Path | None,
-    job: str | None,
-    attempt: int,
-) -> int:
+@dataclass(frozen=True)
+class _Asked:
+    """The options of `healthd run`, for its post-mortem."""
+
+    logs: tuple[str, ...]
+    measured: bool
+    seconds: float
+    json_out: Path | None
+    notes_dir: Path | None
+    job: str | None
+    attempt: int
+    node: str | None
+    options: Mapping[str, Any]
+    """How to reach the aggregator, as all commands take it."""
+
+
+def _after_run(asked: _Asked) -> int:
     """For the parent of a command: complete its notes, measure, print; the exit code is that of the outlook."""
-    deadline = time.monotonic() + seconds - RESERVE_SECONDS
-    notes = complete(read_notes(sys.stdin.buffer.read(MAX_NOTES_BYTES), "notes"), logs)
-    code, verdict = 0, None
+    deadline = time.monotonic() + asked.seconds - RESERVE_SECONDS
+    notes = complete(read_notes(sys.stdin.buffer.read(MAX_NOTES_BYTES), "notes"), asked.logs)
+    code, verdict, by_fleet = 0, None, False
     if notes.code != 0:
         verdict = judge(case_of([notes]))
-        if measured and verdict.kind is not Kind.STOPPED:
-            notes = _measure(notes, verdict, deadline)
+        if asked.measured and verdict.kind is not Kind.STOPPED:
+            notes = dataclasses.replace(notes, measured=(measure("passive", notes.host, deadline - time.monotonic()),))
+        missing: tuple[str, ...] = ()
+        if asked.job is not None:
+            notes, told = _ask_fleet(asked, asked.job, notes, deadline)
+            if told is not None and told.postmortem.verdict is not None:
+                verdict, missing, by_fleet = told.postmortem.verdict, told.missing, True
+        if not by_fleet:
             verdict = judge(case_of([notes]))
-        click.echo("\n".join(screen(verdict, notes.unread)))
-        if json_out is not None:
-            _write(json_out, wire.indented(wire.encode(verdict)), "--json-out")
+            if asked.measured and wants_devices(verdict):
+                notes = _measure_devices(notes, deadline)
+                verdict = judge(case_of([notes]))
+        click.echo("\n".join(screen(verdict, notes.unread, missing)))
+        if asked.json_out is not None:
+            _write(asked.json_out, wire.indented(wire.encode(verdict)), "--json-out")
         code = 0 if verdict.kind is Kind.UNKNOWN else EXIT_CODES[verdict.outlook.value]
-    if notes_dir is not None:
+    if asked.notes_dir is not None:
         rank = "" if notes.rank is None else f"-rank{notes.rank}"
-        _write(notes_dir / f"{notes.host}{rank}.json", wire.encode(redacted(notes)), "--notes-dir")
+        _write(asked.notes_dir / f"{notes.host}{rank}.json", wire.encode(redacted(notes)), "--notes-dir")
     word = outcome_word(verdict) if verdict is not None else "ok" if is_first(notes) else None
-    if job is not None and word is not None:
+    if asked.job is not None and word is not None and not by_fleet:
         line = "the command exited with 0" if verdict is None else verdict.sentence
-        _tell(job, attempt, word, redact(line), deadline + RESERVE_SECONDS - time.monotonic())
+        _tell_outcome(asked, asked.job, word, redact(line), deadline + RESERVE_SECONDS - time.monotonic())
     return code
 
 
-def outcome_word(verdict: Verdict) -> str | None:
+def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[Notes, PostmortemState | None]:
     """
-    What the aggregator is told of a bad end: infra or failed; None where that would be a guess.
+    What the aggregator says of the end, by the notes of all nodes; None, and a line on standard error, where it cannot.
 
-    Nothing is told of what is only suspected, nor of a job that somebody or a scheduler has stopped.
+    Also the notes, with what was measured because the aggregator asked for it.
     """
-    if verdict.suspected or verdict.kind in (Kind.UNKNOWN, Kind.STOPPED):
-        return None
-    elsewhere = verdict.kind in (Kind.HOST, Kind.STORAGE) and verdict.outlook is Outlook.ELSEWHERE
-    return "infra" if elsewhere or verdict.kind in (Kind.HARDWARE, Kind.NETWORK) else "failed"
-
-
-def _tell(job: str, attempt: int, word: str, line: str, seconds: float) -> None:
-    """By the command that people tell it by; what it says of a failure is said."""
-    command = [sys.executable, "-P", "-m", "healthd", "gate", "outcome", "--job", job, "--attempt", str(attempt)]
     try:
-        subprocess.run(
-            [*command, "--message", line, word], check=False, timeout=max(1.0, seconds), stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        click.echo(f"healthd: the outcome of job {job} could not be told in time; run: healthd gate outcome", err=True)
+        settings = load_settings({k: v for k, v in asked.options.items() if v is not None}, section="gate")
+        node = asked.node or next(iter(settings.gate.node), None) or os.environ.get("NODE_NAME") or settings.node.name
+        with gate_client(settings) as aggregator:
+            gate = _heard(lambda: aggregator.gate_of(job, asked.attempt), deadline)
+            if gate is None:
+                raise NotFoundError(f"job {job} has no gate for attempt {asked.attempt}")
+            while True:
+                body = {"node": node, "notes": base64.b64encode(pack(notes)).decode(), "measures": asked.measured}
+                found = _heard(lambda: _send(aggregator, gate, body, deadline), deadline)  # noqa: B023  called at once
+                if found.postmortem.phase is PostmortemPhase.FINAL or deadline - time.monotonic() < LEAST_SECONDS:
+                    return notes, found
+                if found.member in found.to_measure:
+                    notes = _measure_devices(notes, deadline)
+    except HealthdError as error:
+        click.echo(f"healthd: this node is judged alone: {error}", err=True)
+        return notes, None
+
+
+def _send(aggregator: GateClient, gate: str, body: Mapping[str, Any], deadline: float) -> PostmortemState:
+    """Send the notes; the answer, which is held back."""
+    hold = max(0.0, min(HOLD_SECONDS, deadline - time.monotonic()))
+    query = {"wait": f"{hold:g}"}
+    found = aggregator.call("POST", f"/v1/gates/{gate}/notes", body=body, query=query, hold_seconds=hold)
+    return wire.decode(found, PostmortemState, what="the aggregator's answer")
+
+
+def _heard(ask: Callable[[], T], deadline: float) -> T:
+    """The answer of an aggregator, which may be restarting; UnreachableError where it stays away."""
+    backoff, failures, until = Backoff(0.2, 2.0), 0, min(deadline, time.monotonic() + AWAY_SECONDS)
+    while True:
+        try:
+            return ask()
+        except UnreachableError:
+            failures += 1
+            if time.monotonic() + backoff.after(failures) > until:
+                raise
+            time.sleep(backoff.after(failures))
 
 
 def _write(file: Path, content: bytes, option: str) -> None:
@@ -156,25 +218,34 @@ def _write(file: Path, content: bytes, option: str) -> None:
         raise OutputError(f"{option}: {file}: {words_of(error)}") from None
 
 
-def _measure(notes: Notes, verdict: Verdict, deadline: float) -> Notes:
-    """Passive checks at once; the quick tier where a device may be the cause, as soon as nobody has the devices."""
-    results = [measure("passive", notes.host, deadline - time.monotonic())]
-    if verdict.kind in QUICK_KINDS or verdict.device:
-        while True:
-            quick = measure("quick", notes.host, deadline - time.monotonic())
-            busy = quick.status == "unknown" and quick.note.startswith("Busy")
-            if not busy or time.monotonic() + WAIT_SECONDS > deadline:
-                break
-            time.sleep(WAIT_SECONDS)
-        results.append(quick)
-    return dataclasses.replace(notes, measured=tuple(results))
+def _measure_devices(notes: Notes, deadline: float) -> Notes:
+    """The notes with the quick tier, which is run as soon as nobody has the devices."""
+    while True:
+        quick = measure("quick", notes.host, deadline - time.monotonic())
+        busy = quick.status == "unknown" and quick.note.startswith("Busy")
+        if not busy or time.monotonic() + WAIT_SECONDS > deadline:
+            return dataclasses.replace(notes, measured=(*notes.measured, quick))
+        time.sleep(WAIT_SECONDS)
 
 
-def screen(verdict: Verdict, unread: Sequence[str] = ()) -> Iterator[str]:
+def _tell_outcome(asked: _Asked, job: str, word: str, line: str, seconds: float) -> None:
+    """By the command that people tell it by; what it says of a failure is said."""
+    command = [sys.executable, "-P", "-m", "healthd", "gate", "outcome", "--job", job, "--attempt", str(asked.attempt)]
+    for option, value in asked.options.items():
+        command += [f"--{option.replace('_', '-')}", str(value)] if value is not None else []
+    try:
+        subprocess.run(
+            [*command, "--message", line, word], check=False, timeout=max(1.0, seconds), stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        click.echo(f"healthd: the outcome of job {job} could not be told in time; run: healthd gate outcome", err=True)
+
+
+def screen(verdict: JobVerdict, unread: Sequence[str] = (), missing: Sequence[str] = ()) -> Iterator[str]:
     """
     What died, when, of what, how that is known and what to do: for a person, on one screen.
 
-    `unread` is what was looked for and could not be read.
+    `unread` is what was looked for and could not be read, `missing` are nodes of the job that have not told.
     """
     word = f"{'suspected ' if verdict.suspected else ''}{verdict.kind.value}"
     when = f" at {moment(verdict.at)}" if verdict.at is not None else ""
@@ -194,6 +265,8 @@ def screen(verdict: Verdict, unread: Sequence[str] = ()) -> Iterator[str]:
     if unread:
         more = f", and {len(unread) - MOST_UNREAD} more" if len(unread) > MOST_UNREAD else ""
         yield f"  not read:    {redact('; '.join(unread[:MOST_UNREAD]))}{more}"
+    if missing:
+        yield f"  no word of:  {some(missing, MOST_MISSING)}"
     if verdict.suspected and verdict.settles:
         yield f"  to be sure:  {verdict.settles}"
     yield f"  what to do:  {verdict.action} ({verdict.outlook.value})"

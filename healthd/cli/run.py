@@ -31,8 +31,17 @@ MAX_SECONDS = 3600.0
     metavar="DIR",
     help="Leave this node's notes here, also after a good end, for 'healthd postmortem'.",
 )
-@click.option("--job", metavar="J", help="Tell the aggregator how it ended, as the end of this job's gate.")
+@click.option(
+    "--job", metavar="J", help="Send the notes of a bad end to the aggregator, as the end of this job's gate."
+)
 @click.option("--attempt", type=click.IntRange(min=0), default=0, metavar="A", help="The gate's attempt (default 0).")
+@click.option("--node", metavar="N", help="The name of this node in the fleet (default: NODE_NAME, the host's name).")
+@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="F", help="File with the bearer token.")
+@click.option(
+    "--ca-file", type=click.Path(path_type=Path), metavar="F", help="CA that signed the aggregator's certificate (PEM)."
+)
+@click.option("--config", type=click.Path(path_type=Path), metavar="F", help="TOML file with the settings of healthd.")
 @click.option(
     "--exit-style",
     type=click.Choice(["command", "verdict"]),
@@ -49,6 +58,11 @@ def run(
     notes_dir: Path | None,
     job: str | None,
     attempt: int,
+    node: str | None,
+    aggregator: str | None,
+    token_file: Path | None,
+    ca_file: Path | None,
+    config: Path | None,
     exit_style: str,
 ) -> None:
     """
@@ -73,6 +87,10 @@ def run(
     explain += ["--json-out", str(json_out.absolute())] if json_out else []
     explain += ["--notes-dir", str(notes_dir.absolute())] if notes_dir else []
     explain += ["--job", job, "--attempt", str(attempt)] if job else []
+    explain += ["--node", node] if node else []
+    explain += ["--aggregator", aggregator] if aggregator else []
+    for option, file in (("--token-file", token_file), ("--ca-file", ca_file), ("--config", config)):
+        explain += [option, str(file.absolute())] if file else []
     options = {"explain": explain, "seconds": seconds, "always": bool(notes_dir or job)}
     if exit_style == "verdict":
         options["verdict_codes"] = sorted(EXIT_CODES.values())

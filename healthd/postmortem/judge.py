@@ -89,7 +89,7 @@ class Late:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class FailedCheck:
     """A check that failed after the job's end."""
 
     reason: str
@@ -104,7 +104,7 @@ class Measured:
     node: str
     tier: str
     status: str
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FailedCheck, ...] = ()
     note: str = ""
 
     @property
@@ -130,7 +130,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class EvidenceLine:
     """A line that shows something, and where it was read."""
 
     text: str
@@ -144,7 +144,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class JobVerdict:
     """What a job died of. `kind` with `suspected` True is a proposal that nothing has confirmed."""
 
     kind: Kind
@@ -160,12 +160,14 @@ class Verdict:
     outlook: Outlook
     action: str
     settles: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[EvidenceLine, ...]
     waited: tuple[int, ...]
     """The ranks that only waited for it or were ended because of it."""
     measurement: str
     device: bool = False
     """Whether a probe of the devices can tell."""
+    bad: tuple[str, ...] = ()
+    """The nodes of which checks say something bad now, whether or not the job died of it."""
 
 
 # --- Lines ----------------------------------------------------------------------------------------------------------
@@ -424,7 +426,7 @@ _LAUNCHERS = re.compile(r"^(?:torchrun|pt_elastic|python|mpirun|mpiexec|orted|pr
 _STOPPING = {1, 2, 3, 9, 15}
 
 
-def judge(case: Case) -> Verdict:
+def judge(case: Case) -> JobVerdict:
     """The verdict of a job that ended badly. It explains itself: the sentence, and the evidence with its sources."""
     findings = find(case.lines)
     summary = torchrun_failures(case.lines)
@@ -432,9 +434,26 @@ def judge(case: Case) -> Verdict:
     findings = [_on_its_node(finding, case.nodes) for finding in findings if not _of_others(case, finding)]
     cause = _cause(case, findings, summary)
     bad = _measured_bad(case.measured)
-    if cause is None:
-        return _unknown(case, findings, bad)
-    return _settle(case, cause, findings, bad)
+    verdict = _unknown(case, findings, bad) if cause is None else _settle(case, cause, findings, bad)
+    return replace(verdict, bad=tuple(bad))
+
+
+def outcome_word(verdict: JobVerdict) -> str | None:
+    """
+    The outcome of a gate's job that a bad end comes to: infra or failed; None where that would be a guess.
+
+    None for what is only suspected, and for a job that somebody or a scheduler has stopped.
+    """
+    if verdict.suspected or verdict.kind in (Kind.UNKNOWN, Kind.STOPPED):
+        return None
+    elsewhere = verdict.kind in (Kind.HOST, Kind.STORAGE) and verdict.outlook is Outlook.ELSEWHERE
+    return "infra" if elsewhere or verdict.kind in (Kind.HARDWARE, Kind.NETWORK) else "failed"
+
+
+def wants_devices(verdict: JobVerdict) -> bool:
+    """Whether a probe of the devices can say more: they may be the cause, whatever the text was."""
+    possible = verdict.kind in (Kind.HARDWARE, Kind.NETWORK, Kind.UNKNOWN) or verdict.device
+    return possible and verdict.kind is not Kind.STOPPED
 
 
 def _of_others(case: Case, finding: Finding) -> bool:
@@ -642,7 +661,10 @@ _REASONS = {
         "MissingDevice", "DeviceLost", "Stuck", "EccErrors", "HardwareErrors", "UnhealthyComponent", "Throttled",
         "Overheating", "StuckCores", "RankHung", "RankDied", "RankFault", "CollectiveMismatch", "DeviceLinkFault",
     ),
-    Kind.NETWORK: ("LinkDown", "LinkErrors", "LinkDegraded", "NetworkUnusable", "SlowLink", "NameResolution"),
+    Kind.NETWORK: (
+        "LinkDown", "LinkErrors", "LinkDegraded", "NetworkUnusable", "SlowLink", "NameResolution", "CollectiveFault",
+        "PathFault", "TopologyFault",
+    ),
     Kind.STORAGE: (
         "DiskFull", "ReadOnlyMount", "StoreNoSpace", "StoreQuota", "StoreNoInodes", "StoreReadOnly", "StoreStale",
         "StoreNotMounted", "StoreHangs", "StoreMissing", "StoreCorruption", "StoreError", "ShardEmpty", "ShardShort",
@@ -660,21 +682,20 @@ _STOPS = {"MissingDevice", "Stuck", "RankHung", "RankDied", "DeviceLinkFault"}
 KIND_OF_REASON = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons}
 
 
-def _measured_bad(measured: Iterable[Measured]) -> dict[str, list[tuple[Kind, Problem]]]:
+def _measured_bad(measured: Iterable[Measured]) -> dict[str, list[tuple[Kind, FailedCheck]]]:
     """Node -> the failed checks that say something of it."""
-    bad: dict[str, list[tuple[Kind, Problem]]] = {}
+    bad: dict[str, list[tuple[Kind, FailedCheck]]] = {}
     for each in measured:
         told = [
             (KIND_OF_REASON[problem.reason], problem) for problem in each.problems if problem.reason in KIND_OF_REASON
         ]
-        if told:
-            bad[each.node] = told
-    return bad
+        bad.setdefault(each.node, []).extend(told)
+    return {node: told for node, told in bad.items() if told}
 
 
 def _settle(
-    case: Case, cause: Finding, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, Problem]]]
-) -> Verdict:
+    case: Case, cause: Finding, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, FailedCheck]]]
+) -> JobVerdict:
     """Hold the proposal against what was measured."""
     signature = cause.signature
     kind, outlook, action = signature.kind, signature.outlook, signature.action
@@ -682,6 +703,7 @@ def _settle(
     hardware = _hardware_of(cause, bad)
     agreeing = next((problem for kind_, problem in bad.get(cause.node, []) if kind_ is kind), None)
     passed = _all_passed(case, signature)
+    path = _path_of(cause, bad)
     sentence = ""
     if hardware is not None:
         # A device that computes wrongly makes programs fail in every way; the reverse is never so. That of another node
@@ -694,6 +716,12 @@ def _settle(
         sentence += _sentence(cause, signature.kind, True)
     elif agreeing is not None or signature.fact:
         suspected, confidence = False, "high"
+    elif path is not None:
+        # A path has two ends, and who reports is at the other one.
+        node, problem = path
+        suspected, confidence = False, "high"
+        action = f"Keep {node} out: {problem.reason}, and see its runbook."
+        sentence = f"network: {node} fails now: {problem.reason} {problem.target}; {_sentence(cause, kind, True)}"
     elif kind is Kind.SOFTWARE and passed:
         suspected, confidence = False, "medium" if signature.general else "high"
     elif kind is Kind.HARDWARE and passed:
@@ -704,14 +732,16 @@ def _settle(
         suspected = kind is not Kind.STOPPED
     if kind is Kind.UNKNOWN:
         suspected = False
-    return Verdict(
+    by_measurement = hardware or (path if agreeing is None and not signature.fact else None)
+    named = cause.node if by_measurement is None else by_measurement[0]
+    return JobVerdict(
         kind=kind,
         suspected=suspected,
         confidence=confidence,
         name=signature.name,
         sentence=sentence or _sentence(cause, kind, suspected),
-        node=(hardware[0] if hardware is not None else cause.node) or None,
-        rank=cause.rank if hardware is None or hardware[0] == cause.node else None,
+        node=named or None,
+        rank=cause.rank if named == cause.node else None,
         at=cause.at,
         outlook=outlook,
         action=action,
@@ -723,7 +753,7 @@ def _settle(
     )
 
 
-def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, Problem]]]) -> tuple[str, Problem] | None:
+def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> tuple[str, FailedCheck] | None:
     """The node and the failed check of a device that can be the cause of this; that of its own node first."""
     if cause.signature.fact:
         return None
@@ -734,6 +764,14 @@ def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, Problem]]]) 
         if kind is Kind.HARDWARE and _explains_end(problem.reason, cause.signature.kind)
     ]
     return next((each for each in found if each[0] == cause.node), found[0] if found else None)
+
+
+def _path_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> tuple[str, FailedCheck] | None:
+    """The node and the failed check of a path between nodes, where the text says that the network failed."""
+    if cause.signature.kind is not Kind.NETWORK:
+        return None
+    found = ((node, problem) for node, told in bad.items() for kind, problem in told if kind is Kind.NETWORK)
+    return next(found, None)
 
 
 def _explains_end(reason: str, kind: Kind) -> bool:
@@ -760,7 +798,7 @@ def _sentence(cause: Finding, kind: Kind, suspected: bool) -> str:
     return f"{word}: {who}{where}: {cause.signature.suggests.rstrip('.')}"
 
 
-def _evidence(cause: Finding, findings: Sequence[Finding]) -> tuple[Evidence, ...]:
+def _evidence(cause: Finding, findings: Sequence[Finding]) -> tuple[EvidenceLine, ...]:
     shown: dict[tuple[str, str], Finding] = {(cause.line, cause.source): cause}
     rest = sorted(findings, key=_when)
     same = [each for each in rest if each.rank == cause.rank and each.node == cause.node]
@@ -768,7 +806,7 @@ def _evidence(cause: Finding, findings: Sequence[Finding]) -> tuple[Evidence, ..
         if len(shown) < MAX_EVIDENCE:
             shown.setdefault((finding.line, finding.source), finding)
     return tuple(
-        Evidence(
+        EvidenceLine(
             text=finding.line,
             source=finding.source,
             node=finding.node,
@@ -806,7 +844,7 @@ def _measurement(measured: Sequence[Measured]) -> str:
     return "; ".join(told)
 
 
-def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, Problem]]]) -> Verdict:
+def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> JobVerdict:
     """Nothing in the output explains it: what was measured may, else it is unknown."""
     first = next(((node, kind, problem) for node, told in bad.items() for kind, problem in told), None)
     waited = tuple(sorted({each.rank for each in findings if each.rank is not None}))
@@ -820,7 +858,7 @@ def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tup
         sentence = "unknown: nothing in the output or on the nodes explains the end"
         if waited:
             sentence += f"; ranks {listed(waited)} only waited or were ended"
-    return Verdict(
+    return JobVerdict(
         kind=kind,
         suspected=kind is not Kind.UNKNOWN,
         confidence="low",
@@ -833,7 +871,7 @@ def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tup
         action=action,
         settles="",
         evidence=tuple(
-            Evidence(
+            EvidenceLine(
                 text=each.line, source=each.source, node=each.node, rank=each.rank, at=each.at,
                 place=each.signature.place, reference=each.signature.source,
             )

@@ -35,6 +35,7 @@ class Daemon:
         self.answer: SyncAnswer | None = None
         self.seq = 0
         self.received = 0.0
+        self.on_run: Callable[[], None] = lambda: None
 
     def state(self) -> NodeState:
         held = tuple(Allocation(by="lease", holder=lease.job) for lease in self.leases.values())
@@ -74,6 +75,7 @@ class Daemon:
                 self.reports[order_id] = OrderReport(status="accepted")
             else:
                 self.changes["age"] = 0.0
+                self.on_run()
                 self.reports[order_id] = OrderReport(status="done")
         for lease_id in set(self.leases) - set(orders):
             del self.leases[lease_id]

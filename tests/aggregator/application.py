@@ -12,6 +12,7 @@ from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.stragglers import Stragglers
@@ -23,14 +24,16 @@ async def always_gated(_: str) -> bool:
 
 def parts_of_test(folder: Path, *, store: Store, fleet: Fleet, engine: Engine, guard: Guard | None = None) -> Parts:
     """`guard` None: no tokens."""
+    metrics = FleetMetrics(fleet, holding=lambda: 0, overrides=lambda: 0, errors=engine.internal_errors)
     return Parts(
         settings=AggregatorSettings(state_dir=folder),
         fleet=fleet,
         engine=engine,
         guard=guard or Guard(None),
-        metrics=FleetMetrics(fleet, holding=lambda: 0, overrides=lambda: 0, errors=engine.internal_errors),
+        metrics=metrics,
         handshakes=Handshakes(1.0),
         stragglers=Stragglers(fleet, store),
         ungated=UngatedJobs(always_gated, clock=lambda: 0.0),
         accusations=Accusations(keep_seconds=3600.0, clock=lambda: 0.0),
+        postmortems=Postmortems(engine, store, on_outcome=metrics.job_ended),
     )

@@ -162,15 +162,30 @@ def test_two_aggregators_do_not_share_a_database(url: str) -> None:
     Store.open(url).close()
 
 
-def test_a_database_of_the_first_schema_loses_its_table_of_baselines(url: str) -> None:
+def test_a_database_of_the_first_schema_gets_the_tables_of_today(url: str) -> None:
     Store.open(url).close()
     engine = sa.create_engine(url)
+    today = tables_of(engine)
     with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE notes")
+        connection.exec_driver_sql("DROP TABLE postmortems")
         connection.exec_driver_sql("CREATE TABLE baselines (id VARCHAR(16) PRIMARY KEY, record TEXT, samples TEXT)")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '1'")
     Store.open(url).close()
-    assert "baselines" not in sa.inspect(engine).get_table_names()
+    assert tables_of(engine) == today
     engine.dispose()
+
+
+def tables_of(engine: sa.Engine) -> dict[str, tuple[list[str], set[str | None]]]:
+    """By table its columns, with their types, and its indexes."""
+    seen = sa.inspect(engine)
+    return {
+        name: (
+            [f"{column['name']} {column['type']} {column['nullable']}" for column in seen.get_columns(name)],
+            {index["name"] for index in seen.get_indexes(name)},
+        )
+        for name in seen.get_table_names()
+    }
 
 
 def test_a_database_of_another_schema_is_refused(url: str) -> None:

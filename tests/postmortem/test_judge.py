@@ -19,10 +19,10 @@ from healthd.postmortem.judge import (
     SURVIVED_LINES,
     Case,
     Ended,
+    FailedCheck,
     Late,
     Line,
     Measured,
-    Problem,
     Stop,
     find,
     judge,
@@ -265,7 +265,7 @@ def test_hardware_is_only_said_where_measured_or_found_by_the_kernel(signature: 
     text = EXAMPLES[signature.name]
     verdict = judge(case(text, kernel=signature.kernel))
     assert verdict.suspected is not signature.fact
-    problem = Problem(reason="WrongResult", target="gpu:3", message="1 of 262144 elements")
+    problem = FailedCheck(reason="WrongResult", target="gpu:3", message="1 of 262144 elements")
     failed = Measured(node="n1", tier="quick", status="fail", problems=(problem,))
     confirmed = judge(case(text, kernel=signature.kernel, measured=(failed,)))
     assert (confirmed.kind, confirmed.suspected, confirmed.confidence) == (Kind.HARDWARE, False, "high")
@@ -291,7 +291,7 @@ def test_software_is_only_said_where_the_nodes_passed(signature: Signature) -> N
 
 def test_a_device_that_computes_wrongly_explains_an_exception_and_a_full_disk_does_not() -> None:
     def failed(reason: str) -> tuple[Measured, ...]:
-        problem = Problem(reason=reason, target="node", message="m")
+        problem = FailedCheck(reason=reason, target="node", message="m")
         return (Measured(node="n1", tier="quick", status="fail", problems=(problem,)),)
 
     text = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)"
@@ -303,7 +303,7 @@ def test_a_device_that_computes_wrongly_explains_an_exception_and_a_full_disk_do
 
 def test_a_device_of_another_node_and_a_slow_one_are_not_said_to_be_the_cause() -> None:
     def failed(reason: str, node: str) -> tuple[Measured, ...]:
-        problem = Problem(reason=reason, target="gpu:1", message="m")
+        problem = FailedCheck(reason=reason, target="gpu:1", message="m")
         return (Measured(node=node, tier="quick", status="fail", problems=(problem,)),)
 
     lost = "NCCL WARN NET/IB : Got completion from peer 10.2.0.5<1> with error 12, opcode 0, len 0, vendor err 129"
@@ -321,7 +321,7 @@ def test_a_device_of_another_node_and_a_slow_one_are_not_said_to_be_the_cause() 
 
 def test_what_fails_now_is_only_suspected_where_the_output_says_nothing() -> None:
     failed = Measured(node="n1", tier="passive", status="fail",
-                      problems=(Problem(reason="EccErrors", target="gpu:1", message="2"),))  # fmt: skip
+                      problems=(FailedCheck(reason="EccErrors", target="gpu:1", message="2"),))  # fmt: skip
     verdict = judge(case(measured=(failed,)))
     assert (verdict.kind, verdict.suspected, verdict.node) == (Kind.HARDWARE, True, "n1")
 

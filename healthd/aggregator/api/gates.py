@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import secrets
 import time
@@ -27,6 +28,7 @@ from healthd.aggregator.api.handling import (
     OutcomeKept,
     OverrideEnded,
     Parts,
+    PostmortemList,
     Reader,
     ValidationState,
     Wait,
@@ -38,6 +40,7 @@ from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
 from healthd.aggregator.controller import Engine, GivenBack, RollCallAnswer, RollCallBody, less_than_policy
 from healthd.aggregator.model.gates import Gate, LeaseRow, Override
+from healthd.aggregator.model.postmortems import PostmortemState, state_of
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import (
     LARGEST_ATTEMPT,
@@ -51,6 +54,7 @@ from healthd.core.model import (
 )
 from healthd.core.wire import FROM_OUTSIDE, plain
 from healthd.core.workload import pod_of, process_of
+from healthd.postmortem.notes import MAX_PACKED_BYTES
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
@@ -73,6 +77,20 @@ class OutcomeBody:
     """
     message: Annotated[str, Field(max_length=4096)] = ""
     """For people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotesBody:
+    """What one `healthd run` knows of the bad end of its job."""
+
+    __pydantic_config__ = FROM_OUTSIDE
+
+    node: Annotated[str, Field(min_length=1, max_length=253)]
+    """The node that it ran on, by one of its names in the fleet."""
+    notes: Annotated[str, Field(max_length=4 * (MAX_PACKED_BYTES // 3 + 1))]
+    """The notes of `healthd run`, as JSON compressed by zlib, in base64."""
+    measures: bool = False
+    """Whether it checks the devices of its node when it is asked to."""
 
 
 @router.post("", responses=problems(409))
@@ -117,6 +135,13 @@ async def listed(
 
 
 # A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
+@router.get("/{gate:path}/postmortem")
+async def postmortem(request: Request, caller: Reader, gate: str, wait: Wait) -> PostmortemState:
+    """Why the job of a gate died, by its id or its job (then the newest); held back until nothing is waited for."""
+    parts = parts_of(request)
+    return state_of(await parts.postmortems.wait(await _find(parts, caller, gate), None, wait))
+
+
 @router.get("/{gate:path}/evidence")
 async def evidence(request: Request, caller: Reader, gate: str) -> Evidence:
     """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
@@ -185,6 +210,25 @@ async def outcome(request: Request, caller: GateCaller, gate: str, body: Outcome
     if ended is not None:
         parts.metrics.job_ended(ended)
     return OutcomeKept(gate=gate, status=body.status)
+
+
+@router.post("/{gate}/notes", responses=problems(409))
+async def notes(request: Request, caller: GateCaller, gate: str, wait: Wait, body: NotesBody) -> PostmortemState:
+    """
+    A `healthd run` tells that its part of the job ended badly, and with which notes. Safe to repeat.
+
+    The answer is held back until the notes of all nodes are judged, or until this one is to check its devices: then its
+    member is in `to_measure`, and it sends its notes once more with what it found.
+    """
+    parts = parts_of(request)
+    node = next(iter(_own_names(parts, (body.node,))))
+    caller.check_speaks_for((node,))
+    _check_namespace(caller, gate, ((await parts.engine.get(gate)).request.job,))
+    try:
+        packed = base64.b64decode(body.notes, validate=True)
+    except ValueError:
+        raise BadInputError("notes: no base64") from None
+    return await parts.postmortems.tell(gate, node, packed, measures=body.measures, wait=wait)
 
 
 @router.post("/{gate}/handshake")
@@ -400,6 +444,28 @@ def request_of(body: ValidationBody) -> GateRequest:
 def _told(gate: Gate, decision: Decision) -> ValidationState:
     return ValidationState(
         id=gate.id, job=gate.request.job, phase=gate.phase, decision=decision, validations=gate.validations
+    )
+
+
+# The path of all jobs that ended badly.
+
+
+postmortem_router = APIRouter(prefix="/v1/postmortems", route_class=ApiRoute, tags=["gates"])
+
+
+@postmortem_router.get("")
+async def postmortems(
+    request: Request,
+    caller: Reader,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+    before: str | None = None,
+    job: str | None = None,
+) -> PostmortemList:
+    """Bad ends of jobs, newest gate first; `next` is the `before` of the next page."""
+    wanted = None if job is None else _own_job(caller, job)
+    found = await parts_of(request).postmortems.listed(limit=limit, before=before, job=wanted)
+    return PostmortemList(
+        postmortems=tuple(state_of(one) for one in found), next=found[-1].gate if len(found) == limit else None
     )
 
 

@@ -27,8 +27,10 @@ from healthd.aggregator.drain import DrainController
 from healthd.aggregator.inventory import Accusation, Accusations, Fleet, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.gates import LeaseRow, Override, Phase
+from healthd.aggregator.model.postmortems import PostmortemState
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
+from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import HistoryEvent, PutOutcome
 from healthd.aggregator.stragglers import Stragglers
@@ -69,6 +71,7 @@ class Parts:
     stragglers: Stragglers
     ungated: UngatedJobs
     accusations: Accusations
+    postmortems: Postmortems
     drain: DrainController | None = None
     callers_may: frozenset[GateTerm] = frozenset()
     tasks: Tasks = field(default_factory=Tasks)
@@ -363,6 +366,14 @@ class OutcomeKept:
 
     gate: str
     status: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostmortemList:
+    """Bad ends of jobs, newest gate first; `next` is the `before` of the next page, None on the last."""
+
+    postmortems: tuple[PostmortemState, ...]
+    next: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

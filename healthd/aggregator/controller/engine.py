@@ -274,6 +274,12 @@ class Engine:
             return None
         return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
 
+    async def end_job(self, gate_id: str, nodes: Collection[str], why: str) -> None:
+        """The job of a gate has ended on these nodes: its leases there end. Safe to repeat."""
+        held = self._leases(lambda row: row.lease.gate == gate_id and row.node in nodes)
+        if held:
+            await self.submit(lambda batch: self._end(batch, held, why))
+
     async def explain(self, gate_id: str) -> Explanation:
         """A gate with its stored evidence; NotFoundError."""
         gate = await self.get(gate_id)

@@ -11,8 +11,9 @@ from sqlalchemy import Connection, bindparam, delete, func, or_, select, text
 
 from healthd.aggregator.model.gates import Gate, LeaseRow, LeaseState, Override, Phase
 from healthd.aggregator.model.nodes import Duplicate
+from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
-from healthd.aggregator.store.rows import Kind, PutEvent, PutOutcome
+from healthd.aggregator.store.rows import Kind, PutEvent, PutNotes, PutOutcome
 from healthd.aggregator.store.tables import (
     EVENTS,
     EVIDENCE,
@@ -20,12 +21,17 @@ from healthd.aggregator.store.tables import (
     LEASES,
     META,
     NODES,
+    NOTES,
     OUTCOMES,
+    POSTMORTEMS,
     RECORDS,
 )
 from healthd.core import wire
 from healthd.core.errors import BadInputError
 from healthd.core.model import NodeState, Quarantine
+
+MOST_NOTED = 200
+"""Jobs whose notes are kept, to be looked at again: at 64 nodes with 100 KB each some 1.3 GB at the very most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +147,51 @@ def read_outcome(connection: Connection, gate_id: str) -> PutOutcome | None:
     return None if row is None else PutOutcome(**row._mapping)
 
 
+def read_notes(connection: Connection, gate_id: str) -> tuple[PutNotes, ...]:
+    """The notes that the members of a job have sent."""
+    rows = connection.execute(select(NOTES).where(NOTES.c.gate == gate_id).order_by(NOTES.c.member))
+    return tuple(PutNotes(**row._mapping) for row in rows)
+
+
+def read_postmortem(connection: Connection, gate_id: str) -> Postmortem | None:
+    """What was said of the bad end of a gate's job; None where nobody has told of one."""
+    found = connection.execute(select(POSTMORTEMS.c.record).where(POSTMORTEMS.c.gate == gate_id)).one_or_none()
+    return None if found is None else wire.decode(found.record.encode(), Postmortem, what=f"end of gate {gate_id}")
+
+
+def read_postmortems(
+    connection: Connection, *, limit: int, before: str | None = None, job: str | None = None, final: bool | None = None
+) -> tuple[Postmortem, ...]:
+    """
+    Bad ends of jobs, by their gates, newest first; `before` is the gate to continue from. `final` False: those that
+    more is waited for. No gate and no job has a name with control characters.
+    """
+    if not all(text is None or text.isprintable() for text in (before, job)):
+        return ()  # PostgreSQL drops the connection over a NUL
+    query = select(POSTMORTEMS.c.gate, POSTMORTEMS.c.record).order_by(POSTMORTEMS.c.gate.desc()).limit(limit)
+    query = query if before is None else query.where(POSTMORTEMS.c.gate < before)
+    query = query if job is None else query.where(POSTMORTEMS.c.job == job)
+    if final is not None:
+        is_final = POSTMORTEMS.c.phase == PostmortemPhase.FINAL.value
+        query = query.where(is_final if final else ~is_final)
+    return tuple(
+        wire.decode(row.record.encode(), Postmortem, what=f"end of gate {row.gate}")
+        for row in connection.execute(query)
+    )
+
+
 def prune(
-    connection: Connection, *, before: float, most_gates: int, most_events: int, history_before: float = 0.0
+    connection: Connection,
+    *,
+    before: float,
+    most_gates: int,
+    most_events: int,
+    history_before: float = 0.0,
+    most_noted: int = MOST_NOTED,
 ) -> tuple[str, ...]:
     """
-    Drop decided gates older than `before` or beyond `most_gates`, unless a lease of theirs is open; closed leases of
+    Drop the notes of all but the newest `most_noted` jobs that ended badly (what was said of them stays with their
+    gates); decided gates older than `before` or beyond `most_gates`, unless a lease of theirs is open; closed leases of
     gates that are gone; all but the newest `most_events` events of each subject, those of nodes older than
     `history_before` and those of jobs older than `before`. Returns the ids of the gates dropped.
     """
@@ -154,6 +200,8 @@ def prune(
     old = (GATES.c.created_at < before) | GATES.c.id.not_in(newest)
     where = (GATES.c.phase == Phase.DECIDED.value) & old & GATES.c.id.not_in(leased)
     dropped = tuple(connection.execute(select(GATES.c.id).where(where)).scalars())
+    noted = select(POSTMORTEMS.c.gate).order_by(POSTMORTEMS.c.gate.desc()).limit(most_noted)
+    connection.execute(delete(NOTES).where(NOTES.c.gate.not_in(noted)))
     connection.execute(delete(GATES).where(where))
     connection.execute(
         delete(LEASES).where(LEASES.c.state == LeaseState.CLOSED.value, LEASES.c.gate.not_in(select(GATES.c.id)))

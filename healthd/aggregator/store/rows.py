@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, GateEnding, GateFacts
 from healthd.aggregator.model.gates import Gate, LeaseRow, Override
 from healthd.aggregator.model.nodes import Duplicate
+from healthd.aggregator.model.postmortems import Postmortem
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
 from healthd.aggregator.store.tables import (
     EVENTS,
@@ -25,7 +26,9 @@ from healthd.aggregator.store.tables import (
     LEASES,
     META,
     NODES,
+    NOTES,
     OUTCOMES,
+    POSTMORTEMS,
     RECORDS,
     fit,
 )
@@ -75,6 +78,24 @@ class PutOutcome:
     status: str
     message: str
     told_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutNotes:
+    """The packed notes of one member of a job that ended badly."""
+
+    gate: str
+    member: str
+    node: str
+    told_at: float
+    notes: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutPostmortem:
+    """What is said of a job's bad end."""
+
+    postmortem: Postmortem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +184,8 @@ Change = (
     | PutFacts
     | PutLease
     | PutOutcome
+    | PutNotes
+    | PutPostmortem
     | PutNode
     | PutKey
     | PutDuplicate
@@ -350,10 +373,20 @@ def _put_records(connection: Connection, changes: Sequence[PutRecord]) -> None:
     upsert(connection, RECORDS, kept)
 
 
-def _put_outcomes(connection: Connection, changes: Sequence[PutOutcome]) -> None:
+def _of_known_gates(connection: Connection, table: Table, found: Sequence[Mapping[str, Any]]) -> None:
     """One whose gate was dropped meanwhile is left out: it must not fail what it shares a transaction with."""
-    kept = set(connection.scalars(select(GATES.c.id).where(GATES.c.id.in_({c.gate for c in changes}))))
-    upsert(connection, OUTCOMES, [vars(c) for c in changes if c.gate in kept])
+    kept = set(connection.scalars(select(GATES.c.id).where(GATES.c.id.in_({row["gate"] for row in found}))))
+    upsert(connection, table, [row for row in found if row["gate"] in kept])
+
+
+def _postmortem(record: Postmortem) -> Mapping[str, Any]:
+    return {
+        "gate": record.gate,
+        "job": record.job,
+        "attempt": record.attempt,
+        "phase": record.phase.value,
+        "record": wire.encode(record).decode(),
+    }
 
 
 def _put_duplicates(connection: Connection, changes: Sequence[PutDuplicate]) -> None:
@@ -419,7 +452,11 @@ _WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {
         to, EVIDENCE, [{"gate": c.gate, "states": _packed(c.states)} for c in changes]
     ),
     PutFacts: lambda to, changes: put_facts(to, {c.facts.gate: c.facts for c in changes}.values()),
-    PutOutcome: _put_outcomes,
+    PutOutcome: lambda to, changes: _of_known_gates(to, OUTCOMES, [vars(c) for c in changes]),
+    PutNotes: lambda to, changes: _of_known_gates(to, NOTES, [vars(c) for c in changes]),
+    PutPostmortem: lambda to, changes: _of_known_gates(
+        to, POSTMORTEMS, [_postmortem(p) for p in {c.postmortem.gate: c.postmortem for c in changes}.values()]
+    ),
     PutEvent: lambda to, changes: to.execute(EVENTS.insert(), [fit(EVENTS, vars(c)) for c in changes]),
 }
 """In the order in which they are written."""

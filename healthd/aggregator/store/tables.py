@@ -121,6 +121,30 @@ OUTCOMES = Table(
     Column("told_at", Double, nullable=False),
 )
 
+NOTES = Table(
+    "notes",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("member", String(300), primary_key=True),
+    Column("node", String(253), nullable=False),
+    Column("told_at", Double, nullable=False),
+    Column("notes", LargeBinary, nullable=False),
+)
+"""What each `healthd run` of a job sent of its bad end, as `healthd.postmortem.notes.pack` packs it."""
+
+POSTMORTEMS = Table(
+    "postmortems",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("job", String(256), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("record", Text, nullable=False),
+    Index("postmortems_by_job", "job"),
+    Index("postmortems_by_phase", "phase"),
+)
+"""`record` is the whole `Postmortem`."""
+
 GATE_FACTS = Table(
     "gate_facts",
     METADATA,

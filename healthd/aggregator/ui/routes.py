@@ -12,7 +12,7 @@ from checks.reasons import REASONS, Reason, action_of, blame_of
 from healthd.aggregator.api import MOST_ID, Parts, parts_of
 from healthd.aggregator.auth import AuthError
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.ui import actions, docs, gate_view, node_view, overview, rendering
+from healthd.aggregator.ui import actions, docs, gate_view, job_view, node_view, overview, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of
 from healthd.aggregator.ui.events import FLEET, GATES, Feed
 from healthd.aggregator.ui.rendering import WORST_FIRST
@@ -143,7 +143,48 @@ async def gate(request: Request, gate: str) -> Response:
         most_nodes=MOST_STATES,
         leases=told.leases[:MOST_STATES],
         outcome=told.outcome,
+        died=await parts.postmortems.find(gate) is not None,
         open_api=parts.guard.open,
+    )
+
+
+@router.get("/jobs")
+async def jobs(
+    request: Request,
+    before: Annotated[str | None, Query(max_length=64)] = None,
+    job: Annotated[str | None, Query(max_length=256)] = None,
+) -> Response:
+    """Jobs that ended badly, newest first."""
+    visitor = visitor_of(request)
+    found = await parts_of(request).postmortems.listed(limit=MOST_GATES + 1, before=before, job=job or None)
+    return rendering.page(
+        "jobs.html",
+        visitor=visitor,
+        ends=[(record, job_view.job_end(record)) for record in found[:MOST_GATES]],
+        older=found[MOST_GATES - 1].gate if len(found) > MOST_GATES else None,
+        before=before,
+        job=job or "",
+    )
+
+
+@router.get("/jobs/{gate}")
+async def job_end(request: Request, gate: str) -> Response:
+    """Why the job of a gate died: the verdict, what shows it, what was measured, and what to do."""
+    visitor = visitor_of(request)
+    parts = parts_of(request)
+    record = await parts.postmortems.wait(gate, None, 0.0)
+    told = sorted(record.told.items(), key=lambda item: (rendering.natural(item[1].node), item[1].rank or 0))
+    return rendering.page(
+        "job.html",
+        visitor=visitor,
+        record=record,
+        end=job_view.job_end(record),
+        missing=record.missing,
+        measured=[] if record.verdict is None else record.verdict.measurement.split("; "),
+        told=told[:MOST_STATES],
+        more_told=max(0, len(told) - MOST_STATES),
+        most_nodes=MOST_STATES,
+        outcome=(await parts.engine.explain(gate)).outcome,
     )
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from checks.limits import quantity
 from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, print_json, segment
-from healthd.cli.settings.options import Command
+from healthd.cli.settings.options import Command, load_settings
 from healthd.cli.terminal.render import table_of
 from healthd.core.errors import UnreachableError
 from healthd.core.model import Health
@@ -361,6 +361,7 @@ def _rows(aggregator: Aggregator, health: str | None, pool: str | None) -> list[
 
 
 MOST_EVENTS = 1000
+NOT_FOUND = 404
 AWAY_SECONDS = 60.0
 """How long a validation is followed without an answer: an aggregator that restarts is back by then."""
 
@@ -432,18 +433,28 @@ def release(node: str, reason: str | None, as_json: bool, **options: Any) -> int
     return 0
 
 
-@fleet.command(short_help="A gate's decision with its evidence and rounds.")
-@click.argument("gate", shell_complete=complete_gates)
+@fleet.command(short_help="A gate's decision with its evidence and rounds, and why its job died.")
+@click.argument("gate", metavar="GATE|JOB[:ATTEMPT]", shell_complete=complete_gates)
 @fleet_options
 def explain(gate: str, as_json: bool, **options: Any) -> int:
-    """A gate's decision with the evidence it was made on; GATE is its id or its job."""
+    """
+    A gate's decision with the evidence it was made on, and why its job died where that was told.
+
+    GATE is its id, or JOB for the newest gate of a job, or JOB:ATTEMPT.
+    """
     from healthd.core import wire
+    from healthd.core.http.client import GateClient
     from healthd.core.model import Decision
 
-    with aggregator_of(options) as aggregator:
-        decision = aggregator.call("GET", f"/v1/gates/{segment(gate)}")
+    settings = load_settings(options, section="gate")
+    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
+        job, colon, attempt = gate.rpartition(":")
+        asked = aggregator.gate_of(job, int(attempt)) if colon and job and attempt.isdecimal() else None
+        path = f"/v1/gates/{segment(asked or gate)}"
+        decision = aggregator.call("GET", path)
+        died = _end_of_job(aggregator, path)
         if as_json:
-            sys.stdout.write(decision.decode() + "\n")
+            print_json({**wire.decode(decision, dict[str, Any], what="decision"), "postmortem": died})
             return 0
         from healthd.cli.terminal import render
 
@@ -453,7 +464,35 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
         if read.policy.get("collective"):
             runs = aggregator.get(f"/v1/validations/{segment(read.id)}")
             render.show(console, render.rounds_report(runs["validations"]))
+        if died is not None:
+            _show_end(died)
     return 0
+
+
+def _end_of_job(aggregator: Aggregator, path: str) -> dict[str, Any] | None:
+    """Why the job of a gate died, as the aggregator answers it; None where nobody has told of a bad end."""
+    from healthd.core.http.client import RefusedError
+
+    try:
+        found: dict[str, Any] = aggregator.get(f"{path}/postmortem")
+    except RefusedError as error:
+        if error.status == NOT_FOUND:
+            return None
+        raise
+    return found
+
+
+def _show_end(died: Mapping[str, Any]) -> None:
+    from healthd.aggregator.model.postmortems import PostmortemPhase, PostmortemState
+    from healthd.cli.postmortem import screen
+    from healthd.core import wire
+
+    found = wire.convert(died, PostmortemState, what="why the job died")
+    record = found.postmortem
+    if record.verdict is not None:
+        click.echo("\n".join(screen(record.verdict, missing=found.missing)))
+    if record.phase is not PostmortemPhase.FINAL:
+        click.echo(f"healthd: why it died: not the last word: {record.phase.value}")
 
 
 @fleet.command(short_help="Run collectives over nodes; find who is at fault.")

@@ -503,11 +503,15 @@ class GateClient(Aggregator):
 
     def outcome(self, job: str, attempt: int, status: str, message: str) -> str | None:
         """Tell how a job ended; the id of its gate, None when there is none. Safe to repeat."""
-        gate = next((gate for gate, asked in self._gates(job, most=MOST_ATTEMPTS) if asked == attempt), None)
+        gate = self.gate_of(job, attempt)
         if gate is not None:
             body = {"status": status, "message": message}
             self.call("POST", f"/v1/gates/{gate}/outcome", body=body, hold_seconds=0.0)
         return gate
+
+    def gate_of(self, job: str, attempt: int) -> str | None:
+        """The id of the gate of a job and attempt; None when there is none."""
+        return next((gate for gate, asked in self._gates(job, most=MOST_ATTEMPTS) if asked == attempt), None)
 
     def _gates(self, job: str, *, most: int) -> tuple[tuple[str, int], ...]:
         """Gates of a job, newest first: the id, and for which attempt it was asked."""
