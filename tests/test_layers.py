@@ -64,7 +64,7 @@ AGGREGATOR = {
     },
     "ui": {"auth", "api", "controller", "inventory", "store"},
     "application": {"api", "ui", "controller"},
-    "app": {
+    "leading": {
         "application",
         "auth",
         "api",
@@ -75,10 +75,12 @@ AGGREGATOR = {
         "postmortems",
         "store",
         "metrics",
-        "service_accounts",
         "settings",
         "webhook",
     },
+    "front": {"auth", "api", "metrics", "settings"},
+    "course": {"front", "leading", "store"},
+    "app": {"auth", "course", "drain", "front", "leading", "service_accounts", "settings", "store"},
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.

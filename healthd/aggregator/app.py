@@ -1,37 +1,29 @@
 """
-The aggregator as a process: store, registry, engine, HTTP; started in this order, stopped in the reverse one.
+The aggregator as a process: HTTP for its whole life, and leading or standing by behind it; see `course`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 
-from prometheus_client.core import CounterMetricFamily
-
-from healthd.aggregator.api import Parts, SyncEndpoint
-from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
-from healthd.aggregator.controller import Engine, Handshakes, steady_clock
-from healthd.aggregator.drain import ActuatorCollector, ActuatorSettings, make_drain_controller
-from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, Fleet, UngatedJobs
-from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.course import Course
+from healthd.aggregator.drain import ActuatorSettings
+from healthd.aggregator.front import Front, trust_of
+from healthd.aggregator.leading import Terms, leading
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
-from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
-from healthd.aggregator.store import PutDuplicate, Store
-from healthd.aggregator.stragglers import PeerEvents, Stragglers
-from healthd.aggregator.webhook import Webhook
+from healthd.aggregator.store import DEFAULT_SHARD, Leadership, NotVacantError, Store, Watch, is_shared
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, Server, address_of, bind, closing_on_error
@@ -42,8 +34,6 @@ from healthd.core.threads import use_daemon_threads
 
 log = logging.getLogger(__name__)
 
-# Each opening of the database counts its answers from another multiple of this, so that the count never goes back.
-ANSWERS_EACH_START = 1 << 32
 # A full collection walks over all that ten thousand held connections consist of and stops everything for a second.
 # Syncs leave no cycles behind, so it is done now and then instead of whenever the number of objects has grown.
 COLLECTOR_THRESHOLDS = (5_000, 5, 1_000_000_000)
@@ -114,7 +104,7 @@ async def aggregator(
 ) -> AsyncIterator[tuple[str, Tasks]]:
     """
     A whole aggregator, from entry to exit; gives its address and its tasks, whose `failure` tells when it cannot go
-    on: its engine failed, or another aggregator has taken the database over (FencedError).
+    on: its engine failed, or another aggregator has taken a database over that nobody shares (FencedError).
 
     Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
     """
@@ -126,121 +116,77 @@ async def aggregator(
     with closing_on_error(sock):
         guard = Guard(settings.token_file, platform=_platform(settings.kubernetes))
         _make_state_dir(settings)
-        # Opening migrates and checks the file; nobody is served yet, so it may take the loop.
-        store = Store.open(settings.database_url)
+        address = address_of(sock)
+        url, own_url, shard = settings.database_url, settings.own_url(address), DEFAULT_SHARD
+        shared = is_shared(url)
+        trust = trust_of(settings) if shared else None
+        front = Front(guard=guard, settings=settings, shard=shard, own_url=own_url, trust=trust)
+        drain_seconds = settings.stop_seconds / 2
+        tasks = Tasks()
+        terms = Terms(
+            settings=settings,
+            policy=policy,
+            guard=guard,
+            actuator=actuator or ActuatorSettings(),
+            callers_may=frozenset(callers_may),
+            tasks=tasks,
+        )
+        server = Server(front, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        watch = Watch(url, shard) if shared else None
+        take = functools.partial(_take, url, shard, own_url)
+        # Opening migrates and checks the database; nobody is served yet, so it may take the loop.
+        row, store = (None, Store.open(url)) if watch is None else _first_look(watch, url, own_url, take)
+        course = Course(
+            front=front,
+            watch=watch,
+            take=take,
+            leading=lambda store: leading(terms, store, functools.partial(front.drained, drain_seconds)),
+            shard=shard,
+        )
+        if row is not None:
+            course.note(row)
         try:
-            parts = _build(settings, policy, guard, store, actuator or ActuatorSettings(), frozenset(callers_may))
-            tasks = parts.tasks
-            lately = await parts.engine.gates(limit=MOST_GATES_READ)
-            parts.accusations.load(lately)
-            if parts.drain is not None:
-                for gate in reversed(lately):
-                    parts.drain.gate_decided(gate)
-            tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
-            tasks.supervise("leadership", store.lead, OnEnd.FATAL)
-            tasks.supervise("ends of jobs", parts.postmortems.run)
-            tasks.supervise("stragglers", parts.stragglers.run)
-            tasks.supervise("comparison of nodes", parts.fleet.peers.run)
-            events = PeerEvents(parts.fleet, store, settle_seconds=policy.tuning.settle_seconds, clock=time.time)
-            tasks.supervise("history of the comparison", events.run)
-            tasks.supervise("count of jobs without a gate", parts.ungated.run)
+            tasks.supervise("course of leadership", functools.partial(course.run, store), OnEnd.FATAL)
+            await tasks.first(course.settled.wait())
             tasks.supervise("garbage collection", _collect_now_and_then)
-            if parts.drain is not None:
-                tasks.supervise("actuator", parts.drain.run)
-            if settings.webhook_url is not None:
-                webhook = Webhook(settings.webhook_url, settings.webhook_token_file, source=store.store_id)
-                parts.postmortems.on_final.append(lambda record: webhook.job_died(record, time.time()))
-                tasks.supervise("webhook", webhook.run)
-            endpoint = SyncEndpoint(
-                make_app(parts), fleet=parts.fleet, guard=guard, settings=settings, on_state=parts.ungated.see
-            )
-            server = Server(
-                endpoint,
-                [sock],
-                limits=limits,
-                tls_cert=settings.tls_cert,
-                tls_key=settings.tls_key,
-            )
+            if shared:
+                tasks.supervise("way to the leader", front.probe)
+            await server.start()
             try:
-                async with server:
-                    try:
-                        yield address_of(sock), tasks
-                    finally:
-                        tasks.start("end of the store", store.give_up_when_stuck())
-                        await _release(parts)
+                yield address, tasks
             finally:
-                await tasks.stop(settings.stop_seconds / 3)
+                await course.stop(settings.stop_seconds + 1.0)
+                await server.stop(settings.stop_seconds / 10)
         finally:
-            store.close()
+            await course.stop(settings.stop_seconds + 1.0)
+            await tasks.stop(settings.stop_seconds / 3)
+            await front.close()
+            if store is not None:
+                store.close()
+            if watch is not None:
+                watch.close()
 
 
-def _build(
-    settings: AggregatorSettings,
-    policy: Policy,
-    guard: Guard,
-    store: Store,
-    actuator: ActuatorSettings,
-    callers_may: frozenset[GateTerm],
-) -> Parts:
-    clock = steady_clock()
-    fleet = Fleet(
-        issuer=store.store_id,
-        enrol=lambda node, key: store.enrol(node, key, now=clock()),
-        silent_seconds=policy.silent_seconds,
-        max_nodes=settings.max_nodes,
-        clock=clock,
-        first_seq=store.term * ANSWERS_EACH_START,
-        keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),
-        replace_key=lambda node, key, who: engine.rekey(node, who, key),
-    )
-    for row in store.load().nodes:
-        fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
-    tasks = Tasks()
-    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)
-    metrics = FleetMetrics(
-        fleet,
-        holding=lambda: len(engine.open_gates()),
-        overrides=lambda: len(engine.overrides()),
-        breakers=lambda: len(engine.breakers()),
-        words=engine.rule_words,
-        waits=engine.waits,
-        recovering=lambda: engine.recovering() is not None,
-        store=lambda: (store.failures, store.failing),
-        errors=engine.internal_errors,
-        task_errors=tasks.errors,
-        now=clock,
-    )
-    accusations = Accusations(keep_seconds=ACCUSED_WINDOW_SECONDS, clock=clock)
-    drain = make_drain_controller(actuator, engine, fleet)
-    metrics.add(ActuatorCollector(drain))
-    engine.on_ready.append(metrics.gate_ready)
-    engine.on_decided += [metrics.gate_decided, accusations.gate_decided]
-    if drain is not None:
-        engine.on_decided.append(drain.gate_decided)
+def _take(url: str, shard: str, own_url: str, seen: Leadership) -> Store:
+    return Store.open(url, shard=shard, advertised=own_url, seen=seen)
 
-    postmortems = Postmortems(engine, store, on_outcome=metrics.job_ended, orders=not settings.preflight)
-    engine.on_decided.append(postmortems.gate_decided)
 
-    async def gated(job: str) -> bool:
-        return bool(await engine.gates(limit=1, job=job))
+def _first_look(
+    watch: Watch, url: str, own_url: str, take: Callable[[Leadership], Store]
+) -> tuple[Leadership, Store | None]:
+    """
+    Who leads; and the store, None where somebody does. Blocks.
 
-    ungated = UngatedJobs(gated, clock=clock)
-    metrics.read("healthd_jobs_ungated", UNGATED, lambda: ungated.figure.jobs, family=CounterMetricFamily)
-    return Parts(
-        settings=settings,
-        fleet=fleet,
-        engine=engine,
-        guard=guard,
-        metrics=metrics,
-        handshakes=Handshakes(settings.handshake_seconds),
-        stragglers=Stragglers(fleet, store),
-        ungated=ungated,
-        accusations=accusations,
-        postmortems=postmortems,
-        drain=drain,
-        callers_may=callers_may,
-        tasks=tasks,
-    )
+    Who seems to lead at our own address was this aggregator before it was killed: nobody else can listen there.
+    """
+    Store.prepare(url)
+    row, over = watch.look()
+    if not over and row.url != own_url:
+        return row, None
+    try:
+        return row, take(row)
+    except NotVacantError:
+        return row, None
 
 
 def _platform(settings: KubernetesCallers) -> TokenReviews | None:
@@ -248,17 +194,6 @@ def _platform(settings: KubernetesCallers) -> TokenReviews | None:
         return None
     server = api_server(os.environ, settings.service_account, settings.api_server)
     return TokenReviews(settings, server)
-
-
-async def _release(parts: Parts) -> None:
-    """Answer everybody who is held; gates stay open on disk."""
-    parts.stopping.set()
-    parts.fleet.release_all()
-    parts.engine.stop()
-    if parts.drain is not None:
-        parts.drain.stop()
-    await parts.handshakes.stop()
-    await parts.postmortems.stop()
 
 
 async def _collect_now_and_then() -> None:

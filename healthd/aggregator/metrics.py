@@ -47,6 +47,19 @@ class Reading(Collector):
         yield self._family(self._name, self._about, value=float(self._read()))
 
 
+class LeadershipCollector(Collector):
+    """Who leads a shard, as this aggregator knows it."""
+
+    def __init__(self, shard: str, leads: Callable[[], bool], term: Callable[[], int]) -> None:
+        self._shard, self._leads, self._term = shard, leads, term
+
+    def collect(self) -> Iterator[Metric]:
+        about = "1 while this aggregator leads the shard, 0 while it stands by."
+        yield _labelled("healthd_aggregator_leader", about, "shard", {self._shard: float(self._leads())})
+        about = "How many leaders the shard has had, as this aggregator knows it."
+        yield _labelled("healthd_aggregator_term", about, "shard", {self._shard: self._term()})
+
+
 class FleetCollector(Collector):
     """What has labels, in one walk over the fleet, and what the aggregator itself failed in. `now` is the engine's."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ _ACCOUNT = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.-]{1,253}")
 _OF_NAMESPACE = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.*?-]{1,253}")
 _ACCOUNTS = re.compile(r"[a-z0-9.*?-]{1,63}/[a-z0-9.*?-]{1,253}")
 MOST_ACCOUNTS = 100
+# The row of the database has room for 300 characters.
+_URL = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,253}/?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,14 @@ class AggregatorSettings:
     """SQLAlchemy URL of the database; None is `aggregator.db` in `state_dir`, because one aggregator on one machine
     needs no server. `sqlite://` keeps it in memory: for a gate that lives as long as one job's start (preflight)."""
 
+    advertise_url: str | None = None
+    """URL at which other aggregators on the same PostgreSQL, and nodes, reach this one while it leads; never that of a
+    load balancer. None: made of `listen`, with the name of this host where that is every address."""
+
+    ca_file: Path | None = None
+    """PEM file of the CA that signed the certificates of the other aggregators on the same PostgreSQL; None trusts the
+    system's."""
+
     token_file: Path | None = None
     """TOML file of bearer tokens; None means that everyone who reaches the port may do everything, which is allowed on
     loopback alone."""
@@ -175,6 +186,12 @@ class AggregatorSettings:
         if self.runbooks_url is not None and not self.runbooks_url.startswith(("https://", "http://")):
             raise ConfigError(f"runbooks_url must begin with https:// or http://, not {self.runbooks_url[:80]!r}")
         self._check_webhook()
+        if self.advertise_url is not None and not _URL.fullmatch(self.advertise_url):
+            raise ConfigError(f"advertise_url: {self.advertise_url[:80]!r} is not a URL; write https://HOST:8090")
+        if self.tls_cert is not None and (self.advertise_url or "https:").startswith("http:"):
+            raise ConfigError(
+                f"advertise_url: {self.advertise_url!r} is plain HTTP and this one speaks TLS; write https"
+            )
         check_exposure(
             hosts=[self.address[0]],
             tokens=self.token_file is not None or self.kubernetes.on,
@@ -197,6 +214,15 @@ class AggregatorSettings:
     def address(self) -> tuple[str, int]:
         """`listen` as host and port; ListenError when it is neither."""
         return parse_listen(self.listen)
+
+    def own_url(self, address: str) -> str:
+        """Where others reach this aggregator, which listens on `address`: HOST:PORT with the port that it got."""
+        if self.advertise_url is not None:
+            return self.advertise_url.rstrip("/")
+        host, _, port = address.rpartition(":")
+        if host in ("0.0.0.0", "[::]"):  # noqa: S104  (it is compared)
+            host = socket.gethostname()
+        return f"{'http' if self.tls_cert is None else 'https'}://{host}:{port}"
 
     @property
     def database_url(self) -> str:

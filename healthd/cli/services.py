@@ -61,17 +61,27 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="F", help="Certificate chain (PEM).")
 @click.option("--tls-key", type=click.Path(path_type=Path), metavar="F", help="Its private key (PEM).")
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback without TLS or tokens.")
+@click.option("--advertise-url", metavar="URL", help="Where nodes and other aggregators reach this one.")
 @click.option("--mode", help="Mode of gates that do not ask for one: enforce or observe.")
-def aggregator(mode: str | None, **options: Any) -> int:
+@click.option("--step-down", is_flag=True, help="End the lease of the aggregator that leads; another takes over.")
+def aggregator(mode: str | None, step_down: bool, **options: Any) -> int:
     """
-    The aggregator of a fleet.
+    The aggregator of a fleet. Several on one PostgreSQL stand in for each other.
 
-    Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 else.
+    Exit code: 0 after SIGTERM or --step-down, 2 for usage or configuration, 1 else.
     """
     options["policy.mode"] = mode
-    options["aggregator.token_file"] = options.pop("token_file")
-    options.pop("ca_file")
+    for shared in ("token_file", "ca_file"):
+        options[f"aggregator.{shared}"] = options.pop(shared)
     settings = load_settings(options, section="aggregator")
+    if step_down:
+        from healthd.aggregator.store import DEFAULT_SHARD
+        from healthd.aggregator.store import step_down as end_lease
+
+        before = end_lease(settings.aggregator.database_url, DEFAULT_SHARD)
+        where = f" at {before.url}" if before.url else ""
+        click.echo(f"{before.holder or 'nobody'}{where} led {DEFAULT_SHARD} (term {before.term}) and does no more")
+        return 0
     from healthd.aggregator.app import run_aggregator
 
     _log()

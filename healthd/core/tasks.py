@@ -82,14 +82,14 @@ class TaskFailure:
 
 
 class Tasks:
-    """The tasks of one service."""
+    """The tasks of one service; or with `within` some that end before it does, whose failures count as its own."""
 
-    def __init__(self, *, first_restart_seconds: float = FIRST_RESTART_SECONDS) -> None:
+    def __init__(self, *, first_restart_seconds: float = FIRST_RESTART_SECONDS, within: Tasks | None = None) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._first_restart_seconds = first_restart_seconds
-        self._errors: Counter[str] = Counter()
-        self._messages: dict[str, str] = {}
-        self._down: set[str] = set()
+        self._errors: Counter[str] = Counter() if within is None else within._errors
+        self._messages: dict[str, str] = {} if within is None else within._messages
+        self._down: set[str] = set() if within is None else within._down
         self._fatal: list[HealthdError] = []
         self._has_failed = asyncio.Event()
 

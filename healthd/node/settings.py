@@ -92,13 +92,15 @@ class SyncSettings:
     """Synchronization with the aggregator."""
 
     aggregators: tuple[str, ...] = ()
-    """URLs in order of preference; the first that answers is used. Empty: the node stands alone."""
+    """URLs in order of preference; the first that answers is used, or the leader that it names. Empty: the node stands
+    alone."""
 
     token_file: Path | None = None
     """File whose first line is the bearer token with scope `sync`. Read again for each request."""
 
     ca_file: Path | None = None
-    """PEM file of the CA that signed the aggregator's certificate; None trusts the system's."""
+    """PEM file of the CA that signed the aggregator's certificate; None trusts the system's. With it the node also goes
+    to a leader that `aggregators` does not list."""
 
     wait_seconds: float = 25.0
     """How long the aggregator may hold an answer back. Load balancers cut at 30 s or later."""

@@ -1,5 +1,6 @@
 """
-Synchronizes the node with the first aggregator that answers: sends its state, receives its orders.
+Synchronizes the node with the first aggregator that answers, or the leader that it names: sends its state, receives its
+orders.
 
 One request is always held open; a change is sent at once by a second one. No other clock is trusted: time is counted by
 CLOCK_BOOTTIME from the last answer that was read. An answer that waited while this process was frozen is dropped.
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
+import re
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
@@ -38,12 +41,49 @@ MAX_ANSWER_BYTES = 2 << 20
 # The title of the problem by which an aggregator says that no open gate has this executor.
 NOT_EXECUTOR = "NotExecutor"
 CONNECT_SECONDS = 5.0
+# By this status an aggregator that stands by says who leads, in the header Leader.
+NOT_LEADER = 421
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,253}/?")
+# From an aggregator to the one that it names, and once more where that one has just lost the lead.
+MOST_HOPS = 2
 # Beyond the wait that was asked for: the way there and back, and a busy aggregator.
 SLACK_SECONDS = 10.0
 
 
 class NotWantedError(UnreachableError):
     """No open gate has this executor: that is normal before a gate and after its answer."""
+
+
+class ElsewhereError(UnreachableError):
+    """It stands by; `leader` is the URL of the one that leads, as it says."""
+
+    def __init__(self, message: str, leader: str) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class AskedToWaitError(UnreachableError):
+    """It answers and cannot serve now; it says in how many `seconds` it may."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+def why_not_followed(leader: str, told_by: str, settings: SyncSettings) -> str | None:
+    """
+    Why the node does not go where an aggregator sends it; None where it may: its token goes there too.
+
+    An address of the settings may always be used. Any other one only over TLS, from an aggregator and to one whose
+    certificates the CA of the settings has signed.
+    """
+    if leader.rstrip("/") in (url.rstrip("/") for url in settings.aggregators):
+        return None
+    if settings.ca_file is None:
+        return "it is not among node.sync.aggregators; add it there, or name the CA of the aggregators as ca_file"
+    if not (leader.startswith("https://") and told_by.startswith("https://")):
+        return "it is not among node.sync.aggregators, and without TLS nothing says whose it is; add it there"
+    return None
 
 
 class AggregatorConnection:
@@ -93,14 +133,21 @@ class AggregatorConnection:
         except HealthdError as error:
             raise UnreachableError(f"aggregator {self.url}: {error}") from None
         if response.status_code != 200:
-            title, detail = problem_in(body)
-            kind = NotWantedError if response.status_code == 409 and title == NOT_EXECUTOR else UnreachableError
-            said = f": {detail}" if detail else ""
-            raise kind(f"aggregator {self.url} refuses: HTTP {response.status_code}{said}")
+            raise self._refusal(response, body)
         try:
             return wire.decode(body, SyncAnswer, what="its answer")
         except BadInputError as error:
             raise UnreachableError(f"aggregator {self.url}: {error}") from None
+
+    def _refusal(self, response: httpx.Response, body: bytes) -> UnreachableError:
+        title, detail = problem_in(body)
+        status, headers = response.status_code, response.headers
+        said = f"aggregator {self.url} refuses: HTTP {status}{f': {detail}' if detail else ''}"
+        if status == NOT_LEADER and _ADDRESS.fullmatch(leader := headers.get("leader", "")):
+            return ElsewhereError(said, leader)
+        if status == 503 and (seconds := headers.get("retry-after", "")).isdecimal():
+            return AskedToWaitError(said, float(seconds[:9]))
+        return NotWantedError(said) if status == 409 and title == NOT_EXECUTOR else UnreachableError(said)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "X-Healthd-Node-Key": self._key}
@@ -167,6 +214,7 @@ class SyncClient:
         self._seq = 0
         self._connection: AggregatorConnection | None = None
         self._connected = False
+        self._wait_seconds = math.inf  # the pause that the last round of attempts was asked for
         self._answered: SyncAnswer | None = None
         self._answered_at = 0.0
         self._known_digest: str | None = None
@@ -196,7 +244,8 @@ class SyncClient:
             while True:
                 if not self._connected and not await self._connect():
                     failures += 1
-                    await asyncio.sleep(backoff.after(failures) * self._chance.uniform(0.5, 1.0))
+                    pause = min(backoff.after(failures), self._wait_seconds)
+                    await asyncio.sleep(pause * self._chance.uniform(0.5, 1.0))
                     continue
                 began = self._clock.boot()
                 try:
@@ -235,25 +284,49 @@ class SyncClient:
         return self._sent != (digest_of(self._store.snapshot()), self._orders.reports())
 
     async def _connect(self) -> bool:
-        """Try all aggregators in order; the first request is not held, so that both sides know each other at once."""
-        for url in self._settings.aggregators:
-            await self._close()
-            node = self._store.settings.name
-            self._connection = AggregatorConnection(url, node, self._key, self._settings, self._tls)
-            self._known_digest, self._full_at = None, 0.0
-            # Known before the first request, and renewed whenever the route may have changed.
-            self._store.set_peer_address(await asyncio.to_thread(peer_address, self._store.settings.interface, url))
-            self._connected = True  # not before: what is new goes with the first request, and not beside it
-            try:
-                await self._exchange(0.0)
-            except UnreachableError as error:
-                self._connected = False
-                self._complain(error)
-            else:
-                log.info("aggregator %s answers", url)
-                self._trouble.clear()
-                return True
+        """Try all aggregators in order, and whom they name as the leader; whether one answers."""
+        self._wait_seconds = math.inf
+        for listed in self._settings.aggregators:
+            url: str | None = listed
+            for _ in range(1 + MOST_HOPS):
+                if url is None:
+                    break
+                try:
+                    await self._open(url)
+                except ElsewhereError as elsewhere:
+                    url = self._onward(url, elsewhere)
+                except UnreachableError as error:
+                    if isinstance(error, AskedToWaitError):
+                        self._wait_seconds = min(self._wait_seconds, max(FIRST_PAUSE_SECONDS, error.seconds))
+                    self._complain(error)
+                    break
+                else:
+                    log.info("aggregator %s answers", url)
+                    self._trouble.clear()
+                    return True
         return False
+
+    def _onward(self, url: str, elsewhere: ElsewhereError) -> str | None:
+        """The leader's address; None where the node may not go there."""
+        if (why := why_not_followed(elsewhere.leader, url, self._settings)) is None:
+            return elsewhere.leader
+        self._complain(UnreachableError(f"aggregator {url} names {elsewhere.leader!r} as the leader: {why}"))
+        return None
+
+    async def _open(self, url: str) -> None:
+        """Connect; the first request is not held, so that both sides know each other at once. UnreachableError."""
+        await self._close()
+        node = self._store.settings.name
+        self._connection = AggregatorConnection(url, node, self._key, self._settings, self._tls)
+        self._known_digest, self._full_at = None, 0.0
+        # Known before the first request, and renewed whenever the route may have changed.
+        self._store.set_peer_address(await asyncio.to_thread(peer_address, self._store.settings.interface, url))
+        self._connected = True  # not before: what is new goes with the first request, and not beside it
+        try:
+            await self._exchange(0.0)
+        except UnreachableError:
+            self._connected = False
+            raise
 
     async def _disconnect(self, error: UnreachableError) -> None:
         self._complain(error)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from healthd.aggregator.app import aggregator
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.rows import Kind, PutMeta, PutRecord
-from healthd.aggregator.store.session import FencedError
+from healthd.aggregator.store.session import LEASE_SECONDS, FencedError, NotVacantError
 from healthd.aggregator.store.store import Store
+from healthd.aggregator.store.watch import Watch
 from healthd.core.errors import StoreError
 from healthd.core.model import GateRequest, Verdict
 from tests.aggregator.engine_kit import running
@@ -97,7 +99,7 @@ async def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_rem
 
 @pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-async def test_aggregator_whose_lock_another_holds_is_fenced_while_that_one_lives(url: str) -> None:
+async def test_aggregator_that_another_replaced_is_fenced_while_that_one_lives(url: str) -> None:
 
     store = Store.open(url)
     end_sessions(url)
@@ -175,4 +177,81 @@ def test_file_in_use_by_this_process_is_refused_without_touching_it(tmp_path: Pa
     held = [line for line in locks.splitlines() if f":{inode} " in line]
     assert any(" POSIX " in line for line in held), held
     assert any(" OFDLCK " in line for line in held), held
+    store.close()
+
+
+# --- one server, several aggregators ----------------------------------------------------------------------------------
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+async def test_shard_is_taken_over_only_from_the_leader_that_was_seen_to_be_gone(url: str) -> None:
+    Store.prepare(url)
+    watch = Watch(url, "default")
+    vacant, over = watch.look()
+    assert (vacant.holder, over) == ("", True)
+    first = Store.open(url, seen=vacant, advertised="https://first:8090")
+    with pytest.raises(NotVacantError):  # two have seen the same
+        Store.open(url, seen=vacant)
+    seen, over = watch.look()
+    assert (seen.term, seen.url, over) == (1, "https://first:8090", False)
+    held = threading.Event()
+    busy = asyncio.create_task(first.run(lambda _: held.wait(20)))
+    await asyncio.sleep(0.2)
+    with pytest.raises(NotVacantError):  # it works, though for long
+        await asyncio.to_thread(Store.open, url, seen=seen)
+    held.set()
+    await busy
+    first.close()
+    given_up, over = watch.look()
+    assert (given_up.term, given_up.holder, over) == (1, "", True)
+    second = Store.open(url, seen=given_up)
+    assert second.term == 2
+    second.close()
+    watch.close()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+async def test_same_term_of_another_holder_is_refused(url: str) -> None:
+    """As after a failover to a server that had not yet heard of the takeover, and gives its term once more."""
+    store = Store.open(url)
+    with connected(url) as connection:
+        connection.exec_driver_sql("UPDATE leadership SET holder = 'b:7'")
+    with pytest.raises(FencedError, match="taken over by b:7"):
+        await store.write([PutMeta(key="late", value="x")])
+    store.close()
+    assert "late" not in metas(url)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+async def test_read_only_server_is_one_that_is_away_and_the_leader_goes_on_after_it(url: str) -> None:
+    """A standby of the database was reached: after a failover, or by an address that names any of its servers."""
+    name = url.rpartition("/")[2]
+    async with running(World("n1"), url) as run:
+        with connected(url) as connection:
+            connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        end_sessions(url)
+        with pytest.raises(StoreError, match=r"read-only.*target_session_attrs=read-write"):
+            await run.store.write([PutMeta(key="a", value="b")])
+        assert "read-only" in (run.store.trouble() or "")
+        with pytest.raises(StoreError, match="read-only"):
+            Store.open(url)
+        with connected(url) as connection:
+            connection.exec_driver_sql("SET transaction_read_only = off; SET default_transaction_read_only = off")
+            connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        _, decision = await run.admit(nodes=("n1",))
+        assert (decision.decision, run.store.term) == (Verdict.ADMIT, 1)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+async def test_lease_that_is_not_renewed_is_over_by_our_own_clock(url: str) -> None:
+    store = Store.open(url)
+    assert store.leads()
+    store._session.renewed_at -= LEASE_SECONDS
+    assert not store.leads()
+    await store.write([])
+    assert store.leads(), "whatever is written renews it"
     store.close()

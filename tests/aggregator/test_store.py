@@ -154,7 +154,8 @@ async def test_pruning_costs_little_for_each_event_that_stays() -> None:
     store.close()
 
 
-def test_two_aggregators_do_not_share_a_database(url: str) -> None:
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_two_aggregators_do_not_share_a_file(url: str) -> None:
     store = Store.open(url)
     with pytest.raises(StoreError, match="in use by another aggregator"):
         Store.open(url)

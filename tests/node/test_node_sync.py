@@ -8,6 +8,7 @@ import dataclasses
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +24,9 @@ from healthd.core.http import server as web
 from healthd.core.model import Order, Quarantine, SyncAnswer, SyncRequest
 from healthd.node import sync
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
-from healthd.node.sync import GATHER_SECONDS, SyncClient
+from healthd.node.sync import FIRST_PAUSE_SECONDS, GATHER_SECONDS, SyncClient, why_not_followed
 from tests.node.node_kit import World, eventually, finding, lease, lease_order, quiet, result, run, run_order
+from tests.patience import PATIENCE
 
 KEY = "k" * 64
 ON_ORDER = ActiveSettings(unprompted=Unprompted.OFF)
@@ -44,6 +46,7 @@ class Aggregator:
         self.known: str | None = None
         self.seq = 0
         self.raw: tuple[int, bytes] | None = None
+        self.said = [(b"x", b"y")]
         self.release = asyncio.Event()
         self.sock = web.bind("127.0.0.1:0")
         self.url = f"http://{web.address_of(self.sock)}"
@@ -77,7 +80,7 @@ class Aggregator:
             await self.release.wait()
             self.release.clear()
         status, content = self.raw or (200, wire.encode(self.answer(send_all=send_all)))
-        await send({"type": "http.response.start", "status": status, "headers": [(b"x", b"y")]})
+        await send({"type": "http.response.start", "status": status, "headers": self.said})
         await send({"type": "http.response.body", "body": content})
 
     def answer(self, *, send_all: bool = False, seq: int | None = None) -> SyncAnswer:
@@ -328,6 +331,88 @@ def test_next_aggregator_of_the_list_takes_over(tmp_path: Path) -> None:
                 world.tasks.supervise("held", line.run_held)
                 await eventually(lambda: len(second.requests) == 2)
                 assert line.connected_to == second.url
+
+    run(main())
+
+
+def stands_by(aggregator: Aggregator, leader: str) -> None:
+    aggregator.raw, aggregator.said = (421, b"{}"), [(b"leader", leader.encode())]
+
+
+def test_node_goes_to_the_leader_that_a_listed_aggregator_names_if_it_is_listed_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            Aggregator("db1").serving() as standby,
+            Aggregator("db1").serving() as leader,
+            World(tmp_path, active=ON_ORDER) as world,
+        ):
+            stands_by(standby, leader.url)
+            line = line_of(world, standby.url, leader.url)
+            world.tasks.supervise("held", line.run_held)
+            await eventually(lambda: len(leader.requests) == 2)
+            assert (line.connected_to, len(standby.requests)) == (leader.url, 1)
+            # It loses the lead: the held request is answered so, and the way is found anew.
+            stands_by(leader, standby.url)
+            standby.raw = None
+            leader.release.set()
+            await eventually(lambda: line.connected_to == standby.url)
+
+    run(main())
+
+
+def test_token_goes_to_no_address_that_is_not_listed_whoever_names_it(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef-secret\n")
+    token.chmod(0o600)
+
+    async def main() -> None:
+        async with (
+            Aggregator().serving() as standby,
+            Aggregator().serving() as stranger,
+            World(tmp_path, active=ON_ORDER) as world,
+        ):
+            stands_by(standby, stranger.url)
+            line = line_of(world, standby.url, token_file=token, backoff_max_seconds=0.01)
+            world.tasks.supervise("held", line.run_held)
+            await eventually(lambda: len(standby.requests) >= 3)
+            assert stranger.requests == []
+            assert line.connected_to is None
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("leader", "told_by", "ca", "followed"),
+    [
+        ("https://b:8090", "https://a:8090", True, True),
+        ("https://listed:8090/", "http://a:8090", False, True),
+        ("https://b:8090", "https://a:8090", False, False),
+        ("https://b:8090", "http://a:8090", True, False),
+        ("http://b:8090", "https://a:8090", True, False),
+        ("https://listed:8090@b/", "https://a:8090", False, False),
+        ("file:///etc/passwd", "https://a:8090", True, False),
+    ],
+)
+def test_leader_that_is_not_listed_is_followed_by_what_the_ca_of_the_settings_vouches_for(
+    tmp_path: Path, leader: str, told_by: str, ca: bool, followed: bool
+) -> None:
+    settings = SyncSettings(aggregators=("https://listed:8090",), ca_file=tmp_path / "ca.pem" if ca else None)
+    assert (why_not_followed(leader, told_by, settings) is None) == followed
+
+
+def test_node_that_is_asked_to_wait_asks_again_no_later(tmp_path: Path) -> None:
+    """Nobody leads for a moment: a pause that has grown to half a minute would outlast the takeover by far."""
+
+    async def main() -> None:
+        async with Aggregator().serving() as standby, World(tmp_path, active=ON_ORDER) as world:
+            standby.raw, standby.said = (503, b"{}"), [(b"retry-after", b"0")]
+            line = line_of(world, standby.url)
+            world.tasks.supervise("held", line.run_held)
+            began = time.monotonic()
+            await eventually(lambda: len(standby.requests) >= 6)
+            assert time.monotonic() - began < 6 * FIRST_PAUSE_SECONDS * PATIENCE
+            standby.raw = None
+            await eventually(lambda: line.connected_to == standby.url)
 
     run(main())
 

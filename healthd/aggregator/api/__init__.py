@@ -15,7 +15,17 @@ from healthd.aggregator.api.handling import (
 )
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH, MOST_ID
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
-from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH, SyncEndpoint, read_body
+from healthd.aggregator.api.sync import (
+    KEY_HEADER,
+    MIN_KEY_LENGTH,
+    ASGIApp,
+    ASGIScope,
+    Receive,
+    Send,
+    SyncEndpoint,
+    read_body,
+    respond,
+)
 
 __all__ = [
     "KEY_HEADER",
@@ -25,9 +35,13 @@ __all__ = [
     "MOST_ID",
     "READ",
     "SYNC",
+    "ASGIApp",
+    "ASGIScope",
     "ApiRoute",
     "HttpError",
     "Parts",
+    "Receive",
+    "Send",
     "SyncEndpoint",
     "TargetGroup",
     "ValidationBody",
@@ -42,4 +56,5 @@ __all__ = [
     "problems",
     "read_body",
     "request_of",
+    "respond",
 ]

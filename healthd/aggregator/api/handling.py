@@ -32,7 +32,7 @@ from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import HistoryEvent, PutOutcome
+from healthd.aggregator.store import DEFAULT_SHARD, HistoryEvent, PutOutcome
 from healthd.aggregator.stragglers import Stragglers
 from healthd.core.config import nearest
 from healthd.core.errors import BadInputError
@@ -59,7 +59,8 @@ class Parts:
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
     `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
-    the terms in which a token of scope `gate` may ask for less than the policy does.
+    the terms in which a token of scope `gate` may ask for less than the policy does. `shard` is the part of the fleet
+    that this aggregator leads.
     """
 
     settings: AggregatorSettings
@@ -74,6 +75,7 @@ class Parts:
     postmortems: Postmortems
     drain: DrainController | None = None
     callers_may: frozenset[GateTerm] = frozenset()
+    shard: str = DEFAULT_SHARD
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

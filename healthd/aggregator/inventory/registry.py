@@ -207,6 +207,10 @@ class Fleet:
     def release_all(self) -> None:
         """Answer every held request now and hold none from here on: the aggregator stops."""
         self._stopping = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Answer every held request now."""
         for record in self._records.values():
             record.wake()
             if record.executor is not None:

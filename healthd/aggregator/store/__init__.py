@@ -19,18 +19,33 @@ from healthd.aggregator.store.rows import (
     PutRecord,
     apply_changes,
 )
-from healthd.aggregator.store.session import FencedError, RefusedWorkError, UnsureError
+from healthd.aggregator.store.session import (
+    DEFAULT_SHARD,
+    LEASE_SECONDS,
+    FencedError,
+    Leadership,
+    NotVacantError,
+    RefusedWorkError,
+    UnsureError,
+    boot_seconds,
+)
 from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
+from healthd.aggregator.store.watch import Look, Watch, is_shared, step_down
 
 __all__ = [
     "ANSWER_SECONDS",
+    "DEFAULT_SHARD",
+    "LEASE_SECONDS",
     "LONG_SECONDS",
     "Change",
     "FencedError",
     "ForgetNode",
     "HistoryEvent",
     "Kind",
+    "Leadership",
     "Loaded",
+    "Look",
+    "NotVacantError",
     "PutDuplicate",
     "PutEvent",
     "PutEvidence",
@@ -46,7 +61,11 @@ __all__ = [
     "RefusedWorkError",
     "Store",
     "UnsureError",
+    "Watch",
     "apply_changes",
+    "boot_seconds",
+    "is_shared",
     "reading",
     "rows",
+    "step_down",
 ]

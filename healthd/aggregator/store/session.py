@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import math
 import os
+import secrets
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, select, update
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from healthd.aggregator.store.tables import LEADERSHIP, fit
@@ -34,13 +37,22 @@ CONNECT_SECONDS = 4
 """How long a server may take to let us in: less than a caller waits for an answer, so that it is told why."""
 LOCKED_SECONDS = 4.0
 """How long a statement waits for what another program has locked; likewise."""
+LEASE_SECONDS = 6.0
+"""How long a leader leads from its last renewal on: it may miss two, and a takeover is over within 10 s."""
 # So that a server lets go of an aggregator that is frozen in a transaction, or cut off: else nobody could take over.
 SERVER_SETTINGS = {
     "lock_timeout": f"{LOCKED_SECONDS:.0f}s",
-    "idle_in_transaction_session_timeout": "10s",
+    "idle_in_transaction_session_timeout": f"{LEASE_SECONDS:.0f}s",
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
+}
+# The same seen from here, in libpq's words: a server that is gone without a word is noticed.
+CLIENT_SETTINGS = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
 }
 
 
@@ -58,6 +70,10 @@ AWAY = {
     "Connection refused": f"start the server, or correct host and port in {KEY}",
     "failed to resolve": f"correct the host in {KEY}, or look at its name service",
     "on socket": f"start the server, or name its host in {KEY}",
+    "read-only transaction": (
+        "this server is a read-only standby: name the one that takes writes, or all of them in libpq's way with "
+        f"?host=A&host=B&target_session_attrs=read-write in {KEY}"
+    ),
     "lock timeout": "another program holds it; end that program",
     "timeout": f"see that the server and the way to it are up, or correct the host in {KEY}",
     "No route to host": f"see that the server and the way to it are up, or correct the host in {KEY}",
@@ -131,8 +147,9 @@ def make_engine(url: sa.URL) -> sa.Engine:
 
 
 def _server_engine(url: sa.URL) -> sa.Engine:
-    bounded = url.get_driver_name() in ("psycopg", "psycopg2") and "connect_timeout" not in url.query
-    bound = {"connect_timeout": CONNECT_SECONDS} if bounded else {}
+    libpq = url.get_driver_name() in ("psycopg", "psycopg2")
+    defaults = {"connect_timeout": CONNECT_SECONDS, **CLIENT_SETTINGS} if libpq else {}
+    bound = {name: value for name, value in defaults.items() if name not in url.query}
     engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=bound)
 
     @sa.event.listens_for(engine, "connect")
@@ -177,13 +194,10 @@ def first_line(error: Exception) -> str:
     return (str(cause).splitlines() or [type(cause).__name__])[0]
 
 
-# Only one aggregator at a time has a database: a lock on the file itself, or in the server.
+# Only one aggregator at a time has a SQLite file: a lock on the file itself. A server is shared, and its row of
+# `leadership` says who leads.
 
 
-LOCK_KEY = 0x6865616C746864
-"""PostgreSQL advisory lock of an aggregator: "healthd" in ASCII."""
-LOCK_SECONDS = 2.0
-"""How long a former aggregator's connection may take to be gone from the server."""
 LOCK_BYTE = 1 << 62
 """The byte of the file that is locked, far behind its end and behind the bytes at 1 << 30 that SQLite locks itself."""
 
@@ -245,72 +259,143 @@ def inode_of(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def lock_server(connection: sa.Connection) -> bool:
-    """The same on PostgreSQL, for as long as the connection lives; one that just closed is given time to go."""
-    until = time.monotonic() + LOCK_SECONDS
-    while True:
-        taken = connection.execute(sa.text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}).scalar()
-        connection.commit()
-        if taken or time.monotonic() > until:
-            return bool(taken)
-        time.sleep(0.05)
-
-
 def _in_use(path: Path) -> StoreError:
     return StoreError(f"database {path} is in use by another aggregator; stop it or use another file")
 
 
-# Which aggregator may write: the row `leadership(term, holder, renewed)`, the same on SQLite and PostgreSQL.
+# Which aggregator may write: the row `leadership(shard, term, holder, url, renewed)`, the same on every database.
 
 
+DEFAULT_SHARD = "default"
+"""The one part of the fleet there is."""
+CHANNEL = "healthd_leadership"
+"""What is notified on PostgreSQL when a leader comes or goes. It carries nothing: who hears it reads the row."""
 RENEW_SECONDS = 2.0
 """How often the row is written while nothing else is: so soon it is noticed that the database cannot be written, or has
 been taken over. A flush of one page; a disk does hundreds a second."""
 
 
 class FencedError(StoreError):
-    """Another aggregator has taken the database over. Nothing was changed, and nothing will be by this process."""
+    """Another aggregator has taken the database over. Nothing was changed, and nothing will be by this one."""
 
 
-def holder() -> str:
-    """Host and process id of this aggregator, for people."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+class NotVacantError(StoreError):
+    """The leader that was to be followed has renewed, or another aggregator was faster: nothing was taken over."""
 
 
-def take_over(connection: Connection, *, place: str, now: float) -> tuple[int, float]:
+@dataclass(frozen=True, kw_only=True)
+class Leadership:
+    """The row of a shard. `holder` is empty where its leader has given it up; `renewed` is by the database's clock."""
+
+    term: int
+    holder: str
+    url: str
+    renewed: float
+
+
+def new_holder() -> str:
+    """
+    Host and process id of this aggregator, for people, and a word that no other one has.
+
+    A term alone would not do: a server that lost its newest commits in a failover gives the same one twice.
+    """
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+def boot_seconds() -> float:
+    """Seconds by a clock that nobody sets and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def clock_of(connection: Connection) -> ColumnElement[float]:
+    """The time of day: of the server, where there is one, so that the clocks of aggregators do not matter."""
+    if connection.dialect.name != "postgresql":
+        return sa.literal(time.time(), sa.Double)
+    return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
+
+
+def leadership_of(connection: Connection, shard: str, *, place: str) -> Leadership:
+    """Who leads a shard."""
+    row = connection.execute(_columns(shard)).one_or_none()
+    return _leadership(row, place)
+
+
+def take_over(
+    connection: Connection, *, shard: str, holder: str, url: str, place: str, seen: Leadership | None
+) -> tuple[int, float]:
     """
     Raise the term; from the commit on, transactions of every former holder are refused.
 
+    With `seen` only if the row is still as it was then and no transaction of its leader is under way: NotVacantError.
     Returns the new term, and when the former holder wrote last: in an old copy, when that was made.
     """
-    stored = connection.execute(select(LEADERSHIP.c.term, LEADERSHIP.c.renewed).with_for_update()).one_or_none()
-    if stored is None:
-        raise StoreError(f"{place} is damaged (its table leadership is empty); restore a backup")
-    term = int(stored.term) + 1
-    connection.execute(update(LEADERSHIP).values(fit(LEADERSHIP, {"term": term, "holder": holder(), "renewed": now})))
-    return term, float(stored.renewed)
+    query = _columns(shard).with_for_update(skip_locked=seen is not None)
+    row = connection.execute(query).one_or_none()
+    if seen is not None and (row is None or _leadership(row, place) != seen):
+        raise NotVacantError(f"{place} has a leader of {shard} that works")
+    stored = _leadership(row, place)
+    term = stored.term + 1
+    told = fit(LEADERSHIP, {"term": term, "holder": holder, "url": url})
+    connection.execute(_row(shard).values(**told, renewed=clock_of(connection)))
+    notify(connection)
+    return term, stored.renewed
 
 
-def check_term(connection: Connection, term: int, *, place: str, lock: bool) -> None:
+def check_term(connection: Connection, shard: str, term: int, holder: str, *, place: str, lock: bool) -> None:
     """
-    Refuse the transaction with FencedError unless `term` is the stored one.
+    Refuse the transaction with FencedError unless `term` is the stored one and its holder this one.
 
     `lock` keeps it so until the transaction ends: who takes over waits for that. Without it this suits reading alone.
     SQLite has no such lock and needs none: its transactions begin with the write lock.
     """
-    query = select(LEADERSHIP.c.term, LEADERSHIP.c.holder)
+    query = select(LEADERSHIP.c.term, LEADERSHIP.c.holder).where(LEADERSHIP.c.shard == shard)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-    if row is None or row.term != term:
-        other = "nobody" if row is None else f"{row.holder} (term {row.term})"
+    if row is None or (row.term, row.holder) != (term, holder):
+        other = f"{row.holder} (term {row.term})" if row is not None and row.holder else "nobody"
         raise FencedError(
             f"{place} was taken over by {other}, so this aggregator (term {term}) writes nothing more and ends; "
             "start it again only when the other one is stopped"
+            if connection.dialect.name == "sqlite"
+            else f"{place} was taken over by {other}, so this aggregator (term {term}) leads no more"
         )
 
 
-def renew(connection: Connection, *, now: float) -> None:
+def renew(connection: Connection, shard: str) -> None:
     """Write the time of day into the row. Its caller has checked the term in the same transaction."""
-    connection.execute(update(LEADERSHIP).values(renewed=now))
+    connection.execute(_row(shard).values(renewed=clock_of(connection)))
+
+
+def give_up(connection: Connection, shard: str) -> None:
+    """End the lease: whoever waits for it takes over at once. Its caller has checked the term."""
+    connection.execute(_row(shard).values(holder="", url=""))
+    notify(connection)
+
+
+def depose(connection: Connection, shard: str) -> None:
+    """End the lease of whoever leads, from outside: it is refused from the commit on."""
+    connection.execute(_row(shard).values(term=LEADERSHIP.c.term + 1, holder="", url=""))
+    notify(connection)
+
+
+def notify(connection: Connection) -> None:
+    """Wake those who wait for the shard, once this is committed."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"NOTIFY {CHANNEL}")
+
+
+def _columns(shard: str) -> sa.Select[tuple[int, str, str, float]]:
+    table = LEADERSHIP.c
+    return select(table.term, table.holder, table.url, table.renewed).where(table.shard == shard)
+
+
+def _row(shard: str) -> sa.Update:
+    return update(LEADERSHIP).where(LEADERSHIP.c.shard == shard)
+
+
+def _leadership(row: sa.Row[tuple[int, str, str, float]] | None, place: str) -> Leadership:
+    if row is None:
+        raise StoreError(f"{place} is damaged (its table leadership is empty); restore a backup")
+    return Leadership(term=int(row.term), holder=row.holder, url=row.url, renewed=float(row.renewed))
 
 
 BESIDE = ("-wal", "-shm")
@@ -331,17 +416,30 @@ class RefusedWorkError(StoreError):
     """The database did not take this piece of work, for what is in it; it is in order itself."""
 
 
+def require_writable(connection: sa.Connection, place: str) -> None:
+    """AwayError where this server is the read-only standby of another one."""
+    query = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
+    refuses = connection.exec_driver_sql(query).scalar()
+    connection.commit()
+    if refuses:
+        raise AwayError(f"{place}: it allows read-only transactions alone; {AWAY['read-only transaction']}")
+
+
 class Session:
     """
-    See the module. `term` is that of `take_over`; 0 until then.
+    See the module. `term` is that of `take_over`; 0 until then. `renewed_at` is when the leadership was renewed last,
+    by `boot_seconds`.
 
     StoreError when another aggregator has the file, ConfigError for what no attempt could open. `place` names the
     database for people, without its password.
     """
 
-    def __init__(self, url: sa.URL) -> None:
+    def __init__(self, url: sa.URL, shard: str) -> None:
         self.place = place_of(url)
+        self.shard = shard
+        self.holder = new_holder()
         self.term = 0
+        self.renewed_at = -math.inf
         path = file_of(url)
         self._engine = make_engine(url)
         self._path = path
@@ -351,8 +449,13 @@ class Session:
         # taken from it.
         self._beside: dict[Path, tuple[int, int]] = {}
         self._taken: Path | None = None
-        self._line = _Line()
+        self._line = Line()
         sa.event.listen(self._engine, "do_connect", self._line.connect)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other aggregators may use this database too: on a server."""
+        return self._engine.dialect.name != "sqlite"
 
     def close(self) -> None:
         """Let go of connection and lock. Safe to repeat."""
@@ -376,12 +479,16 @@ class Session:
         self._check_place()
         at_rest = self._connection is not None
         connection = self.connect()
-        committing = False
+        committing, renewing_at = False, -math.inf
         try:
             with connection.begin():
-                check_term(connection, self.term, place=self.place, lock=write)
+                check_term(connection, self.shard, self.term, self.holder, place=self.place, lock=write)
                 at_rest = False
                 results = [work(connection) for work in works]
+                # Last, so that a transaction that took long does not end with a lease that is over.
+                if write and boot_seconds() - self.renewed_at >= RENEW_SECONDS / 2:
+                    renewing_at = boot_seconds()
+                    renew(connection, self.shard)
                 committing = write and connection.dialect.name != "sqlite"  # a file says whether it has it
         except (IntegrityError, DataError) as error:
             raise RefusedWorkError(str(self.failed(error))) from None
@@ -391,6 +498,7 @@ class Session:
                 return self.transact(works, write=write)  # it was lost since the last transaction: nothing was begun
             failed = self.failed(error)
             raise (UnsureError(str(failed)) if committing else failed) from None
+        self.renewed_at = max(self.renewed_at, renewing_at)
         try:
             self._check_place()
         except StoreError as error:
@@ -400,14 +508,13 @@ class Session:
         return results
 
     def connect(self) -> sa.Connection:
-        """The connection, with the server's lock; AwayError or FencedError."""
+        """The connection; AwayError where there is none, or to a server that takes no writes."""
         if self._connection is None:
             connection = None
             try:
                 connection = self._engine.connect()
-                locked = connection.dialect.name != "postgresql" or lock_server(connection)
-                if not locked:
-                    self._refuse(connection)
+                if connection.dialect.name == "postgresql":
+                    require_writable(connection, self.place)
             except SQLAlchemyError as error:
                 self._let_go(connection)
                 raise self.failed(error, AwayError) from None
@@ -416,12 +523,6 @@ class Session:
                 raise
             self._connection = connection
         return self._connection
-
-    def _refuse(self, connection: sa.Connection) -> None:
-        """Another session has the lock: that of an aggregator that took over, or our own former one that lingers."""
-        if self.term:
-            check_term(connection, self.term, place=self.place, lock=False)
-        raise AwayError(f"{self.place} is in use by another aggregator; stop it or use another database")
 
     def failed(self, error: SQLAlchemyError, kind: type[StoreError] = StoreError) -> StoreError | ConfigError:
         """What the driver said, in one line, with the place and what to do. ConfigError before the first takeover."""
@@ -480,7 +581,7 @@ class Session:
                 self._beside[file] = inode
 
 
-class _Line:
+class Line:
     """What ends a call of the driver from outside: a server's socket is shut down, SQLite is interrupted."""
 
     def __init__(self) -> None:

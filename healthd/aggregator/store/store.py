@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import importlib.resources
 import logging
 import math
@@ -34,12 +35,16 @@ from healthd.aggregator.store import session
 from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
 from healthd.aggregator.store.session import (
+    DEFAULT_SHARD,
+    LEASE_SECONDS,
     AwayError,
     FencedError,
+    Leadership,
     RefusedWorkError,
     Session,
     UnsureError,
     Work,
+    boot_seconds,
     first_line,
     parse,
 )
@@ -309,11 +314,11 @@ CLOSE_SECONDS = 0.75
 
 class Store:
     """
-    An open database. `store_id` names it for life: nodes know by it who issued a lease. `term` counts the aggregators
-    that had it, so that numbers of this process can be told from those of the last; see `leadership`.
+    An open database, of which this process leads a shard. `store_id` names it for life: nodes know by it who issued a
+    lease. `term` counts the leaders of the shard, so that numbers of this one can be told from those of the last.
 
     Made by `Store.open`, which blocks; `load` blocks too; the rest is for the event loop. After FencedError every call
-    fails with it: memory is out of date then, and the process has to end.
+    fails with it: memory is out of date then.
     """
 
     def __init__(self, session: Session) -> None:
@@ -323,16 +328,21 @@ class Store:
         self._closed = False
 
     @classmethod
-    def open(cls, url: str) -> Store:
+    def open(
+        cls, url: str, *, shard: str = DEFAULT_SHARD, advertised: str = "", seen: Leadership | None = None
+    ) -> Store:
         """
-        Open or make the database, bring its schema up to date and take it over.
+        Open or make the database, bring its schema up to date and take the shard over.
+
+        `advertised` is the URL at which its leader answers from now on. With `seen` it is taken over only from the
+        leader that was seen to be gone: NotVacantError where that one works, or somebody else was faster.
 
         ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
         and the remedy, and never the password.
         """
-        store = cls(Session(parse(url)))
+        store = cls(Session(parse(url), shard))
         try:
-            store._prepare()
+            store._prepare(advertised, seen)
         except BaseException:
             store._session.cut()  # a signal may have come while the server hung: then it would hang in closing too
             store.close()
@@ -341,9 +351,27 @@ class Store:
         return store
 
     @property
+    def shard(self) -> str:
+        """The part of the fleet."""
+        return self._session.shard
+
+    @property
     def term(self) -> int:
-        """How many aggregators have had this database, this one included."""
+        """How many leaders the shard has had, this one included."""
         return self._session.term
+
+    @property
+    def holder(self) -> str:
+        """By what the database knows this process, in no other one's life."""
+        return self._session.holder
+
+    def leads(self) -> bool:
+        """
+        Whether this process may still speak as the leader: nobody can have taken over yet, by our own clock.
+
+        What is written does not depend on it: each transaction checks the term.
+        """
+        return not self._session.shared or boot_seconds() - self._session.renewed_at < LEASE_SECONDS
 
     @property
     def failures(self) -> int:
@@ -360,15 +388,25 @@ class Store:
         return self._writer.trouble()
 
     def close(self) -> None:
-        """Finish what waits, then let go of the database; a few seconds at most. Safe to repeat."""
+        """
+        Finish what waits, end the lease, then let go of the database; a few seconds at most. Safe to repeat.
+        """
         if self._closed:
             return
         self._closed = True
+        if self._session.shared and self._session.term:
+            self._give_up_lease()
         self._writer.close(CLOSE_SECONDS)
         if self._writer.alive:
             log.error("%s does not answer: it is left as it is", self._session.place)
         else:
             self._session.close()
+
+    def _give_up_lease(self) -> None:
+        """After all that waits. Who cannot be told takes over once the lease is over."""
+        work = functools.partial(session.give_up, shard=self._session.shard)
+        with contextlib.suppress(StoreError):
+            self._writer.submit(Job(work, lambda _value, _error: None, write=True, seconds=CLOSE_SECONDS))
 
     async def give_up_when_stuck(self) -> None:
         """While the aggregator ends: once the database hangs, whoever waits for it is answered with a StoreError."""
@@ -421,7 +459,7 @@ class Store:
         """
         while True:
             try:
-                await self.run(lambda connection: session.renew(connection, now=time.time()))
+                await self.run(lambda _connection: None)  # whatever is written renews it
             except FencedError:
                 raise
             except StoreError:
@@ -468,8 +506,22 @@ class Store:
 
     # --- at the start -------------------------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Check the file, migrate it, read who it is, take it over."""
+    @staticmethod
+    def prepare(url: str) -> None:
+        """Open or make a database, bring its schema up to date and leave it. Errors as of `open`. Blocks."""
+        opened = Session(parse(url), DEFAULT_SHARD)
+        try:
+            _bring_up_to_date(opened, opened.connect())
+        except SQLAlchemyError as error:
+            raise opened.failed(error) from None
+        except BaseException:
+            opened.cut()
+            raise
+        finally:
+            opened.close()
+
+    def _prepare(self, advertised: str, seen: Leadership | None) -> None:
+        """Check the file, migrate it, take it over, read who it is."""
         try:
             connection = self._session.connect()
             with connection.begin():
@@ -479,41 +531,55 @@ class Store:
                     f"{self._session.place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file "
                     "away: nodes report their leases again"
                 )
-            self._migrate(connection)
+            _bring_up_to_date(self._session, connection)
+            began = boot_seconds()
             with connection.begin():
+                term, left_at = session.take_over(
+                    connection,
+                    shard=self._session.shard,
+                    holder=self._session.holder,
+                    url=advertised,
+                    place=self._session.place,
+                    seen=seen,
+                )
                 known = {row.key: row.value for row in connection.execute(sa.select(META))}
                 self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
                 lease_key = known.get("lease_key") or secrets.token_hex(32)
-                term, left_at = session.take_over(connection, place=self._session.place, now=time.time())
                 facts = {"store_id": self.store_id, "lease_key": lease_key, "left_at": str(left_at)}
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
-            self._session.term = term
+            self._session.term, self._session.renewed_at = term, began
         except SQLAlchemyError as error:
             raise self._session.failed(error) from None
 
-    def _migrate(self, connection: sa.Connection) -> None:
-        config = Config()
-        config.set_main_option(
-            "script_location", str(importlib.resources.files("healthd.aggregator.store") / "migrations")
-        )
-        config.set_main_option("path_separator", "os")
-        config.attributes["connection"] = connection
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+
+MIGRATION_LOCK = 0x6865616C746864
+"""PostgreSQL advisory lock of who brings the schema up to date: "healthd" in ASCII. Several may start at once."""
+
+
+def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
+    """Make the tables, or migrate them. StoreError for those of a newer healthd."""
+    config = Config()
+    config.set_main_option("script_location", str(importlib.resources.files("healthd.aggregator.store") / "migrations"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    try:
         with connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
             current = set(MigrationContext.configure(connection).get_current_heads())
-        if current - known:
-            versions = ", ".join(sorted(current - known))
-            raise StoreError(
-                f"{self._session.place} is of a newer healthd, or of a development version before 0.1.0 (schema "
-                f"{versions}); upgrade healthd, or use another database"
-            )
-        try:
-            with connection.begin():
-                if current:
-                    command.upgrade(config, "head")
-                else:
-                    METADATA.create_all(connection, checkfirst=False)  # a table of somebody else is never taken over
-                    connection.execute(LEADERSHIP.insert().values(id=1, term=0, holder="", renewed=0.0))
-                    command.stamp(config, "head")
-        except CommandError as error:
-            raise StoreError(f"{self._session.place} cannot be migrated: {first_line(error)}") from None
+            if current - known:
+                versions = ", ".join(sorted(current - known))
+                raise StoreError(
+                    f"{opened.place} is of a newer healthd, or of a development version before 0.1.0 (schema "
+                    f"{versions}); upgrade healthd, or use another database"
+                )
+            if current:
+                command.upgrade(config, "head")
+            else:
+                METADATA.create_all(connection, checkfirst=False)  # a table of somebody else is never taken over
+                row = {"shard": DEFAULT_SHARD, "term": 0, "holder": "", "url": "", "renewed": 0.0}
+                connection.execute(LEADERSHIP.insert().values(row))
+                command.stamp(config, "head")
+    except CommandError as error:
+        raise StoreError(f"{opened.place} cannot be migrated: {first_line(error)}") from None

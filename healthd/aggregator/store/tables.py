@@ -43,12 +43,16 @@ META = Table(
 LEADERSHIP = Table(
     "leadership",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("shard", String(253), primary_key=True),
     Column("term", Integer, nullable=False),
     Column("holder", String(300), nullable=False),
+    Column("url", String(300), nullable=False),
     Column("renewed", Double, nullable=False),
 )
-"""One row: which aggregator may write; see `leadership`. `term` counts takeovers, `renewed` is a time of day."""
+"""
+A row for each part of the fleet: which aggregator may write; see `session`. `term` counts takeovers, `holder` is empty
+while nobody has it, `url` is where the leader answers, `renewed` is a time of day.
+"""
 
 NODES = Table(
     "nodes",

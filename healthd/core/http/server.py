@@ -408,8 +408,10 @@ class Server:
             owner_only=self._owner_only,
         )
 
-    async def stop(self) -> None:
-        """Close the sockets, let requests under way end, then cut them off."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Close the sockets, let requests under way end (`seconds` None: as `limits` say), then cut them off."""
+        if seconds is not None:
+            self._config.timeout_graceful_shutdown = math.ceil(seconds)
         await self._listener.stop()
         await self._server.shutdown(sockets=self._sockets)
         for connection in list(self._server.server_state.connections):

@@ -1,0 +1,158 @@
+"""
+Who leads a shard of a database that several aggregators share: looked at by a thread with a connection of its own.
+
+LISTEN wakes it; what wakes it carries nothing, and the row says the rest. It only reads: `Store.open` takes over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from healthd.aggregator.store import session
+from healthd.aggregator.store.session import (
+    CHANNEL,
+    LEASE_SECONDS,
+    AwayError,
+    Leadership,
+    Line,
+    leadership_of,
+    make_engine,
+    parse,
+    place_of,
+    remedy_of,
+    require_writable,
+    said,
+)
+from healthd.core.errors import ConfigError, StoreError
+
+LOOK_SECONDS = 1.0
+"""How often the row is read where nothing wakes us. A read of one row by its key."""
+RETRY_SECONDS = 0.5
+"""The pause after a connection was lost, or none could be made."""
+CLOSE_SECONDS = 2.0
+
+Look = Leadership | StoreError
+"""The row as it is, or why it cannot be read."""
+
+
+def is_shared(url: str) -> bool:
+    """Whether a database is on a server, where several aggregators may use it. ConfigError."""
+    return parse(url).get_backend_name() != "sqlite"
+
+
+class Watch:
+    """
+    `look` blocks, before the start. From `start` on `on_look` is called by a thread of its own with each look, until
+    `close`; between two of them pass some `LOOK_SECONDS`, or as long as the server hangs: `cut` ends that.
+    """
+
+    def __init__(self, url: str, shard: str) -> None:
+        parsed = parse(url)
+        self._engine = make_engine(parsed)
+        self._shard = shard
+        self._place = place_of(parsed)
+        self._line = Line()
+        sa.event.listen(self._engine, "do_connect", self._line.connect)
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> tuple[Leadership, bool]:
+        """The row, and whether its lease is over by the clock of the server. StoreError, ConfigError."""
+        try:
+            with self._engine.connect() as connection, connection.begin():
+                found = leadership_of(connection, self._shard, place=self._place)
+                now = connection.execute(sa.select(session.clock_of(connection))).scalar_one()
+        except SQLAlchemyError as error:
+            raise self._failed(error) from None
+        finally:
+            self._line.forget()
+        return found, not found.holder or now - found.renewed >= LEASE_SECONDS
+
+    def depose(self) -> Leadership:
+        """End the lease of whoever leads; the row as it was. Blocks. StoreError, ConfigError."""
+        try:
+            with self._engine.begin() as connection:
+                before = leadership_of(connection, self._shard, place=self._place)
+                session.depose(connection, self._shard)
+        except SQLAlchemyError as error:
+            raise self._failed(error) from None
+        finally:
+            self._line.forget()
+        return before
+
+    def start(self, on_look: Callable[[Look], None]) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._run, args=(on_look,), name="leadership", daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """End a call that hangs; the connection is made anew."""
+        self._line.cut()
+
+    def close(self) -> None:
+        """End it; two seconds at most. Safe to repeat."""
+        self._ending.set()
+        self._line.cut()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+        self._engine.dispose()
+
+    def _run(self, on_look: Callable[[Look], None]) -> None:
+        dialect = self._engine.dialect
+        dialect.import_dbapi()
+        of_driver: type[Exception] = dialect.loaded_dbapi.Error
+        while not self._ending.is_set():
+            try:
+                with self._engine.connect() as connection:
+                    self._watch(connection, on_look)
+            except (SQLAlchemyError, StoreError, of_driver, OSError) as error:
+                if not self._ending.is_set():
+                    on_look(error if isinstance(error, StoreError) else AwayError(self._told(error)[0]))
+                    self._ending.wait(RETRY_SECONDS)
+            finally:
+                self._line.forget()
+
+    def _watch(self, connection: sa.Connection, on_look: Callable[[Look], None]) -> None:
+        """Until the end, or until the connection is lost."""
+        require_writable(connection, self._place)
+        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+        listening = connection.dialect.driver == "psycopg"
+        if listening:
+            connection.exec_driver_sql(f"LISTEN {CHANNEL}")
+        while not self._ending.is_set():
+            on_look(leadership_of(connection, self._shard, place=self._place))
+            driver = connection.connection.driver_connection
+            if listening and driver is not None:
+                for _ in driver.notifies(timeout=LOOK_SECONDS, stop_after=1):
+                    pass
+            else:
+                self._ending.wait(LOOK_SECONDS)
+
+    def _failed(self, error: Exception) -> StoreError | ConfigError:
+        """As of an opening: ConfigError for what no attempt could open."""
+        text, misconfigured = self._told(error)
+        return ConfigError(text) if misconfigured else AwayError(text)
+
+    def _told(self, error: Exception) -> tuple[str, bool]:
+        line = said(self._engine.url, error)
+        remedy, misconfigured = remedy_of(line)
+        return f"{self._place}: {line}; {remedy}", misconfigured
+
+
+def step_down(url: str, shard: str) -> Leadership:
+    """
+    End the lease of whoever leads the shard, so that another aggregator takes over at once; what the row was. Blocks.
+
+    ConfigError for a database that nobody shares. StoreError.
+    """
+    if not is_shared(url):
+        raise ConfigError(f"{session.KEY}: SQLite has one aggregator, so nobody could take over; stop it instead")
+    watch = Watch(url, shard)
+    try:
+        return watch.depose()
+    finally:
+        watch.close()
