@@ -86,7 +86,7 @@ def torch_image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     if given := os.environ.get(SOMEBODYS_TORCH_IMAGE):
         return given
     shop: Workshop = request.getfixturevalue("workshop")
-    shop.build("Containerfile-torch", "healthd-torch", BASE="localhost/healthd")
+    shop.build_torch()
     load(cluster, shop, "healthd-torch", TORCH_IMAGE)
     return TORCH_IMAGE
 

@@ -332,7 +332,7 @@ def build(folder: Path) -> None:
     """Archives of the service's image and of the one with torch."""
     folder.mkdir(parents=True, exist_ok=True)
     with workshop_with_service("demo-images", torch=True) as shop:
-        shop.build("Containerfile-torch", "healthd-torch", BASE="localhost/healthd")
+        shop.build_torch()
         for name, image in ARCHIVES.items():
             (folder / name).unlink(missing_ok=True)
             shop.buildah("push", "--quiet", Path(name).stem, f"docker-archive:{folder / name}:{image}")
