@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -35,6 +35,7 @@ from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
 from healthd.aggregator.store.session import (
     AwayError,
+    Creator,
     FencedError,
     RefusedWorkError,
     Session,
@@ -158,6 +159,10 @@ class Writer:
             self._jobs.append(job)
             self._changed.notify()
 
+    def wait(self, done: Future[Any], seconds: float) -> bool:
+        """Block until a job has set this; false when it has not within `seconds`."""
+        return bool(wait([done], seconds).done)
+
     def expire(self, job: Job) -> None:
         """Fail a job whose time is over, and interrupt a transaction that has hung for as long."""
         text = f"{self._session.place} did not answer within {job.seconds:g} s; see that it is up and its disk keeps up"
@@ -215,12 +220,20 @@ class Writer:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (batch := self._next()) is not None:
-            self._under_way = (time.monotonic(), batch)
-            try:
-                self._commit(batch)
-            finally:
-                self._under_way = None
+        while self.run_next():
+            pass
+
+    def run_next(self) -> bool:
+        """Do the jobs of the next transaction, once there are any; false at the end."""
+        batch = self._next()
+        if batch is None:
+            return False
+        self._under_way = (time.monotonic(), batch)
+        try:
+            self._commit(batch)
+        finally:
+            self._under_way = None
+        return True
 
     def _next(self) -> list[Job] | None:
         """Jobs for one transaction, once there are any; None at the end. Jobs with another time limit wait."""
@@ -316,21 +329,31 @@ class Store:
     fails with it: memory is out of date then, and the process has to end.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, writer: Writer) -> None:
         self.store_id = ""
         self._session = session
-        self._writer = Writer(session)
+        self._writer = writer
         self._closed = False
 
     @classmethod
-    def open(cls, url: str) -> Store:
+    def open(
+        cls,
+        url: str,
+        *,
+        creator: Creator | None = None,
+        make_writer: Callable[[Session], Writer] = Writer,
+    ) -> Self:
         """
         Open or make the database, bring its schema up to date and take it over.
+
+        `creator` opens connections of the driver in its place, and `make_writer` runs the jobs: a simulation has
+        neither files nor threads.
 
         ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
         and the remedy, and never the password.
         """
-        store = cls(Session(parse(url)))
+        session = Session(parse(url), creator=creator)
+        store = cls(session, make_writer(session))
         try:
             store._prepare()
         except BaseException:
@@ -390,7 +413,7 @@ class Store:
 
         job = Job(rows.load, deliver, write=False, seconds=LONG_SECONDS)
         self._writer.submit(job)
-        if not wait([done], LONG_SECONDS).done:
+        if not self._writer.wait(done, LONG_SECONDS):
             self._writer.expire(job)
         return done.result()
 
