@@ -65,6 +65,7 @@ class Job:
     runs_seconds: float
     asked_at: float
     decision: Decision | None = None
+    decided_of: int = 0  # how often the database had been lost by then
     runs_on: frozenset[str] = frozenset()
     ended: bool = False
     released: bool = False
@@ -407,7 +408,7 @@ class World:
         while not job.refused:
             told = await self._ask_once(job)
             if told is not None and told.decision is not Verdict.HOLD:
-                job.decision = told
+                job.decision, job.decided_of = told, self.lost
                 return told
             if told is not None and job.heard_at is None:
                 job.heard_at = self.loop.now
@@ -446,14 +447,16 @@ class World:
 
     async def _compare(self, job: Job) -> None:
         """A hook that started again asks once more: what it was told stands."""
-        before, lost = job.decision, self.lost
-        running = bool(job.runs_on)
+        before, lost, running = job.decision, self.lost, bool(job.runs_on)
         answered = await self.call("hooks", "POST", "/v1/gates", "wait=0", job.request)
         if answered is None or answered.status != 200 or before is None or lost != self.lost:
             return
         now = wire.decode(answered.body, Decision, what="its answer")
-        if (now.decision, now.nodes) != (before.decision, before.nodes) and (running or not job.ended):
-            self.broken(f"{job.name} was told {before.decision.value} and is told {now.decision.value} now")
+        if job.decided_of == lost and now != before:
+            self.broken(f"{job.name} was told {before} and is told {now} now")
+        given = {node.node for node in now.nodes}
+        if running and job.runs_on and now.decision is Verdict.ADMIT and given != set(job.request.nodes):
+            self.broken(f"{job.name} runs on {sorted(job.runs_on)} and is told {sorted(given)} now")
 
     async def _keep_out(self, node: str) -> None:
         self.perhaps_quarantined.add(node)
