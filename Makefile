@@ -114,6 +114,13 @@ bench-localize: $(STAMP) ## localisation over simulated fleets (a quarter of an 
 soak: $(STAMP) ## faults at random in links and processes of six real daemons: who is named? (root; about ten minutes)
 	@$(BIN)/python -m tests.netns.soak
 
+SEED ?= 0
+SCHEDULES ?= 100
+STEPS ?= 30
+.PHONY: simulate
+simulate: $(STAMP) ## a site in virtual time with faults at random (SEED, SCHEDULES, STEPS; docs/simulation.md)
+	@$(BIN)/python -m tests.simulation --seed $(SEED) --schedules $(SCHEDULES) --steps $(STEPS)
+
 docs: $(STAMP) ## generate docs/checks, docs/reasons.md, docs/runbooks/reasons, and the walks of docs/architecture.md
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m tests.walks

@@ -65,7 +65,7 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
     over; it takes less than four seconds, whether the database answers or not.
     """
     try:
-        parts = _build(terms, store)
+        parts = build(terms, store)
         tasks = parts.tasks
         try:
             lately = await parts.engine.gates(limit=MOST_GATES_READ)
@@ -107,7 +107,8 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
         store.close()
 
 
-def _build(terms: Terms, store: Store) -> Parts:
+def build(terms: Terms, store: Store) -> Parts:
+    """What the handlers of a leader work with, made from what the database has. Nothing runs yet."""
     policy, settings = terms.policy, terms.settings
     clock = steady_clock()
     fleet = Fleet(

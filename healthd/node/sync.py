@@ -15,7 +15,8 @@ import random
 import re
 import secrets
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 import httpx
 
@@ -86,12 +87,30 @@ def why_not_followed(leader: str, told_by: str, settings: SyncSettings) -> str |
     return None
 
 
+class Connection(Protocol):
+    """The way to one aggregator. `peer_address` is where the ranks of other nodes reach this one; None: not known."""
+
+    url: str
+    peer_address: str | None
+
+    async def post(self, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+        """The answer, which the aggregator may hold back for `wait_seconds`. Raises UnreachableError."""
+
+    async def close(self) -> None:
+        """End what is under way."""
+
+
+Connect = Callable[[str], Awaitable[Connection]]
+"""The connection to the aggregator with this URL."""
+
+
 class AggregatorConnection:
     """The HTTP connections to one aggregator; close it with `close`."""
 
     def __init__(self, url: str, node: str, key: str, settings: SyncSettings, context: ssl.SSLContext | None) -> None:
         """`key` is the node's own key."""
         self.url = url
+        self.peer_address: str | None = None
         self._address = f"{url.rstrip('/')}/v1/nodes/{node}/sync"
         self._key = key
         self._token_file = settings.token_file
@@ -201,8 +220,9 @@ class SyncClient:
         seed: int | None = None,
         on_error: Callable[[Exception], None] = lambda _: None,
         steps: StepReports | None = None,
+        connect: Connect | None = None,
     ) -> None:
-        """`on_error` is called when handling an answer raises an unforeseen exception."""
+        """`on_error` is called when handling an answer raises an unforeseen exception. `connect` None: by HTTP."""
         self._steps = steps
         self._store = store
         self._orders = orders
@@ -212,7 +232,8 @@ class SyncClient:
         self._chance = random.Random(seed)  # noqa: S311
         self._incarnation = secrets.token_hex(8)
         self._seq = 0
-        self._connection: AggregatorConnection | None = None
+        self._connect_to = connect or self._connect_by_http
+        self._connection: Connection | None = None
         self._connected = False
         self._wait_seconds = math.inf  # the pause that the last round of attempts was asked for
         self._answered: SyncAnswer | None = None
@@ -316,17 +337,22 @@ class SyncClient:
     async def _open(self, url: str) -> None:
         """Connect; the first request is not held, so that both sides know each other at once. UnreachableError."""
         await self._close()
-        node = self._store.settings.name
-        self._connection = AggregatorConnection(url, node, self._key, self._settings, self._tls)
+        self._connection = await self._connect_to(url)
         self._known_digest, self._full_at = None, 0.0
         # Known before the first request, and renewed whenever the route may have changed.
-        self._store.set_peer_address(await asyncio.to_thread(peer_address, self._store.settings.interface, url))
+        self._store.set_peer_address(self._connection.peer_address)
         self._connected = True  # not before: what is new goes with the first request, and not beside it
         try:
             await self._exchange(0.0)
         except UnreachableError:
             self._connected = False
             raise
+
+    async def _connect_by_http(self, url: str) -> Connection:
+        node = self._store.settings
+        connection = AggregatorConnection(url, node.name, self._key, self._settings, self._tls)
+        connection.peer_address = await asyncio.to_thread(peer_address, node.interface, url)
+        return connection
 
     async def _disconnect(self, error: UnreachableError) -> None:
         self._complain(error)

@@ -15,12 +15,18 @@ OTHER = "another-key-another-key"
 
 
 async def sync(client: httpx.AsyncClient, key: str, incarnation: str, seq: int = 1, answer: str | None = None) -> int:
+    return (await answered(client, key, incarnation, seq, answer)).status_code
+
+
+async def answered(
+    client: httpx.AsyncClient, key: str, incarnation: str, seq: int, answer: str | None
+) -> httpx.Response:
     request = SyncRequest(
         protocol=1, incarnation=incarnation, seq=seq, last_answer=answer, since_answer_seconds=None if answer is None
         else 0.0, state=state("n1"), digest="d", ages={}, orders={}, issuer=None,
     )  # fmt: skip
     url, headers = "/v1/nodes/n1/sync", {"x-healthd-node-key": key}
-    return (await client.post(url, content=encode(request), headers=headers)).status_code
+    return await client.post(url, content=encode(request), headers=headers)
 
 
 async def first_reason(client: httpx.AsyncClient) -> str:
@@ -70,10 +76,24 @@ async def test_two_daemons_that_hold_one_key_are_still_duplicates_after_a_restar
     async with running(tmp_path) as client:
         first = Daemon(client, "n1")
         await first.sync()
-        assert await sync(client, KEY, "i2") == 200
+        second = (await answered(client, KEY, "i2", 1, None)).json()
+        assert await sync(client, KEY, "i2", 2, second["answer"]) == 200
         await first.sync()  # it is answered as one that was there before
         assert first.answer is not None
         assert await sync(client, KEY, "i1", 9, first.answer.answer) == 409
     async with running(tmp_path) as client:
-        assert await sync(client, KEY, "i2", 2) == 200
+        assert await sync(client, KEY, "i2", 3) == 200
         assert (await client.get("/v1/nodes/n1")).json()["duplicate"]
+
+
+async def test_late_request_of_a_former_daemon_to_an_aggregator_that_has_just_started_makes_no_duplicate(
+    tmp_path: Path,
+) -> None:
+    """Daemon and aggregator started again at the same time: the last request of the former daemon comes second."""
+    async with running(tmp_path) as client:
+        assert await sync(client, KEY, "i2") == 200
+        assert await sync(client, KEY, "i1", 9, "an-answer-of-the-former-aggregator") == 200
+        taken = (await answered(client, KEY, "i2", 2, None)).json()
+        assert await sync(client, KEY, "i2", 3, taken["answer"]) == 200
+        assert await sync(client, KEY, "i1", 10) == 200, "it may come once more"
+        assert not (await client.get("/v1/nodes/n1")).json()["duplicate"]

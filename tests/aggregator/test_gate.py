@@ -8,7 +8,7 @@ import math
 import pytest
 
 from checks.contract import Blame, Status, Tier
-from healthd.aggregator.gate import decisions
+from healthd.aggregator.gate import decisions, resume
 from healthd.aggregator.gate.eligibility import judge
 from healthd.aggregator.inventory.node_record import joined
 from healthd.aggregator.model.gates import (
@@ -18,6 +18,8 @@ from healthd.aggregator.model.gates import (
     Effect,
     Gate,
     GrantLease,
+    LeaseRow,
+    LeaseState,
     Override,
     Phase,
     RevokeLease,
@@ -28,7 +30,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.core import wire
 from healthd.core.model import Allocation, Health, Mode, OrderReport, Quarantine, Verdict
 from tests.aggregator.gate_kit import acknowledged, admit, decided
-from tests.aggregator.world import NOW, POLICY, gate, good_results, node, result, state, step, view, with_wrong
+from tests.aggregator.world import NOW, POLICY, gate, good_results, lease, node, result, state, step, view, with_wrong
 
 Effects = tuple[Effect, ...]
 
@@ -47,6 +49,23 @@ def busy(kind: ClaimKind, gate_id: str = "g-9", job: str = "other", attempt: int
 
 
 # --- admission --------------------------------------------------------------------------------------------------------
+
+
+def test_gate_with_leases_from_before_a_restart_waits_for_nodes_that_have_not_confirmed_an_answer() -> None:
+    nodes = [node("n1"), node("n2")]
+    granted, effects = step(NOW, gate(nodes=("n1", "n2")), view(*nodes), POLICY)
+    rows = [
+        LeaseRow(node=one.node, lease=lease(one.lease_id, gate_id=granted.id), state=LeaseState.GRANTED, granted_at=NOW)
+        for one in of(GrantLease, effects)
+        if isinstance(one, GrantLease)
+    ]
+    first, second = (acknowledged(one, granted) for one in nodes)
+    unconfirmed = dataclasses.replace(second, confirmed=False)
+    held, _, _ = resume(granted, view(first, unconfirmed), POLICY, rows)
+    assert held.decision is None
+    admitted, _, _ = resume(held, view(first, second), POLICY, rows)
+    assert admitted.decision is not None
+    assert admitted.decision.decision is Verdict.ADMIT
 
 
 def test_good_nodes_are_reserved_and_leased_and_admitted_once_all_have_stored_their_lease() -> None:

@@ -322,7 +322,13 @@ def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseR
         return Step(gate, (), ())
     context = StepContext(eligibility.resolve_names(gate, snapshot), snapshot, policy)
     terms, job = context.gate.terms, f"job {gate.request.job} attempt {gate.request.attempt}"
-    ready = [row for row in held if reservation.stored(context, row.node, row.lease.id)]
+    # One that has not confirmed an answer may show evidence of any age, or be heard before it is looked at again.
+    ready = [
+        row
+        for row in held
+        if reservation.stored(context, row.node, row.lease.id)
+        and context.assess(row.node).eligibility is not Eligibility.UNHEARD
+    ]
     unfit = [found for row in ready if (found := context.assess(row.node)).eligibility is Eligibility.EXCLUDED]
     names = ", ".join(row.node for row in held[: decisions.MOST_NAMED])
     why = reason(

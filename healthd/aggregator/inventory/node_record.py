@@ -382,6 +382,7 @@ class NodeRecord:
     listed: bool = False
     # what the node says
     incarnation: str | None = None
+    proven: bool = False  # it has read an answer of ours
     seq: int = -1
     digest: str | None = None
     state: CompactState | None = None
@@ -438,6 +439,7 @@ class NodeRecord:
         sent = self.answers.get(request.last_answer or "")
         since = request.since_answer_seconds
         known = sent is not None and since is not None
+        self.proven = self.proven or known
         unaccounted = max(0.0, now - sent[0] - since) if sent is not None and since is not None else 0.0
         based_at = now - unaccounted
         self.heard_at = based_at if self.heard_at is None else max(self.heard_at, based_at)
@@ -468,20 +470,26 @@ class NodeRecord:
         return True
 
     def _order_of_arrival(self, request: SyncRequest) -> Arrival:
+        proven = False
         if request.incarnation == self.incarnation:
             return Arrival.OLD if request.seq <= self.seq else Arrival.TAKEN
         if request.incarnation in self.former:
             given = self.former[request.incarnation]
             # A request of before the restart may come late; one that has read what we answered to that cannot.
-            if given is not None and request.last_answer == given:
+            if given is None or request.last_answer != given:
+                return Arrival.FORMER
+            if self.proven:
                 self.duplicate = "two daemons that hold the same key sync under this name in turn"
                 return Arrival.DUPLICATE
-            return Arrival.FORMER
+            # The other one has read nothing of ours: it was its request that came late, to an aggregator that had heard
+            # neither before.
+            del self.former[request.incarnation]
+            proven = True
         if self.incarnation is not None:
             self.former[self.incarnation] = None
             if len(self.former) > REMEMBERED_INCARNATIONS:
                 del self.former[next(iter(self.former))]
-        self.incarnation = request.incarnation
+        self.incarnation, self.proven = request.incarnation, proven
         self.answers.clear()
         self.digest, self.confirmed = None, False
         return Arrival.TAKEN

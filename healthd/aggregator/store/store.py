@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -38,6 +38,7 @@ from healthd.aggregator.store.session import (
     DEFAULT_SHARD,
     LEASE_SECONDS,
     AwayError,
+    Creator,
     FencedError,
     Leadership,
     RefusedWorkError,
@@ -163,6 +164,10 @@ class Writer:
             self._jobs.append(job)
             self._changed.notify()
 
+    def wait(self, done: Future[Any], seconds: float) -> bool:
+        """Block until a job has set this; false when it has not within `seconds`."""
+        return bool(wait([done], seconds).done)
+
     def expire(self, job: Job) -> None:
         """Fail a job whose time is over, and interrupt a transaction that has hung for as long."""
         text = f"{self._session.place} did not answer within {job.seconds:g} s; see that it is up and its disk keeps up"
@@ -220,12 +225,20 @@ class Writer:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (batch := self._next()) is not None:
-            self._under_way = (time.monotonic(), batch)
-            try:
-                self._commit(batch)
-            finally:
-                self._under_way = None
+        while self.run_next():
+            pass
+
+    def run_next(self) -> bool:
+        """Do the jobs of the next transaction, once there are any; false at the end."""
+        batch = self._next()
+        if batch is None:
+            return False
+        self._under_way = (time.monotonic(), batch)
+        try:
+            self._commit(batch)
+        finally:
+            self._under_way = None
+        return True
 
     def _next(self) -> list[Job] | None:
         """Jobs for one transaction, once there are any; None at the end. Jobs with another time limit wait."""
@@ -321,26 +334,37 @@ class Store:
     fails with it: memory is out of date then.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, writer: Writer) -> None:
         self.store_id = ""
         self._session = session
-        self._writer = Writer(session)
+        self._writer = writer
         self._closed = False
 
     @classmethod
     def open(
-        cls, url: str, *, shard: str = DEFAULT_SHARD, advertised: str = "", seen: Leadership | None = None
-    ) -> Store:
+        cls,
+        url: str,
+        *,
+        shard: str = DEFAULT_SHARD,
+        advertised: str = "",
+        seen: Leadership | None = None,
+        creator: Creator | None = None,
+        make_writer: Callable[[Session], Writer] = Writer,
+    ) -> Self:
         """
         Open or make the database, bring its schema up to date and take the shard over.
 
         `advertised` is the URL at which its leader answers from now on. With `seen` it is taken over only from the
         leader that was seen to be gone: NotVacantError where that one works, or somebody else was faster.
 
+        `creator` opens connections of the driver in its place, and `make_writer` runs the jobs: a simulation has
+        neither files nor threads.
+
         ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
         and the remedy, and never the password.
         """
-        store = cls(Session(parse(url), shard))
+        session = Session(parse(url), shard, creator=creator)
+        store = cls(session, make_writer(session))
         try:
             store._prepare(advertised, seen)
         except BaseException:
@@ -428,7 +452,7 @@ class Store:
 
         job = Job(rows.load, deliver, write=False, seconds=LONG_SECONDS)
         self._writer.submit(job)
-        if not wait([done], LONG_SECONDS).done:
+        if not self._writer.wait(done, LONG_SECONDS):
             self._writer.expire(job)
         return done.result()
 

@@ -1,0 +1,208 @@
+"""
+The disk of an aggregator: a SQLite database in memory that outlives the processes that have it open.
+
+Commits take time, fail before or after they are on disk, and may kill their process; a copy can be kept and put back.
+The store's own code runs on it, with a writer without a thread (`SimulatedWriter`).
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from healthd.aggregator.store.session import Session
+from healthd.aggregator.store.store import Job, Store, Writer
+from tests.simulation.loop import PROCESS, KilledError, Process, VirtualLoop
+
+BUSY_SECONDS = (0.0005, 0.004)
+"""How long a commit, and again its answer, takes on a disk that is well."""
+
+
+class DiskConnection(sqlite3.Connection):
+    """The one connection to a database in memory: closing it loses nothing, and commits ask the disk."""
+
+    disk: Disk
+    ended = False
+
+    def close(self) -> None:
+        """The process lets go of it."""
+        if not self.ended and self.in_transaction:
+            super().rollback()
+
+    def commit(self) -> None:
+        """As the disk allows."""
+        self.disk.commit(super().commit)
+
+    def rollback(self) -> None:
+        """What the transaction changed is undone, and is no change of the next one."""
+        super().rollback()
+        self.disk.began = self.total_changes
+
+    def end(self) -> None:
+        """The database is gone."""
+        self.ended = True
+        super().close()
+
+
+class Disk:
+    """See the module. `on_commit` is called with the process before each commit that changes something."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.slow_seconds = 0.0
+        self.fail_before = self.fail_after = 0.0  # probabilities
+        self.kill_at: int | None = None  # the commit, counted from now, at which the process is killed
+        self.kill_after = False  # once that is on disk
+        self.commits = 0
+        self.on_commit: Callable[[Process | None], None] = lambda _: None
+        self.copy: bytes | None = None
+        self.began = 0
+        self.connection = self._empty()
+        # What the collector of garbage does to one rolls back a transaction of whoever has the connection now.
+        self._sessions: list[Session] = []
+
+    def _empty(self) -> DiskConnection:
+        made = sqlite3.connect(":memory:", factory=DiskConnection, check_same_thread=False, isolation_level=None)
+        made.disk = self
+        return made
+
+    def connect(self) -> sqlite3.Connection:
+        """What the driver's `connect` would give."""
+        if self.connection.in_transaction:
+            self.connection.rollback()  # of a process that was killed
+        return self.connection
+
+    # --- commits ------------------------------------------------------------------------------------------------------
+
+    def commit(self, really: Callable[[], None]) -> None:
+        """One commit, or what becomes of it."""
+        changed, self.began = self.connection.total_changes != self.began, self.connection.total_changes
+        process = PROCESS.get()
+        if not changed:
+            really()
+            return
+        self.commits += 1
+        self.on_commit(process)
+        killed = self.kill_at is not None and self.kill_at <= 0
+        if self.kill_at is not None:
+            self.kill_at = None if killed else self.kill_at - 1
+        drawn = self.chance.random()
+        if drawn < self.fail_before or (killed and not self.kill_after):
+            self.connection.rollback()
+        else:
+            really()
+        if killed and process is not None:
+            process.kill()
+            raise KilledError
+        if drawn < self.fail_before + self.fail_after:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    def keep_copy(self) -> None:
+        """A backup of the database as it is."""
+        (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
+        self.copy = self.connection.serialize() if pages else b""  # of nothing SQLite makes no copy
+
+    def put_back(self) -> None:
+        """The database is what it was when the copy was made; no process may have it open."""
+        if self.copy is not None:
+            self._replace()
+            if self.copy:
+                self.connection.deserialize(self.copy)
+
+    def lose(self) -> None:
+        """The database is empty; no process may have it open."""
+        self._replace()
+
+    def _replace(self) -> None:
+        self.connection.end()
+        self.connection, self.began = self._empty(), 0
+
+    def delay(self) -> float:
+        """How long the next commit takes, or its answer."""
+        return self.chance.uniform(*BUSY_SECONDS) + self.chance.random() * self.slow_seconds
+
+    def open(self, loop: VirtualLoop) -> Store:
+        """An aggregator's store on this disk."""
+
+        def make_writer(session: Session) -> SimulatedWriter:
+            self._sessions.append(session)
+            return SimulatedWriter(session, loop, self)
+
+        return Store.open("sqlite://", creator=self.connect, make_writer=make_writer)
+
+
+class SimulatedWriter(Writer):
+    """The writer whose thread is a timer of the loop: a job is done after a while, and answered a while later."""
+
+    def __init__(self, session: Session, loop: VirtualLoop, disk: Disk) -> None:
+        super().__init__(session)
+        self._loop, self._disk = loop, disk
+        self._due = False
+        self._waiting = 0
+        self._answer_seconds = 0.0
+
+    def start(self) -> None:
+        """Nothing is to be started."""
+
+    def submit(self, job: Job) -> None:
+        """As of a Writer."""
+        super().submit(_Answered(job, self))
+        self._waiting += 1
+        self._plan(0.0)
+
+    def wait(self, done: Future[Any], _seconds: float) -> bool:
+        """Do all that waits now: its caller blocks the process meanwhile."""
+        while not done.done() and self._waiting:
+            self.run_next()
+        return done.done()
+
+    def _plan(self, seconds: float) -> None:
+        if not self._due and self._waiting:
+            self._due = True
+            self._loop.call_later(seconds + self._disk.delay(), self._turn)
+
+    def _turn(self) -> None:
+        self._due = False
+        if self._waiting:
+            self._answer_seconds = answered = self._disk.delay()
+            try:
+                self.run_next()
+            finally:
+                self._answer_seconds = 0.0
+            self._plan(answered)
+
+    def done(self, job: Job, value: Any, error: Exception | None) -> None:
+        """A job is done: its answer takes a while."""
+        if self._answer_seconds:
+            self._loop.call_later(self._answer_seconds, job.end, value, error)
+        else:
+            job.end(value, error)
+
+    def begun(self) -> None:
+        """A job has left the queue."""
+        self._waiting -= 1
+
+
+class _Answered(Job):
+    """A job whose answer comes later than it is done; its time-out goes on meanwhile, and so does what it knows."""
+
+    def __init__(self, job: Job, writer: SimulatedWriter) -> None:
+        super().__init__(job.work, job.end, write=job.write, seconds=job.seconds)
+        self._job, self._writer = job, writer
+        self._taken = False
+
+    def begin(self) -> bool:
+        """As of a Job."""
+        if not self._taken:
+            self._taken = True
+            self._writer.begun()
+        return self._job.begin() and super().begin()
+
+    def end(self, value: Any, error: Exception | None) -> None:
+        """As of a Job."""
+        self._writer.done(self._job, value, error)
