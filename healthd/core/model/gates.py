@@ -173,6 +173,30 @@ class Decision:
         return stopped and bool(faults) and all(one.injected for one in faults)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """
+    A gate that waits for nodes (`open`), or that has them: `nodes` are those on which its leases are in force.
+
+    `workload` is the one of its request. `age_seconds` counts from its question, or from the first of these leases.
+    """
+
+    gate: str
+    job: str
+    attempt: int
+    workload: str
+    open: bool
+    nodes: tuple[str, ...]
+    age_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimList:
+    """Claims, the oldest gate first."""
+
+    claims: tuple[Claim, ...]
+
+
 # The end of a gate that several hooks ask for: each included one confirms, and then all start or none does.
 
 HandshakeEvent = Literal["acknowledge", "withdraw", "wait", "told", "ended"]
