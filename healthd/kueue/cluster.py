@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BASE = f"/apis/{API_VERSION}"
+FOLLOWED = ("admissionchecks", "resourceflavors", "workloads")
 MANAGER = "healthd-kueue"
 # A Workload of many pod sets is some 100 KB; a page stays below 10 MB.
 PAGE = 100
@@ -123,8 +124,8 @@ class KueueCluster:
             lambda item: parse_admission_check(item) if is_ours(item) else None,
             self.changed.set,
         )
-        self.flavors: Followed[Flavor] = Followed(server, "resourceflavors", parse_flavor, self.changed.set)
-        self.workloads: Followed[Workload] = Followed(server, "workloads", parse_workload, self.changed.set)
+        self.flavors: Followed[Flavor] = Followed(server, FOLLOWED[1], parse_flavor, self.changed.set)
+        self.workloads: Followed[Workload] = Followed(server, FOLLOWED[2], parse_workload, self.changed.set)
 
     async def queues(self) -> Queues | None:
         """What is there now; None before all of it is known. KubernetesError."""

@@ -206,7 +206,7 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
     own = (tmp_path / "own").resolve()
     own.mkdir()
     reach = os.path.relpath(KUBERNETES, own)
-    components = ("monitoring", "actuator", "accelerated-hardware-ready")
+    components = ("monitoring", "actuator", "accelerated-hardware-ready", "kueue")
     (own / "kustomization.yaml").write_text(
         yaml.safe_dump(
             {
@@ -219,7 +219,8 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
         )
     )
     expected = plain(item for item in kustomize(own) if item["kind"] != "Namespace")
-    values = ("monitoring.enabled=true", "actuator.enabled=true", "node.acceleratedHardwareReady=true")
+    more = ("actuator.enabled=true", "kueue.enabled=true", "node.acceleratedHardwareReady=true")
+    values = ("monitoring.enabled=true", *more)
     assert plain(rendered("platform=eks-neuron", "profile=active", *values)) == expected
 
 

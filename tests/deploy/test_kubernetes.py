@@ -35,6 +35,7 @@ from healthd.cli.settings.tree import Settings
 from healthd.core.config import load
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
+from healthd.kueue.cluster import FOLLOWED
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
 from healthd.node.occupancy.pods import NEEDS as PODS_NEED
@@ -44,7 +45,7 @@ from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, ku
 
 pytestmark = pytest.mark.system("kubectl")
 
-COMPONENTS = ("monitoring", "actuator", "accelerated-hardware-ready")
+COMPONENTS = ("monitoring", "actuator", "accelerated-hardware-ready", "kueue")
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
 SECRETS = {"healthd-tokens", "healthd-aggregator-tls", "healthd-prometheus"}
 WITHOUT_COMPONENTS = {"healthd-aggregator-tls"}
@@ -329,6 +330,15 @@ def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> 
     settings = of_config_map("", "healthd-aggregator", whole)
     assert settings.actuator.kind == "kubernetes"
     assert settings.actuator.mode == "observe", "nobody's nodes are tainted by the first apply"
+    controller = the(whole, "Deployment", "healthd-kueue")["spec"]["template"]["spec"]
+    assert settings.aggregator.kubernetes.controllers == (f"healthd-system/{controller['serviceAccountName']}",)
+    (container,) = controller["containers"]
+    environ = {one["name"]: one["value"] for one in container["env"]}
+    defaults = {"node.name": "x", "node.state_dir": Path("/x"), "node.run_dir": Path("/x")}
+    asks = load(Settings, file=None, environ=environ, arguments={}, sections=("kueue",), defaults=defaults).kueue
+    assert asks.aggregator == "https://healthd-aggregator.healthd-system.svc:8090"
+    assert {str(asks.token_file), str(asks.ca_file)} == {"/etc/healthd/token/token", "/etc/healthd/ca/ca.crt"}
+    assert projected(controller)["audience"] == settings.aggregator.kubernetes.audience
     assert of_config_map("", "healthd-node", whole).node.kubernetes.accelerated_hardware_ready
     rule = the(tuple(examples()), "NodeReadinessRule", "healthd-fit")["spec"]
     assert rule["dryRun"] is True
@@ -344,8 +354,11 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
     assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods}
     assert rights("healthd-actuator") == {READ, WRITE, LIST}
     assert rights("healthd-aggregator") == {NEEDS_REVIEWS}
-    ours = "healthd-aggregator"
-    for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", ours), (ours, ours)):
+    listed = {f"{verb} on {kind}" for kind in FOLLOWED for verb in ("list", "watch")}
+    written = {"patch on admissionchecks/status", "patch on workloads/status"}
+    assert rights("healthd-kueue") == {READ, WRITE, LIST, "get on namespaces", *listed, *written}
+    ours, kueue = "healthd-aggregator", "healthd-kueue"
+    for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", ours), (ours, ours), (kueue, kueue)):
         binding = the(whole, "ClusterRoleBinding", name)
         assert binding["roleRef"]["name"] == name
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "healthd-system"}]
@@ -364,7 +377,8 @@ def test_every_hook_says_which_pod_it_is() -> None:
 
 
 def test_token_of_the_api_server_is_mounted_only_where_it_is_used(whole: tuple[dict[str, Any], ...]) -> None:
-    for kind, name in (("DaemonSet", "healthd-node"), ("Deployment", "healthd-aggregator")):
+    deployments = (("Deployment", "healthd-aggregator"), ("Deployment", "healthd-kueue"))
+    for kind, name in (("DaemonSet", "healthd-node"), *deployments):
         assert the(whole, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
     for account in [item for item in whole if item["kind"] == "ServiceAccount"]:
         assert account["automountServiceAccountToken"] is False, "nor in other pods of the account"

@@ -13,6 +13,7 @@ from tests.kubernetes.overlays_kit import own
 
 pytestmark = pytest.mark.kubernetes
 
+KUEUE = ("admissionchecks", "clusterqueues", "resourceflavors", "workloads")
 # Verb and resource, as `group/resource/subresource`; what a thief of the account's token would want is among them.
 ASKED = [
     *((verb, "/nodes") for verb in ("get", "list", "watch", "patch", "update", "create", "delete", "deletecollection")),
@@ -35,6 +36,8 @@ ASKED = [
     *((verb, "rbac.authorization.k8s.io/clusterrolebindings") for verb in ("create", "patch")),
     *((verb, "authentication.k8s.io/tokenreviews") for verb in ("create",)),
     *((verb, "resource.k8s.io/resourceslices") for verb in ("list", "patch")),
+    *((verb, f"kueue.x-k8s.io/{kind}") for kind in KUEUE for verb in ("list", "watch", "create", "patch", "delete")),
+    *((verb, f"kueue.x-k8s.io/{kind}/status") for kind in KUEUE for verb in ("patch", "update")),
 ]
 MAY = {
     "healthd-node": {
@@ -44,6 +47,11 @@ MAY = {
     "healthd-aggregator": {
         *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
         ("create", "authentication.k8s.io/tokenreviews"),
+    },
+    "healthd-kueue": {
+        *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
+        *((verb, f"kueue.x-k8s.io/{kind}") for kind in KUEUE if kind != "clusterqueues" for verb in ("list", "watch")),
+        *(("patch", "kueue.x-k8s.io/admissionchecks/status"), ("patch", "kueue.x-k8s.io/workloads/status")),
     },
     "healthd-admin": set[tuple[str, str]](),
     "healthd-uninstall": {
@@ -79,7 +87,7 @@ def allowed(cluster: Cluster, account: str, asked: Iterable[tuple[str, str]]) ->
 def test_accounts_may_do_what_the_code_does_and_nothing_else(oldest: Cluster, tmp_path: Path) -> None:
     assert len(ASKED) >= 40
     image = "registry.example.com/healthd:0.1.0"
-    folders = [own(tmp_path / "all", image, "overlays/cpu/active", "actuator"), "deploy/kubernetes/uninstall"]
+    folders = [own(tmp_path / "all", image, "overlays/cpu/active", "actuator", "kueue"), "deploy/kubernetes/uninstall"]
     lasting = "deploy/kubernetes/overlays/cpu/lasting"
     oldest.kubectl("apply", "--server-side", "-k", lasting)
     try:
