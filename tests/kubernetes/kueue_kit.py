@@ -33,13 +33,15 @@ class Kueue:
     """
     The API server as an administrator, and Kueue's moves on it.
 
-    `account` is the directory of the controller's service account. `holding` are moves that Kueue does not make yet.
+    `account` is the directory of the controller's service account. `holding` are moves that Kueue does not make yet,
+    `ahead_seconds` is how much later it is on Kueue's clock.
     """
 
     cluster: Cluster
     http: httpx.Client
     account: Path
     quota: int = 1
+    ahead_seconds: float = 0.0
     holding: set[str] = field(default_factory=set)
     taken: list[str] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -107,7 +109,7 @@ class Kueue:
             taken = sum(player.holds(one, "QuotaReserved") and not player.holds(one, "Finished") for one in objects)
             for found in objects:
                 found = {**found, "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
-                made = player.moves(found, time.time(), quota=taken < self.quota)
+                made = player.moves(found, time.time() + self.ahead_seconds, quota=taken < self.quota)
                 for move, after in made.items():
                     if move not in self.holding and self._store(found, after):
                         self.taken.append(f"{found['metadata']['name']}: {move}")
