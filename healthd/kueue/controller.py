@@ -8,23 +8,27 @@ anew.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.http.client import RefusedError
 from healthd.core.model import Claim, GateRequest
 from healthd.core.tasks import LogOnce
-from healthd.core.text import plain
+from healthd.core.text import counted, plain
 from healthd.core.workload import KUEUE
 from healthd.kueue.judge import Answer, Known, Step, Write, judge, workload_id
 from healthd.kueue.workloads import AdmissionCheck, Condition, Flavor, Workload
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MESSAGE_SECONDS = 30.0
 """How often the sentence of a gate that holds is written anew: each write goes to etcd, and to every watch."""
@@ -34,10 +38,10 @@ POLL_SECONDS = 2.0
 """How often open gates are asked."""
 LABELS_SECONDS = 60.0
 """How often nodes are looked through for labels of gates that are over, beside when one is released."""
+AT_ONCE = 16
+"""Nodes that are read or labelled at a time."""
 FAILURES = 3
 """Passes in a row in which the aggregator did not answer until Kueue is told to reserve no more quota."""
-WATCHED_SECONDS = 10.0
-"""How often the nodes of running Workloads are looked at, where a check acts on them."""
 
 
 class Gates(Protocol):
@@ -54,9 +58,6 @@ class Gates(Protocol):
 
     async def release(self, gate: str) -> None:
         """Withdraw a gate, or give its nodes back."""
-
-    async def unfit(self, nodes: Iterable[str]) -> Mapping[str, str]:
-        """What is wrong with those of these nodes that are bad."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,22 @@ class Cluster(Protocol):
         """Take this label away; nothing where the node has another one by now, or is gone."""
 
 
+def _kept(step: Step, claimed: Iterable[Claim]) -> set[str]:
+    """The gates that a Workload keeps after a step."""
+    asked = None if step.ask is None else (step.ask.job, step.ask.attempt)  # also where it could not be asked just now
+    kept = {claim.gate for claim in claimed if step.keep_all or (claim.job, claim.attempt) == asked}
+    return kept if step.keep is None else kept | {step.keep}
+
+
+async def at_once(calls: Iterable[Coroutine[object, object, T]]) -> list[T]:
+    """The results of calls in their order, some at a time; the first error ends them."""
+    results: list[T] = []
+    waiting = iter(calls)
+    while some := tuple(itertools.islice(waiting, AT_ONCE)):
+        results += await asyncio.gather(*some)
+    return results
+
+
 class Controller:
     """See the module."""
 
@@ -102,54 +119,49 @@ class Controller:
         self._trouble = LogOnce(log)
         self._said_at: dict[str, float] = {}  # UID -> when the sentence of its gate was written
         self._asked_at: dict[str, float] = {}  # UID -> when its gate was asked last
-        self._unfit: Mapping[str, str] = {}
-        self._looked_at = -math.inf
         self._labels_seen_at = -math.inf
 
     async def run_pass(self, queues: Queues, now: float) -> float:
         """
-        One pass; how many seconds later something is due without a change. HealthdError of the API server.
+        One pass; how many seconds later something is due without a change.
 
-        While the aggregator does not answer nothing is released and nobody is admitted.
+        While the aggregator does not answer nothing is released and nobody is admitted. What fails for one Workload
+        is tried again in the next pass, and keeps no other one waiting.
         """
-        prefix = f"{KUEUE}{queues.cluster}/"
         try:
-            claims: tuple[Claim, ...] | None = await self._gates.claims(prefix)
+            claims: tuple[Claim, ...] | None = await self._gates.claims(f"{KUEUE}{queues.cluster}/")
             self._is_there()
         except HealthdError as error:
             claims = None
             self._is_away(error)
         await self._write_conditions(queues)
-        mine: dict[str, list[Claim]] = {}
+        of_workload: dict[str, list[Claim]] = {}
         for claim in claims or ():
-            mine.setdefault(claim.workload, []).append(claim)
-        await self._look_at_nodes(queues, mine, now)
+            of_workload.setdefault(claim.workload, []).append(claim)
         kept: set[str] = set()
-        due = math.inf
-        left = MOST_ASKED
-        known_uids = set()
+        due = math.inf if claims is not None else POLL_SECONDS
+        left = MOST_ASKED if claims is not None else 0
         for workload in sorted(queues.workloads.values(), key=self._turn):
-            known_uids.add(workload.uid)
-            claimed = mine.get(workload_id(workload, queues.cluster), [])
+            claimed = of_workload.get(workload_id(workload, queues.cluster), [])
             names = [state.name for state in workload.checks if state.name in queues.checks]
             if not names and workload.admitted and not workload.finished:
                 kept.update(claim.gate for claim in claimed)  # its check was deleted while it runs
             for name in names:
-                may_ask = claims is not None and left > 0
-                step = await self._one(workload, queues.checks[name], queues, claimed, may_ask, now)
-                due = min(due, step.due - now)
-                asked = None
-                if step.ask is not None:
-                    left, due = left - 1, min(due, POLL_SECONDS)
-                    asked = (step.ask.job, step.ask.attempt)  # also where it could not be asked just now
-                kept.update(claim.gate for claim in claimed if step.keep_all or (claim.job, claim.attempt) == asked)
-                kept.update(filter(None, (step.keep,)))
-        for memory in (self._said_at, self._asked_at):
-            for uid in [uid for uid in memory if uid not in known_uids]:
-                del memory[uid]
+                step = await self._one(workload, queues.checks[name], queues, claimed, left > 0, now)
+                left -= step.ask is not None
+                due = min(due, step.due - now, POLL_SECONDS if step.ask is not None else math.inf)
+                kept |= _kept(step, claimed)
+        self._forget(queues)
         if claims is not None:
             await self._release(claims, kept, now)
         return due
+
+    def _forget(self, queues: Queues) -> None:
+        """Drop what is remembered of Workloads that are gone."""
+        known = {workload.uid for workload in queues.workloads.values()}
+        for memory in (self._said_at, self._asked_at):
+            for uid in memory.keys() - known:
+                del memory[uid]
 
     def _turn(self, workload: Workload) -> tuple[float, str]:
         return self._asked_at.get(workload.uid, -math.inf), workload.key
@@ -164,33 +176,46 @@ class Controller:
         now: float,
     ) -> Step:
         """Judge one Workload for one check, ask what is to be asked, and do what follows."""
-        held = {node for claim in claimed for node in claim.nodes}
         known = Known(
             flavors=queues.flavors,
             ours=frozenset(queues.checks),
             cluster=queues.cluster,
-            unfit={node: text for node, text in self._unfit.items() if node in held},
+            unfit={node: text for claim in claimed for node, text in claim.unfit.items()},
         )
         step = judge(workload, check, known, now)
-        if step.ask is not None and may_ask:
-            self._asked_at[workload.uid] = now
-            asked = step.ask
-            claim = next((one for one in claimed if (one.job, one.attempt) == (asked.job, asked.attempt)), None)
-            try:
-                answer = await (self._gates.ask(asked) if claim is None else self._gates.follow(claim.gate))
-            except HealthdError as error:
-                self._trouble.say(f"{workload.key}: {error}")
-                return step
-            age = 0.0 if claim is None or claim.open else claim.age_seconds
-            known = dataclasses.replace(known, answer=answer, age_seconds=age)
-            step = judge(workload, check, known, now)
-            if step.binding is not None and step.write is None:
-                known = dataclasses.replace(known, labels=await self._labels(step.binding.nodes))
-                step = judge(workload, check, known, now)
-        if step.write is not None and not await self._write(workload, check, step, step.write, now):
-            # What was judged is not how it is any more, so nothing is taken from the Workload either.
-            return dataclasses.replace(step, keep_all=True, due=now)
+        try:
+            if step.ask is not None and may_ask:
+                step = await self._asked(workload, check, known, step.ask, claimed, now)
+            if step.write is not None and not await self._write(workload, check, step, step.write, now):
+                # What was judged is not how it is any more, so nothing is taken from the Workload either.
+                return dataclasses.replace(step, keep_all=True, due=now)
+        except HealthdError as error:
+            self._trouble.say(f"{workload.key}: {error}")
+            return dataclasses.replace(step, keep_all=True, due=now + POLL_SECONDS)
         return step
+
+    async def _asked(
+        self,
+        workload: Workload,
+        check: AdmissionCheck,
+        known: Known,
+        request: GateRequest,
+        claimed: list[Claim],
+        now: float,
+    ) -> Step:
+        """The step that the answer of the gate leads to. HealthdError."""
+        self._asked_at[workload.uid] = now
+        claim = next((one for one in claimed if (one.job, one.attempt) == (request.job, request.attempt)), None)
+        answer = await (self._gates.ask(request) if claim is None else self._gates.follow(claim.gate))
+        age = 0.0 if claim is None or claim.open else claim.age_seconds
+        known = dataclasses.replace(known, answer=answer, age_seconds=age)
+        step = judge(workload, check, known, now)
+        if step.binding is None or step.write is not None:
+            return step
+        nodes = step.binding.nodes
+        found = await at_once(self._cluster.labels(node) for node in nodes)
+        labels = {node: one for node, one in zip(nodes, found, strict=True) if one is not None}
+        return judge(workload, check, dataclasses.replace(known, labels=labels), now)
 
     async def _write(self, workload: Workload, check: AdmissionCheck, step: Step, write: Write, now: float) -> bool:
         """False: the Workload has changed since it was judged."""
@@ -200,59 +225,25 @@ class Controller:
                 return True
             self._said_at[workload.uid] = now
         if step.binding is not None:
-            for node in step.binding.nodes:
-                await self._cluster.bind(node, step.binding.gate)
+            await at_once(self._cluster.bind(node, step.binding.gate) for node in step.binding.nodes)
         written = await self._cluster.write_state(workload, check.name, write)
         if written and write.state != "Pending":
             log.info("%s: check %s is %s: %s", workload.key, check.name, write.state, write.message)
         return written
 
-    async def _labels(self, nodes: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
-        found: dict[str, Mapping[str, str]] = {}
-        for node in nodes:
-            labels = await self._cluster.labels(node)
-            if labels is not None:
-                found[node] = labels
-        return found
-
-    async def _look_at_nodes(self, queues: Queues, claims: Mapping[str, list[Claim]], now: float) -> None:
-        """Look at the nodes of running Workloads, where a check acts on what befalls them."""
-        acting = {name for name, check in queues.checks.items() if check.terms.after_admission == "retry"}
-        nodes = sorted(
-            {
-                node
-                for workload in queues.workloads.values()
-                if workload.admitted and acting & {state.name for state in workload.checks}
-                for claim in claims.get(workload_id(workload, queues.cluster), ())
-                for node in claim.nodes
-            }
-        )
-        if not nodes:
-            self._unfit = {}
-            return
-        if now - self._looked_at < WATCHED_SECONDS:
-            return
-        self._looked_at = now
-        try:
-            self._unfit = await self._gates.unfit(nodes)
-        except HealthdError as error:
-            self._unfit = {}  # not knowing is no fault
-            self._trouble.say(str(error))
-
     async def _release(self, claims: Iterable[Claim], kept: set[str], now: float) -> None:
         """End the gates that no Workload keeps; their labels go first, or those of the next gate would."""
         over = {claim.gate for claim in claims} - kept
-        if over or now - self._labels_seen_at >= LABELS_SECONDS:
-            self._labels_seen_at = now
-            for node, gate in (await self._cluster.bound()).items():
-                if gate not in kept:
-                    await self._cluster.unbind(node, gate)
-        for gate in sorted(over):
-            try:
+        try:
+            if over or now - self._labels_seen_at >= LABELS_SECONDS:
+                bound = await self._cluster.bound()
+                await at_once(self._cluster.unbind(node, gate) for node, gate in bound.items() if gate not in kept)
+                self._labels_seen_at = now
+            for gate in sorted(over):
                 await self._gates.release(gate)
                 log.info("gate %s is released: no Workload keeps it", gate)
-            except HealthdError as error:
-                self._trouble.say(f"gate {gate} cannot be released yet: {error}")
+        except HealthdError as error:
+            self._trouble.say(f"{counted(len(over), 'gate')} cannot be released yet: {error}")
 
     # --- whether the aggregator can be asked ------------------------------------------------------------------------
 
@@ -273,8 +264,12 @@ class Controller:
     async def _write_conditions(self, queues: Queues) -> None:
         for check in queues.checks.values():
             wanted = self._condition(check)
-            if wanted is not None and wanted != check.condition:
+            if wanted is None or wanted == check.condition:
+                continue
+            try:
                 await self._cluster.write_condition(check, wanted)
+            except HealthdError as error:
+                self._trouble.say(f"AdmissionCheck {check.name}: {error}")
 
     def _condition(self, check: AdmissionCheck) -> Condition | None:
         """What the condition Active of a check has to be; None: as it is, until more is known."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 from urllib.parse import quote
 
 from healthd.core import wire
@@ -59,20 +59,6 @@ class AggregatorGates:
             if error.status != NOT_FOUND:
                 raise
 
-    async def unfit(self, nodes: Iterable[str]) -> Mapping[str, str]:
-        """What is wrong with these nodes now; of a node that is not known to be bad nothing."""
-        found = {}
-        for node in nodes:
-            try:
-                row = self._read(await self._call("GET", f"/v1/nodes/{quote(node, safe='')}"), dict[str, Any])
-            except RefusedError as error:
-                if error.status != NOT_FOUND:
-                    raise
-                continue
-            if text := bad(row):
-                found[node] = text
-        return found
-
     async def _call(
         self, method: str, path: str, *, body: object = None, query: Mapping[str, str] | None = None
     ) -> bytes:
@@ -87,15 +73,3 @@ class AggregatorGates:
             return wire.decode(body, schema, what="its answer")
         except BadInputError as error:
             raise UnreachableError(f"aggregator {self._endpoint.url}: {error}") from None
-
-
-def bad(row: Mapping[str, Any]) -> str:
-    """Why a node is known to be bad, by what the aggregator says of it; empty where it is not."""
-    quarantine = row.get("quarantine")
-    if isinstance(quarantine, dict):
-        return f"quarantined: {quarantine.get('reason')}"
-    if row.get("health") != "unhealthy":
-        return ""
-    reasons = row.get("reasons")
-    first = reasons[0] if isinstance(reasons, list) and reasons and isinstance(reasons[0], dict) else {}
-    return str(first.get("message") or "unhealthy")

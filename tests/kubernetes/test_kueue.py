@@ -200,11 +200,10 @@ def test_without_the_aggregator_kueue_is_told_to_reserve_nothing_and_nobody_is_a
 
 def test_the_example_is_taken_by_the_definitions(queues: Kueue) -> None:
     example = ROOT / "deploy/kubernetes/examples/kueue.yaml"
-    queues.cluster.kubectl("apply", "--server-side", "--dry-run=server", "-f", example)
+    dry = ("apply", "--server-side", "--dry-run=server", "--force-conflicts", "-f")
+    queues.cluster.kubectl(*dry, example)
     wrong = example.read_text().replace("controllerName", "controller")
-    assert "controller" in queues.cluster.kubectl(
-        "apply", "--server-side", "--dry-run=server", "-f", "-", text=wrong, wrong=True
-    )
+    assert "controller" in queues.cluster.kubectl(*dry, "-", text=wrong, wrong=True)
 
 
 def quarantine(fleet: Fleet, node: str) -> None:

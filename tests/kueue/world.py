@@ -6,11 +6,11 @@ calls. It notes what must never be: an admission by a gate that was not asked fo
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthd.core.errors import HealthdError, UnreachableError
+from healthd.core.errors import UnreachableError
 from healthd.core.model import AdmittedNode, Claim, Decision, GateRequest, Verdict
 from healthd.core.model.results import Reason
 from healthd.kueue.cluster import state_object
@@ -63,6 +63,7 @@ class World:
     hasty: bool = False
     """Gates admit at once."""
     _version: int = 1
+    _read: dict[str, Workload] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.controller = Controller(self, self)
@@ -157,8 +158,14 @@ class World:
                 )
             },
             flavors={"trn": Flavor(name="trn", labels=LABELS, pool=POOL)},
-            workloads={key: parse_workload(found) for key, found in self._seen.items()},
+            workloads={key: self._parsed(found) for key, found in self._seen.items()},
         )
+
+    def _parsed(self, found: dict[str, Any]) -> Workload:
+        version = found["metadata"]["resourceVersion"]
+        if version not in self._read:
+            self._read[version] = parse_workload(found)
+        return self._read[version]
 
     # --- what may go wrong at each call -----------------------------------------------------------------------------
 
@@ -199,6 +206,7 @@ class World:
                 open=gate.verdict is Verdict.HOLD,
                 nodes=gate.nodes,
                 age_seconds=self.now - gate.decided_at,
+                unfit={node: text for node, text in self.unfit_nodes.items() if node in gate.nodes},
             )
             for name, gate in self.gates.items()
             if not gate.over and gate.verdict is not Verdict.REJECT and str(gate.request.workload).startswith(prefix)
@@ -250,10 +258,6 @@ class World:
         self._call()
         self.gates[gate].over = True
 
-    async def unfit(self, nodes: Iterable[str]) -> Mapping[str, str]:
-        self._call()
-        return {node: text for node, text in self.unfit_nodes.items() if node in set(nodes)}
-
     # --- the API server ---------------------------------------------------------------------------------------------
 
     async def write_state(self, workload: Workload, check: str, write: Write) -> bool:
@@ -299,8 +303,6 @@ class World:
         except KilledError:
             self.controller = Controller(self, self)
             self._seen = dict(self.objects)
-        except HealthdError:
-            pass  # the next pass tries again
 
     async def settle(self) -> None:
         """Nothing fails any more, and time goes on until each Workload runs, waits for one that does, or is over."""

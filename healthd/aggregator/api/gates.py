@@ -47,6 +47,7 @@ from healthd.core.model import (
     GateRequest,
     HandshakeAnswer,
     HandshakeBody,
+    Health,
     Mode,
     ValidationKind,
     Verdict,
@@ -331,8 +332,8 @@ async def claims(
     request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
 ) -> ClaimList:
     """Open gates, and leases in force, of workloads whose names begin with `workload`."""
-    engine = parts_of(request).engine
-    now = engine.now()
+    parts = parts_of(request)
+    now = parts.engine.now()
     found = {
         gate.id: Claim(
             gate=gate.id,
@@ -343,14 +344,13 @@ async def claims(
             nodes=(),
             age_seconds=max(0.0, now - gate.created_at),
         )
-        for gate in engine.open_gates()
+        for gate in parts.engine.open_gates()
         if gate.request.workload is not None and gate.request.workload.startswith(workload)
     }
-    for row in sorted(engine.leases(), key=lambda row: (row.granted_at, row.node)):
+    for row in sorted(parts.engine.leases(), key=lambda row: (row.granted_at, row.node)):
         lease = row.lease
         if lease.workload is None or not lease.workload.startswith(workload) or row.state is LeaseState.ENDING:
             continue
-        known = found.get(lease.gate)
         first = Claim(
             gate=lease.gate,
             job=lease.job,
@@ -360,9 +360,23 @@ async def claims(
             nodes=(),
             age_seconds=max(0.0, now - row.granted_at),
         )
-        known = known or first
-        found[lease.gate] = dataclasses.replace(known, nodes=(*known.nodes, row.node))
+        known = found.get(lease.gate, first)
+        why = _why_bad(parts, row.node)
+        unfit = {**known.unfit, row.node: why} if why else known.unfit
+        found[lease.gate] = dataclasses.replace(known, nodes=(*known.nodes, row.node), unfit=unfit)
     return ClaimList(claims=tuple(found[gate] for gate in sorted(found)))
+
+
+def _why_bad(parts: Parts, node: str) -> str:
+    """What is known to be wrong with a node; empty where nothing is, and where nothing is known."""
+    view = parts.fleet.view(node)
+    if view is None:
+        return ""
+    if view.node.quarantine is not None:
+        return f"quarantined: {view.node.quarantine.reason}"
+    if view.health is not Health.UNHEALTHY:
+        return ""
+    return view.reasons[0].message if view.reasons else Health.UNHEALTHY.value
 
 
 # The path of a preflight's roll call, before its gate is asked.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from checks.contract import Blame, Status, Tier
@@ -179,6 +179,7 @@ class Claim:
     A gate that waits for nodes (`open`), or that has them: `nodes` are those on which its leases are in force.
 
     `workload` is the one of its request. `age_seconds` counts from its question, or from the first of these leases.
+    `unfit` says of those of `nodes` that are known to be bad now what is wrong with them.
     """
 
     gate: str
@@ -188,6 +189,7 @@ class Claim:
     open: bool
     nodes: tuple[str, ...]
     age_seconds: float
+    unfit: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
