@@ -28,7 +28,8 @@ ROOMS = {
     "healthd.aggregator": {"core", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner"},
     "healthd.postmortem": {"core"},
-    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem"},
+    "healthd.kueue": {"core"},
+    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem", "kueue"},
 }
 
 # The same inside the aggregator; every room may import `model`. A file beside the rooms is a room of its own.

@@ -309,6 +309,7 @@ async def sync(
 ROUTERS = [
     router,
     gates.router,
+    gates.claims_router,
     gates.validation_router,
     nodes.router,
     gates.override_router,

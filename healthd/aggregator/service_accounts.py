@@ -266,6 +266,8 @@ class TokenReviews:
         if _among(account, settings.nodes):
             pod, node = _place(account, bound)
             return Caller(name=account, scopes=IMPLIED[Scope.SYNC], nodes=(node,), pod=pod)
+        if account in settings.controllers:
+            return Caller(name=account, scopes=IMPLIED[Scope.GATE])
         if account in settings.readers:
             return Caller(name=account, scopes=IMPLIED[Scope.READ])
         if _among(account, settings.hooks):

@@ -25,7 +25,7 @@ class KubernetesCallers:
     """
     Service accounts of Kubernetes that may speak here with the tokens that it projects into their pods. ValueError.
 
-    Where an account is in several lists, `admins` beats `nodes`, then come `readers` and `hooks`.
+    Where an account is in several lists, `admins` beats `nodes`, then come `controllers`, `readers` and `hooks`.
     """
 
     audience: str | None = None
@@ -39,6 +39,10 @@ class KubernetesCallers:
     hooks: tuple[str, ...] = ()
     """Accounts of jobs, as NAMESPACE/NAME or patterns of it (`train/*`). Each asks for jobs of its namespace, for the
     node on which its pod runs, with the scope `gate`."""
+
+    controllers: tuple[str, ...] = ()
+    """Accounts with the scope `gate` for every node and every job, as NAMESPACE/NAME: `healthd kueue`, which asks for
+    the jobs of all queues."""
 
     readers: tuple[str, ...] = ()
     """Accounts with the scope `read`, such as Prometheus', as NAMESPACE/NAME."""
@@ -63,7 +67,7 @@ class KubernetesCallers:
     """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
 
     def __post_init__(self) -> None:
-        accounts = {name: getattr(self, name) for name in ("nodes", "hooks", "readers", "admins")}
+        accounts = {name: getattr(self, name) for name in ("nodes", "hooks", "controllers", "readers", "admins")}
         if self.audience is None:
             if named := next((name for name, some in accounts.items() if some), None):
                 raise ValueError(f"{named}: goes with an audience that their tokens are bound to; set 'audience' too")
@@ -71,7 +75,9 @@ class KubernetesCallers:
         if not self.audience or not self.audience.isprintable() or len(self.audience) > 253:
             raise ValueError(f"audience: must be 1 to 253 printable characters, not {self.audience[:40]!r}")
         if not any(accounts.values()):
-            raise ValueError("audience: is of use to nobody; name accounts in 'nodes', 'hooks', 'readers' or 'admins'")
+            raise ValueError(
+                "audience: is of use to nobody; name accounts in 'nodes', 'hooks', 'controllers', 'readers' or 'admins'"
+            )
         for name, listed in accounts.items():
             if len(listed) > MOST_ACCOUNTS:
                 raise ValueError(f"{name}: {len(listed)} accounts; {MOST_ACCOUNTS} are allowed, or use patterns")

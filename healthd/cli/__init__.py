@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "check",
     "node": "services",
     "aggregator": "services",
+    "kueue": "services",
     "gate": "hooks.gate",
     "preflight": "hooks.preflight",
     "run": "run",

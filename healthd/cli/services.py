@@ -1,4 +1,4 @@
-"""`healthd node` and `healthd aggregator`: the two services."""
+"""`healthd node`, `healthd aggregator` and `healthd kueue`: the services."""
 
 from __future__ import annotations
 
@@ -93,6 +93,24 @@ def aggregator(mode: str | None, step_down: bool, **options: Any) -> int:
             callers_may=settings.gate.callers_may,
         )
     )
+    return 0
+
+
+@click.command(cls=Command, short_help="Gate the jobs of Kueue: the controller of its AdmissionChecks.")
+@common_options
+@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@click.option("--api-server", metavar="URL", help="URL of the API server (default: as every pod is told).")
+def kueue(**options: Any) -> int:
+    """
+    Gate the jobs of Kueue: the controller of AdmissionChecks with controllerName healthd.internal/gate.
+
+    It runs in the cluster, beside the aggregator. Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 else.
+    """
+    settings = load_settings(options, section="kueue")
+    from healthd.kueue.run import run_kueue
+
+    _log()
+    asyncio.run(run_kueue(settings.kueue))
     return 0
 
 

@@ -6,6 +6,7 @@ Names of workloads: what a job is called by those who see its end. Pure, except 
     pod:NAMESPACE/NAME/UID      a pod of Kubernetes; `pod:NAMESPACE/NAME` where its UID is not known
     slurm:123                   a job of Slurm
     ecs:TASK-ARN                a task of ECS
+    kueue:CLUSTER/NAMESPACE/NAME/UID    a Workload of Kueue: no node sees its end, `healthd kueue` does
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from pathlib import Path
 LONGEST = 512
 """Characters of a name: a namespace, a pod and a UID have 63, 253 and 36 at most, an ARN 2,048 by its grammar and 200
 as ECS makes it."""
+
+KUEUE = "kueue:"
+"""What the names of Workloads of Kueue begin with."""
 
 _POD = re.compile(
     r"pod:([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)(/([0-9A-Za-z-]{1,64}))?"

@@ -53,6 +53,35 @@ def test_a_gate_admits_names_its_nodes_and_gives_them_back(tmp_path: Path) -> No
     scenario(test, tmp_path)
 
 
+def test_claims_are_open_gates_and_leases_of_the_workloads_that_are_asked_for(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        async def claims(prefix: str) -> list[dict[str, Any]]:
+            answer = await client.get("/v1/claims", params={"workload": prefix})
+            assert answer.status_code == 200, answer.text
+            found: list[dict[str, Any]] = answer.json()["claims"]
+            return found
+
+        async with living(client, "n1", "n2"):
+            asked = {"job": "ml/a", "attempt": 7, "nodes": ["n1"], "workload": "kueue:c/ml/a/u1"}
+            has = (await client.post("/v1/gates?wait=5", json=asked)).json()
+            await client.post("/v1/gates?wait=5", json={"job": "other", "nodes": ["n2"], "workload": "slurm:7"})
+            more = {"job": "ml/b", "nodes": ["n1"], "workload": "kueue:c/ml/b/u2"}
+            waits = (await client.post("/v1/gates", json=more)).json()
+            found = {one["gate"]: one for one in await claims("kueue:c/")}
+            assert set(found) == {has["id"], waits["id"]}
+            held = found[has["id"]]
+            assert (held["job"], held["attempt"], held["workload"]) == ("ml/a", 7, "kueue:c/ml/a/u1")
+            assert (held["open"], held["nodes"]) == (False, ["n1"])
+            assert 0 <= held["age_seconds"] < 60
+            assert (found[waits["id"]]["open"], found[waits["id"]]["nodes"]) == (True, [])
+            assert await claims("kueue:other/") == []
+            await client.delete(f"/v1/gates/{has['id']}/lease")
+            assert has["id"] not in {one["gate"] for one in await claims("kueue:c/")}, "one that ends is none"
+            assert (await client.get("/v1/claims")).status_code == 400
+
+    scenario(test, tmp_path)
+
+
 def test_a_bad_node_is_rejected_by_name_and_the_evidence_is_kept(tmp_path: Path) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         async with living(client, "n1"), living(client, "n2", status=Status.FAIL):

@@ -72,11 +72,18 @@ def test_accounts_without_a_node_are_readers_and_admins_as_the_settings_say(tmp_
     async def test(bench: Bench) -> None:
         reader = await bench.who(bench.server.token("monitoring/prometheus", pod=None))
         admin = await bench.who(bench.server.token("healthd-system/admin", pod=None))
+        controller = await bench.who(bench.server.token("healthd-system/healthd-kueue", node="n1"))
+        assert controller is not None
+        assert (controller.scopes, controller.nodes, controller.hook) == ({Scope.GATE, Scope.READ}, None, None)
         assert (reader and reader.scopes, admin and admin.scopes) == ({Scope.READ}, frozenset(Scope))
         assert reader is not None
         assert reader.nodes is None
 
-    accounts = {"readers": ("monitoring/prometheus",), "admins": ("healthd-system/admin",)}
+    accounts = {
+        "readers": ("monitoring/prometheus",),
+        "admins": ("healthd-system/admin",),
+        "controllers": ("healthd-system/healthd-kueue",),
+    }
     scenario(test, tmp_path, **accounts)
 
 

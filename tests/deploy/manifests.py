@@ -20,9 +20,10 @@ VERSIONS = ("1.30", "1.33", "1.35", "1.37")
 NEWEST = VERSIONS[-1:]
 # Kinds that older versions do not have.
 SINCE = {"MutatingAdmissionPolicy": NEWEST, "MutatingAdmissionPolicyBinding": NEWEST}
-OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "PyTorchJob", "MPIJob", "RayCluster", "Certificate"}
+KUEUE = {"ResourceFlavor", "AdmissionCheck", "ClusterQueue", "LocalQueue"}
 # Where jobs of other operators have their pods: each is held against the schema of a pod.
 JOBS = {"PyTorchJob", "MPIJob", "RayCluster"}
+OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "Certificate", *JOBS, *KUEUE}
 
 
 @functools.cache
@@ -96,6 +97,8 @@ def other_kind(item: dict[str, Any]) -> None:
         for number, template in enumerate(found):
             metadata = {"name": f"{item['metadata']['name']}-{number}", **template.get("metadata", {})}
             strictly({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    elif item["kind"] in KUEUE:
+        assert item["apiVersion"] == "kueue.x-k8s.io/v1beta2"  # the server takes them: tests/kubernetes/test_kueue.py
     elif item["kind"] == "Certificate":
         assert item["apiVersion"] == "cert-manager.io/v1"
         assert set(spec) == {"secretName", "duration", "dnsNames", "issuerRef"}

@@ -210,7 +210,7 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
     reach = os.path.relpath(KUBERNETES, own)
     components = (
         *("monitoring", "actuator", "device-taints", "accelerated-hardware-ready"),
-        *("ungated-jobs-deny", "gate-injection"),
+        *("ungated-jobs-deny", "gate-injection", "kueue"),
     )
     (own / "kustomization.yaml").write_text(
         yaml.safe_dump(
@@ -226,7 +226,8 @@ def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Pat
     expected = plain(item for item in kustomize(own) if item["kind"] != "Namespace")
     actuator = ("actuator.enabled=true", "actuator.deviceTaints=None")
     admission = ("admission.ungatedJobs=Deny", "admission.injectGate=true")
-    values = ("monitoring.enabled=true", *actuator, "node.acceleratedHardwareReady=true", *admission)
+    others = ("monitoring.enabled=true", "kueue.enabled=true", "node.acceleratedHardwareReady=true")
+    values = (*others, *actuator, *admission)
     assert plain(rendered("platform=eks-neuron", "profile=active", *values)) == joined(expected)
 
 

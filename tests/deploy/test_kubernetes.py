@@ -36,6 +36,7 @@ from healthd.cli.settings.tree import Settings
 from healthd.core.config import load
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
+from healthd.kueue.cluster import FOLLOWED
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
 from healthd.node.maintenance import NEEDS as NODES_NEED
@@ -48,7 +49,7 @@ pytestmark = pytest.mark.system("kubectl")
 
 COMPONENTS = (
     *("monitoring", "actuator", "device-taints", "accelerated-hardware-ready"),
-    *("ungated-jobs-deny", "gate-injection"),
+    *("ungated-jobs-deny", "gate-injection", "kueue"),
 )
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
 SECRETS = {"healthd-tokens", "healthd-aggregator-tls", "healthd-prometheus"}
@@ -335,6 +336,15 @@ def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> 
     assert settings.actuator.kind == "kubernetes"
     assert settings.actuator.mode == "observe", "nobody's nodes are tainted by the first apply"
     assert settings.actuator.kubernetes.device_taints == "None", "nor is any device by the first change of it"
+    controller = the(whole, "Deployment", "healthd-kueue")["spec"]["template"]["spec"]
+    assert settings.aggregator.kubernetes.controllers == (f"healthd-system/{controller['serviceAccountName']}",)
+    (container,) = controller["containers"]
+    environ = {one["name"]: one["value"] for one in container["env"]}
+    defaults = {"node.name": "x", "node.state_dir": Path("/x"), "node.run_dir": Path("/x")}
+    asks = load(Settings, file=None, environ=environ, arguments={}, sections=("kueue",), defaults=defaults).kueue
+    assert asks.aggregator == "https://healthd-aggregator.healthd-system.svc:8090"
+    assert {str(asks.token_file), str(asks.ca_file)} == {"/etc/healthd/token/token", "/etc/healthd/ca/ca.crt"}
+    assert projected(controller)["audience"] == settings.aggregator.kubernetes.audience
     assert of_config_map("", "healthd-node", whole).node.kubernetes.accelerated_hardware_ready
     rule = the(tuple(examples()), "NodeReadinessRule", "healthd-fit")["spec"]
     assert rule["dryRun"] is True
@@ -358,12 +368,16 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
     assert rights("healthd-actuator") == {READ, WRITE, LIST}
     assert rights("healthd-device-taints") == {READ_SLICES, LIST_RULES, CREATE_RULES, PATCH_RULES, DELETE_RULES}
     assert {one.removesuffix(".authentication.k8s.io") for one in rights("healthd-aggregator")} == {NEEDS_REVIEWS}
-    ours = "healthd-aggregator"
+    listed = {f"{verb} on {kind}.kueue.x-k8s.io" for kind in FOLLOWED for verb in ("list", "watch")}
+    written = {f"patch on {kind}/status.kueue.x-k8s.io" for kind in ("admissionchecks", "workloads")}
+    assert rights("healthd-kueue") == {READ, WRITE, LIST, "get on namespaces", *listed, *written}
+    ours, kueue = "healthd-aggregator", "healthd-kueue"
     bound = (
         ("healthd-node", "healthd-node"),
         ("healthd-actuator", ours),
         ("healthd-device-taints", ours),
         (ours, ours),
+        (kueue, kueue),
     )
     for name, account in bound:
         binding = the(whole, "ClusterRoleBinding", name)
@@ -384,7 +398,8 @@ def test_every_hook_says_which_pod_it_is() -> None:
 
 
 def test_token_of_the_api_server_is_mounted_only_where_it_is_used(whole: tuple[dict[str, Any], ...]) -> None:
-    for kind, name in (("DaemonSet", "healthd-node"), ("Deployment", "healthd-aggregator")):
+    deployments = (("Deployment", "healthd-aggregator"), ("Deployment", "healthd-kueue"))
+    for kind, name in (("DaemonSet", "healthd-node"), *deployments):
         assert the(whole, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
     for account in [item for item in whole if item["kind"] == "ServiceAccount"]:
         assert account["automountServiceAccountToken"] is False, "nor in other pods of the account"

@@ -13,6 +13,7 @@ from tests.kubernetes.overlays_kit import own
 
 pytestmark = pytest.mark.kubernetes
 
+KUEUE = ("admissionchecks", "clusterqueues", "resourceflavors", "workloads")
 # Verb and resource, as `group/resource/subresource`; what a thief of the account's token would want is among them.
 ASKED = [
     *((verb, "/nodes") for verb in ("get", "list", "watch", "patch", "update", "create", "delete", "deletecollection")),
@@ -37,6 +38,8 @@ ASKED = [
     *((verb, "resource.k8s.io/resourceslices") for verb in ("list", "create", "patch", "update", "delete")),
     *((verb, "resource.k8s.io/devicetaintrules") for verb in ("list", "create", "patch", "update", "delete")),
     *((verb, "resource.k8s.io/resourceclaims") for verb in ("list", "patch", "delete")),
+    *((verb, f"kueue.x-k8s.io/{kind}") for kind in KUEUE for verb in ("list", "watch", "create", "patch", "delete")),
+    *((verb, f"kueue.x-k8s.io/{kind}/status") for kind in KUEUE for verb in ("patch", "update")),
 ]
 MAY = {
     "healthd-node": {
@@ -48,6 +51,11 @@ MAY = {
         ("create", "authentication.k8s.io/tokenreviews"),
         ("list", "resource.k8s.io/resourceslices"),
         *((verb, "resource.k8s.io/devicetaintrules") for verb in ("list", "create", "patch", "delete")),
+    },
+    "healthd-kueue": {
+        *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
+        *((verb, f"kueue.x-k8s.io/{kind}") for kind in KUEUE if kind != "clusterqueues" for verb in ("list", "watch")),
+        *(("patch", "kueue.x-k8s.io/admissionchecks/status"), ("patch", "kueue.x-k8s.io/workloads/status")),
     },
     "healthd-admin": set[tuple[str, str]](),
     "healthd-uninstall": {
@@ -84,7 +92,7 @@ def allowed(cluster: Cluster, account: str, asked: Iterable[tuple[str, str]]) ->
 def test_accounts_may_do_what_the_code_does_and_nothing_else(oldest: Cluster, tmp_path: Path) -> None:
     assert len(ASKED) >= 40
     image = "registry.example.com/healthd:0.1.0"
-    components = ("actuator", "device-taints")
+    components = ("actuator", "device-taints", "kueue")
     folders = [own(tmp_path / "all", image, "overlays/cpu/active", *components), "deploy/kubernetes/uninstall"]
     lasting = "deploy/kubernetes/overlays/cpu/lasting"
     oldest.kubectl("apply", "--server-side", "-k", lasting)

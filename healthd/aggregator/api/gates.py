@@ -39,20 +39,24 @@ from healthd.aggregator.api.nodes import PersonDecision, checked, end_of, owner_
 from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
 from healthd.aggregator.controller import Engine, GivenBack, RollCallAnswer, RollCallBody, less_than_policy
-from healthd.aggregator.model.gates import Gate, LeaseRow, Override
+from healthd.aggregator.model.gates import Gate, LeaseRow, LeaseState, Override
 from healthd.aggregator.model.postmortems import PostmortemState, state_of
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import (
     LARGEST_ATTEMPT,
+    Claim,
+    ClaimList,
     Decision,
     GateRequest,
     HandshakeAnswer,
     HandshakeBody,
+    Health,
     Mode,
     ValidationKind,
     Verdict,
 )
 from healthd.core.wire import FROM_OUTSIDE, plain
+from healthd.core.workload import LONGEST as LONGEST_WORKLOAD
 from healthd.core.workload import pod_of, process_of
 from healthd.postmortem.notes import MAX_PACKED_BYTES
 
@@ -359,6 +363,64 @@ def _override(parts: Parts, job: str) -> Override:
         if record.job == job:
             return record
     raise NotFoundError(f"no override of job {job[:80]!r} is in force")
+
+
+# The path by which a controller of jobs finds out what its jobs have, also after it was away.
+
+
+claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gates"])
+
+
+@claims_router.get("", dependencies=[READ])
+async def claims(
+    request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
+) -> ClaimList:
+    """Open gates, and leases in force, of workloads whose names begin with `workload`."""
+    parts = parts_of(request)
+    now = parts.engine.now()
+    found = {
+        gate.id: Claim(
+            gate=gate.id,
+            job=gate.request.job,
+            attempt=gate.request.attempt,
+            workload=gate.request.workload,
+            open=True,
+            nodes=(),
+            age_seconds=max(0.0, now - gate.created_at),
+        )
+        for gate in parts.engine.open_gates()
+        if gate.request.workload is not None and gate.request.workload.startswith(workload)
+    }
+    for row in sorted(parts.engine.leases(), key=lambda row: (row.granted_at, row.node)):
+        lease = row.lease
+        if lease.workload is None or not lease.workload.startswith(workload) or row.state is LeaseState.ENDING:
+            continue
+        first = Claim(
+            gate=lease.gate,
+            job=lease.job,
+            attempt=lease.attempt,
+            workload=lease.workload,
+            open=False,
+            nodes=(),
+            age_seconds=max(0.0, now - row.granted_at),
+        )
+        known = found.get(lease.gate, first)
+        why = _why_bad(parts, row.node)
+        unfit = {**known.unfit, row.node: why} if why else known.unfit
+        found[lease.gate] = dataclasses.replace(known, nodes=(*known.nodes, row.node), unfit=unfit)
+    return ClaimList(claims=tuple(found[gate] for gate in sorted(found)))
+
+
+def _why_bad(parts: Parts, node: str) -> str:
+    """What is known to be wrong with a node; empty where nothing is, and where nothing is known."""
+    view = parts.fleet.view(node)
+    if view is None:
+        return ""
+    if view.node.quarantine is not None:
+        return f"quarantined: {view.node.quarantine.reason}"
+    if view.health is not Health.UNHEALTHY:
+        return ""
+    return view.reasons[0].message if view.reasons else Health.UNHEALTHY.value
 
 
 # The path of a preflight's roll call, before its gate is asked.

@@ -18,6 +18,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.cli.settings.checks import CheckSettings
 from healthd.cli.settings.hooks import GateSettings, PreflightSettings
+from healthd.kueue.settings import KueueSettings
 from healthd.node.settings import KubernetesSettings, NodeSettings, NvrxSettings, NvsentinelSettings, Unprompted
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class Settings(CheckSettings):
 
     preflight: PreflightSettings = field(default_factory=PreflightSettings)
     """The gate with no standing service."""
+
+    kueue: KueueSettings = field(default_factory=KueueSettings)
+    """The controller of Kueue's AdmissionChecks."""
 
     actuator: ActuatorSettings = field(default_factory=ActuatorSettings)
     """How the aggregator gets bad nodes out of a scheduler's way; off by default."""

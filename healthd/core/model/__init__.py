@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from healthd.core.model.gates import (
         LARGEST_ATTEMPT,
         AdmittedNode,
+        Claim,
+        ClaimList,
         Decision,
         ExcludedNode,
         GateRequest,
@@ -56,6 +58,8 @@ __all__ = [
     "Allocation",
     "CheckResult",
     "CheckSpec",
+    "Claim",
+    "ClaimList",
     "CollectiveOrder",
     "Decision",
     "DeviceRecord",

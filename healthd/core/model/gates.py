@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from checks.contract import Blame, Status, Tier
@@ -171,6 +171,32 @@ class Decision:
         faults += [one for one in named if one.injected]
         stopped = self.decision is not Verdict.ADMIT or self.would not in (None, Verdict.ADMIT)
         return stopped and bool(faults) and all(one.injected for one in faults)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """
+    A gate that waits for nodes (`open`), or that has them: `nodes` are those on which its leases are in force.
+
+    `workload` is the one of its request. `age_seconds` counts from its question, or from the first of these leases.
+    `unfit` says of those of `nodes` that are known to be bad now what is wrong with them.
+    """
+
+    gate: str
+    job: str
+    attempt: int
+    workload: str
+    open: bool
+    nodes: tuple[str, ...]
+    age_seconds: float
+    unfit: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimList:
+    """Claims, the oldest gate first."""
+
+    claims: tuple[Claim, ...]
 
 
 # The end of a gate that several hooks ask for: each included one confirms, and then all start or none does.

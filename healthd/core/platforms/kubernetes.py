@@ -25,10 +25,12 @@ from healthd.core.http.client import read_token
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"  # JSON is YAML too
 
 TIMEOUT_SECONDS = 10.0
 # A node of 500 pods and 50 images is under 100 KB; a page of such nodes is asked for in small numbers.
 ANSWER_BYTES = 16 << 20
+MOST_PAGES = 1000
 # Beyond what a watch was asked for: the server ends it by itself.
 WATCH_SLACK_SECONDS = 10.0
 
@@ -58,9 +60,11 @@ class ApiServer:
         """An object; `needs` says in words which right this takes (`get on nodes`). KubernetesError."""
         return await self._call("GET", path, query or {}, None, None, needs)
 
-    async def patch(self, path: str, body: object, *, kind: str, needs: str) -> dict[str, Any]:
-        """The object after a patch of `kind` (MERGE, STRATEGIC). KubernetesError; 409: it changed meanwhile."""
-        return await self._call("PATCH", path, {}, wire.encode(body), kind, needs)
+    async def patch(
+        self, path: str, body: object, *, kind: str, needs: str, query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The object after a patch of `kind` (MERGE, STRATEGIC, APPLY). KubernetesError; 409: it changed meanwhile."""
+        return await self._call("PATCH", path, query or {}, wire.encode(body), kind, needs)
 
     async def create(self, path: str, body: object, *, needs: str) -> dict[str, Any]:
         """The object as it was made. KubernetesError."""
@@ -76,11 +80,21 @@ class ApiServer:
         """
         A list, and then its changes as they come (objects with `type` and `object`), over one connection.
 
-        Ends after about `seconds`, by the server. KubernetesError; 410: it is too old to go on with, follow anew.
+        A `limit` in the query splits the list into pages; the last one has no `metadata.continue`. Ends after about
+        `seconds`, by the server. KubernetesError; 410: it is too old to go on with, follow anew.
         """
         async with self._client() as client:
             found = await self._exchange(client, "GET", path, query, None, None, needs)
             yield found
+            for _ in range(MOST_PAGES):
+                more = members(found, "metadata", "continue")
+                if not isinstance(more, str) or not more:
+                    break
+                found = await self._exchange(client, "GET", path, {**query, "continue": more}, None, None, needs)
+                yield found
+            else:
+                raise KubernetesError(f"API server {self.url}: {path} has more than {MOST_PAGES} pages")
+            query = {key: value for key, value in query.items() if key != "limit"}
             version = members(found, "metadata", "resourceVersion")
             if not isinstance(version, str):
                 raise KubernetesError(f"API server {self.url}: {path} has no version to watch from")

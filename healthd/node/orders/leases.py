@@ -18,7 +18,7 @@ from pathlib import Path
 
 from healthd.core.model import Allocation, Lease, OrderReport, OrderStatus
 from healthd.core.text import span
-from healthd.core.workload import Pod, Process, pod_of, process_of
+from healthd.core.workload import KUEUE, Pod, Process, pod_of, process_of
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
 from healthd.node.occupancy.model import (
@@ -253,6 +253,8 @@ def judge_lease(held: HeldLease, seen: Observations, *, now: float, settle_secon
     known = _by_pod(held, seen) or _by_process(held, seen, now) or _by_scheduler(held, seen, now, settle_seconds)
     if known is not None:
         return known
+    if (held.lease.workload or "").startswith(KUEUE) and not seen.holders:
+        return _while_unseen(held, now)  # its pods come after the lease, and again after an eviction
     if seen.holders or any(reading.workloads for reading in seen.scheduled.readings):
         return LeaseFate(ended="", seen=True)  # a job may compile for long before it opens a device
     if seen.holders is None or (held.seen_at is None and not seen.jobs_hold) or held.seen_by:

@@ -20,6 +20,10 @@
 {{ include "healthd.fullname" . }}-aggregator
 {{- end -}}
 
+{{- define "healthd.kueueName" -}}
+{{ include "healthd.fullname" . }}-kueue
+{{- end -}}
+
 {{/* One more label to select by, where releases of other names may be in the same namespace. */}}
 {{- define "healthd.instance" -}}
 {{- if .Values.fullnameOverride -}}
@@ -106,6 +110,9 @@ HEALTHD_AGGREGATOR_KUBERNETES_AUDIENCE: {{ .Values.callers.audience | quote }}
 {{- $nodes := uniq (concat (list $ours) (ternary (list (printf "%s/%s" .Release.Namespace $node)) (list) (and .Values.node.enabled (not (empty .Values.node.serviceAccount.name)))) .Values.callers.nodes) }}
 HEALTHD_AGGREGATOR_KUBERNETES_NODES: {{ join "," $nodes | quote }}
 HEALTHD_AGGREGATOR_KUBERNETES_ADMINS: {{ join "," (concat (list (printf "%s/%s-admin" .Release.Namespace (include "healthd.fullname" .))) .Values.callers.admins) | quote }}
+{{- if .Values.kueue.enabled }}
+HEALTHD_AGGREGATOR_KUBERNETES_CONTROLLERS: {{ printf "%s/%s" .Release.Namespace (include "healthd.kueueName" .) | quote }}
+{{- end }}
 {{- with .Values.callers.hooks }}
 HEALTHD_AGGREGATOR_KUBERNETES_HOOKS: {{ join "," . | quote }}
 {{- end }}

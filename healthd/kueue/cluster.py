@@ -1,0 +1,281 @@
+"""
+Kueue's objects at the API server: follows them by watches, and writes states of checks and labels of nodes.
+
+States are applied by server-side apply with the version that was judged, so that a Workload which has changed meanwhile
+is left as it is, and states of other checks are never touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import random
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from healthd.core.platforms.kubernetes import APPLY, MERGE, ApiServer, KubernetesError, members, node_path, records
+from healthd.core.tasks import Backoff, LogOnce
+from healthd.kueue.controller import Queues
+from healthd.kueue.judge import Write
+from healthd.kueue.workloads import (
+    API_VERSION,
+    ATTEMPT,
+    GATE,
+    AdmissionCheck,
+    Condition,
+    Flavor,
+    Workload,
+    is_ours,
+    parse_admission_check,
+    parse_flavor,
+    parse_workload,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BASE = f"/apis/{API_VERSION}"
+FOLLOWED = ("admissionchecks", "resourceflavors", "workloads")
+MANAGER = "healthd-kueue"
+# A Workload of many pod sets is some 100 KB; a page stays below 10 MB.
+PAGE = 100
+WATCH_SECONDS = (300.0, 600.0)
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
+SHORT_SECONDS = 30.0
+MOST_NODE_PAGES = 400
+NODE_PAGE = 50
+
+
+class Followed(Generic[T]):
+    """All objects of one kind, as they are now; `whole` once the first list is complete."""
+
+    def __init__(
+        self,
+        server: ApiServer,
+        resource: str,
+        parse: Callable[[Mapping[str, object]], T | None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self.resource = resource
+        self._parse = parse
+        self._changed = changed
+        self._trouble = LogOnce(log)
+        self.objects: dict[str, T] = {}
+        self.whole = False
+
+    async def run(self) -> None:
+        """Follow for ever: list, watch from there, and begin anew when that ends."""
+        backoff, failures = Backoff(FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS), 0
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                await self._follow()
+                self._trouble.clear()
+            except KubernetesError as error:
+                if error.status != 410:
+                    self._trouble.say(f"{self.resource} of Kueue: {error}")
+            failures = failures + 1 if loop.time() - began < SHORT_SECONDS else 1
+            await asyncio.sleep(backoff.after(failures) * random.uniform(0.75, 1.25))  # noqa: S311
+
+    async def _follow(self) -> None:
+        seconds = random.uniform(*WATCH_SECONDS)  # noqa: S311
+        needs = f"list and watch on {self.resource}.kueue.x-k8s.io"
+        listed: dict[str, T] = {}
+        told = self._server.follow(f"{BASE}/{self.resource}", {"limit": str(PAGE)}, seconds=seconds, needs=needs)
+        async with contextlib.aclosing(told) as answers:
+            async for answer in answers:
+                found = members(answer, "object")
+                if isinstance(found, dict):
+                    self._take(answer.get("type") == "DELETED", found)
+                    continue
+                for item in records(answer, "items"):
+                    if (one := self._parse(item)) is not None:
+                        listed[_key(item)] = one
+                if not members(answer, "metadata", "continue"):
+                    self.objects, self.whole = listed, True
+                    self._trouble.clear()
+                    self._changed()
+
+    def _take(self, deleted: bool, found: Mapping[str, object]) -> None:
+        one = None if deleted else self._parse(found)
+        if one is None:
+            self.objects.pop(_key(found), None)
+        else:
+            self.objects[_key(found)] = one
+        self._changed()
+
+
+class KueueCluster:
+    """See the module. `changed` is set after each change; `run` methods of `followed` are supervised tasks."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self._cluster = ""
+        self.changed = asyncio.Event()
+        self.checks: Followed[AdmissionCheck] = Followed(
+            server,
+            "admissionchecks",
+            lambda item: parse_admission_check(item) if is_ours(item) else None,
+            self.changed.set,
+        )
+        self.flavors: Followed[Flavor] = Followed(server, FOLLOWED[1], parse_flavor, self.changed.set)
+        self.workloads: Followed[Workload] = Followed(server, FOLLOWED[2], parse_workload, self.changed.set)
+
+    async def queues(self) -> Queues | None:
+        """What is there now; None before all of it is known. KubernetesError."""
+        if not (self.checks.whole and self.flavors.whole and self.workloads.whole):
+            return None
+        if not self._cluster:
+            found = await self._server.get("/api/v1/namespaces/kube-system", needs="get on namespace kube-system")
+            uid = members(found, "metadata", "uid")
+            if not isinstance(uid, str) or not uid:
+                raise KubernetesError("API server: namespace kube-system without a uid")
+            self._cluster = uid
+        return Queues(
+            cluster=self._cluster,
+            checks=dict(self.checks.objects),
+            flavors=dict(self.flavors.objects),
+            workloads=dict(self.workloads.objects),
+        )
+
+    async def write_state(self, workload: Workload, check: str, write: Write) -> bool:
+        """See `healthd.kueue.controller.Cluster`."""
+        path = f"{BASE}/namespaces/{_quoted(workload.namespace)}/workloads/{_quoted(workload.name)}/status"
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": "Workload",
+            "metadata": {
+                "namespace": workload.namespace,
+                "name": workload.name,
+                "uid": workload.uid,
+                "resourceVersion": workload.version,
+            },
+            "status": {"admissionChecks": [state_object(check, write)]},
+        }
+        try:
+            await self._apply(path, body, "patch on workloads/status.kueue.x-k8s.io")
+        except KubernetesError as error:
+            if error.status in (404, 409):
+                return False
+            raise
+        return True
+
+    async def write_condition(self, check: AdmissionCheck, condition: Condition) -> None:
+        """See `healthd.kueue.controller.Cluster`."""
+        changed = check.condition is None or check.condition.active != condition.active
+        entry = {
+            "type": "Active",
+            "status": "True" if condition.active else "False",
+            "reason": condition.reason,
+            "message": condition.message,
+            "observedGeneration": check.generation,
+            "lastTransitionTime": moment(datetime.datetime.now(datetime.UTC).timestamp()) if changed else check.since,
+        }
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": "AdmissionCheck",
+            "metadata": {"name": check.name},
+            "status": {"conditions": [entry]},
+        }
+        try:
+            path = f"{BASE}/admissionchecks/{_quoted(check.name)}/status"
+            await self._apply(path, body, "patch on admissionchecks/status.kueue.x-k8s.io")
+        except KubernetesError as error:
+            if error.status != 404:  # it was deleted
+                raise
+
+    async def labels(self, node: str) -> Mapping[str, str] | None:
+        """See `healthd.kueue.controller.Cluster`."""
+        try:
+            found = await self._server.get(node_path(node), needs="get on nodes")
+        except KubernetesError as error:
+            if error.status == 404:
+                return None
+            raise
+        labels = members(found, "metadata", "labels")
+        return (
+            {key: value for key, value in labels.items() if isinstance(value, str)} if isinstance(labels, dict) else {}
+        )
+
+    async def bind(self, node: str, gate: str) -> None:
+        """See `healthd.kueue.controller.Cluster`."""
+        await self._label(node, gate)
+
+    async def bound(self) -> Mapping[str, str]:
+        """See `healthd.kueue.controller.Cluster`."""
+        query = {"labelSelector": GATE, "limit": str(NODE_PAGE)}
+        found: dict[str, str] = {}
+        for _ in range(MOST_NODE_PAGES):
+            page = await self._server.get("/api/v1/nodes", query, needs="list on nodes")
+            for item in records(page, "items"):
+                name, labels = members(item, "metadata", "name"), members(item, "metadata", "labels")
+                if isinstance(name, str) and isinstance(labels, dict):
+                    found[name] = str(labels.get(GATE))
+            more = members(page, "metadata", "continue")
+            if not isinstance(more, str) or not more:
+                return found
+            query = {**query, "continue": more}
+        raise KubernetesError(f"API server: more than {NODE_PAGE * MOST_NODE_PAGES} nodes have the label {GATE}")
+
+    async def unbind(self, node: str, gate: str) -> None:
+        """See `healthd.kueue.controller.Cluster`."""
+        try:
+            found = await self._server.get(node_path(node), needs="get on nodes")
+            labels = members(found, "metadata", "labels")
+            if isinstance(labels, dict) and labels.get(GATE) == gate:
+                await self._label(node, None, str(members(found, "metadata", "resourceVersion")))
+        except KubernetesError as error:
+            if error.status not in (404, 409):  # it is gone, or somebody has written it: the next pass looks again
+                raise
+
+    async def _label(self, node: str, value: str | None, version: str | None = None) -> None:
+        metadata: dict[str, object] = {"labels": {GATE: value}}
+        if version is not None:
+            metadata["resourceVersion"] = version
+        await self._server.patch(node_path(node), {"metadata": metadata}, kind=MERGE, needs="patch on nodes")
+
+    async def _apply(self, path: str, body: object, needs: str) -> None:
+        # Kueue applies these lists too, and each takes over what it writes last.
+        query = {"fieldManager": MANAGER, "force": "true"}
+        await self._server.patch(path, body, kind=APPLY, needs=needs, query=query)
+
+
+def _parse_ours(item: Mapping[str, object]) -> AdmissionCheck | None:
+    return parse_admission_check(item) if is_ours(item) else None
+
+
+def state_object(check: str, write: Write) -> dict[str, object]:
+    """The entry of a check in the status of a Workload."""
+    entry: dict[str, object] = {
+        "name": check,
+        "state": write.state,
+        "message": write.message,
+        "lastTransitionTime": moment(write.since),
+    }
+    if write.requeue_after_seconds is not None:
+        entry["requeueAfterSeconds"] = write.requeue_after_seconds
+    if write.gate is not None:
+        annotations = {GATE: write.gate, ATTEMPT: str(write.attempt)}
+        selector = {"nodeSelector": {GATE: write.gate}} if write.bind else {}
+        entry["podSetUpdates"] = [{"name": name, "annotations": annotations, **selector} for name in write.pod_sets]
+    return entry
+
+
+def moment(at: float) -> str:
+    """A time as Kubernetes writes it."""
+    return datetime.datetime.fromtimestamp(int(at), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _key(item: Mapping[str, object]) -> str:
+    name, namespace = members(item, "metadata", "name"), members(item, "metadata", "namespace")
+    return f"{namespace}/{name}" if namespace else str(name)
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")

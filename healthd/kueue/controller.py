@@ -1,0 +1,282 @@
+"""
+One pass over all Workloads: judge each, ask gates, label nodes, write checks, release what no Workload keeps.
+
+A pass begins from what Kueue and the aggregator say now, and remembers nothing that a restart would miss. Each thing
+that it does may be repeated; a write onto a Workload that has changed meanwhile does nothing, and the next pass judges
+anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import math
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from healthd.core.errors import ConfigError, HealthdError
+from healthd.core.http.client import RefusedError
+from healthd.core.model import Claim, GateRequest
+from healthd.core.tasks import LogOnce
+from healthd.core.text import counted, plain
+from healthd.core.workload import KUEUE
+from healthd.kueue.judge import Answer, Known, Step, Write, judge, workload_id
+from healthd.kueue.workloads import AdmissionCheck, Condition, Flavor, Workload
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MESSAGE_SECONDS = 30.0
+"""How often the sentence of a gate that holds is written anew: each write goes to etcd, and to every watch."""
+MOST_ASKED = 64
+"""Gates that are asked in one pass; the others in the next ones, those that waited longest first."""
+POLL_SECONDS = 2.0
+"""How often open gates are asked."""
+LABELS_SECONDS = 60.0
+"""How often nodes are looked through for labels of gates that are over, beside when one is released."""
+AT_ONCE = 16
+"""Nodes that are read or labelled at a time."""
+FAILURES = 3
+"""Passes in a row in which the aggregator did not answer until Kueue is told to reserve no more quota."""
+
+
+class Gates(Protocol):
+    """The aggregator; see `healthd.kueue.gates`. HealthdError where it gives no answer."""
+
+    async def claims(self, prefix: str) -> tuple[Claim, ...]:
+        """The open gates and the leases of workloads whose names begin so."""
+
+    async def ask(self, request: GateRequest) -> Answer:
+        """Open a gate, or find the same one again."""
+
+    async def follow(self, gate: str) -> Answer:
+        """The answer of a gate as it is now."""
+
+    async def release(self, gate: str) -> None:
+        """Withdraw a gate, or give its nodes back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queues:
+    """What Kueue's objects say now. `cluster` tells this cluster from others."""
+
+    cluster: str
+    checks: Mapping[str, AdmissionCheck] = field(default_factory=dict)
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    workloads: Mapping[str, Workload] = field(default_factory=dict)
+
+
+class Cluster(Protocol):
+    """The API server; see `healthd.kueue.cluster`. HealthdError where it gives no answer."""
+
+    async def write_state(self, workload: Workload, check: str, write: Write) -> bool:
+        """Write the state of a check onto this version of a Workload; False where it has changed or is gone."""
+
+    async def write_condition(self, check: AdmissionCheck, condition: Condition) -> None:
+        """Write the condition Active of an AdmissionCheck."""
+
+    async def labels(self, node: str) -> Mapping[str, str] | None:
+        """The labels of a node; None where there is none of this name."""
+
+    async def bind(self, node: str, gate: str) -> None:
+        """Label a node with the gate whose pods are to run there."""
+
+    async def bound(self) -> Mapping[str, str]:
+        """The nodes that have such a label, and its value."""
+
+    async def unbind(self, node: str, gate: str) -> None:
+        """Take this label away; nothing where the node has another one by now, or is gone."""
+
+
+def _kept(step: Step, claimed: Iterable[Claim]) -> set[str]:
+    """The gates that a Workload keeps after a step."""
+    asked = None if step.ask is None else (step.ask.job, step.ask.attempt)  # also where it could not be asked just now
+    kept = {claim.gate for claim in claimed if step.keep_all or (claim.job, claim.attempt) == asked}
+    return kept if step.keep is None else kept | {step.keep}
+
+
+async def at_once(calls: Iterable[Coroutine[object, object, T]]) -> list[T]:
+    """The results of calls in their order, some at a time; the first error ends them."""
+    results: list[T] = []
+    waiting = iter(calls)
+    while some := tuple(itertools.islice(waiting, AT_ONCE)):
+        results += await asyncio.gather(*some)
+    return results
+
+
+class Controller:
+    """See the module."""
+
+    def __init__(self, gates: Gates, cluster: Cluster) -> None:
+        self._gates = gates
+        self._cluster = cluster
+        self._failures = 0
+        self._why: Condition | None = None
+        self._trouble = LogOnce(log)
+        self._said_at: dict[str, float] = {}  # UID -> when the sentence of its gate was written
+        self._asked_at: dict[str, float] = {}  # UID -> when its gate was asked last
+        self._labels_seen_at = -math.inf
+
+    async def run_pass(self, queues: Queues, now: float) -> float:
+        """
+        One pass; how many seconds later something is due without a change.
+
+        While the aggregator does not answer nothing is released and nobody is admitted. What fails for one Workload
+        is tried again in the next pass, and keeps no other one waiting.
+        """
+        try:
+            claims: tuple[Claim, ...] | None = await self._gates.claims(f"{KUEUE}{queues.cluster}/")
+            self._is_there()
+        except HealthdError as error:
+            claims = None
+            self._is_away(error)
+        await self._write_conditions(queues)
+        of_workload: dict[str, list[Claim]] = {}
+        for claim in claims or ():
+            of_workload.setdefault(claim.workload, []).append(claim)
+        kept: set[str] = set()
+        due = math.inf if claims is not None else POLL_SECONDS
+        left = MOST_ASKED if claims is not None else 0
+        for workload in sorted(queues.workloads.values(), key=self._turn):
+            claimed = of_workload.get(workload_id(workload, queues.cluster), [])
+            names = [state.name for state in workload.checks if state.name in queues.checks]
+            if not names and workload.admitted and not workload.finished:
+                kept.update(claim.gate for claim in claimed)  # its check was deleted while it runs
+            for name in names:
+                step = await self._one(workload, queues.checks[name], queues, claimed, left > 0, now)
+                left -= step.ask is not None
+                due = min(due, step.due - now, POLL_SECONDS if step.ask is not None else math.inf)
+                kept |= _kept(step, claimed)
+        self._forget(queues)
+        if claims is not None:
+            await self._release(claims, kept, now)
+        return due
+
+    def _forget(self, queues: Queues) -> None:
+        """Drop what is remembered of Workloads that are gone."""
+        known = {workload.uid for workload in queues.workloads.values()}
+        for memory in (self._said_at, self._asked_at):
+            for uid in memory.keys() - known:
+                del memory[uid]
+
+    def _turn(self, workload: Workload) -> tuple[float, str]:
+        return self._asked_at.get(workload.uid, -math.inf), workload.key
+
+    async def _one(
+        self,
+        workload: Workload,
+        check: AdmissionCheck,
+        queues: Queues,
+        claimed: list[Claim],
+        may_ask: bool,
+        now: float,
+    ) -> Step:
+        """Judge one Workload for one check, ask what is to be asked, and do what follows."""
+        known = Known(
+            flavors=queues.flavors,
+            ours=frozenset(queues.checks),
+            cluster=queues.cluster,
+            unfit={node: text for claim in claimed for node, text in claim.unfit.items()},
+        )
+        step = judge(workload, check, known, now)
+        try:
+            if step.ask is not None and may_ask:
+                step = await self._asked(workload, check, known, step.ask, claimed, now)
+            if step.write is not None and not await self._write(workload, check, step, step.write, now):
+                # What was judged is not how it is any more, so nothing is taken from the Workload either.
+                return dataclasses.replace(step, keep_all=True, due=now)
+        except HealthdError as error:
+            self._trouble.say(f"{workload.key}: {error}")
+            return dataclasses.replace(step, keep_all=True, due=now + POLL_SECONDS)
+        return step
+
+    async def _asked(
+        self,
+        workload: Workload,
+        check: AdmissionCheck,
+        known: Known,
+        request: GateRequest,
+        claimed: list[Claim],
+        now: float,
+    ) -> Step:
+        """The step that the answer of the gate leads to. HealthdError."""
+        self._asked_at[workload.uid] = now
+        claim = next((one for one in claimed if (one.job, one.attempt) == (request.job, request.attempt)), None)
+        answer = await (self._gates.ask(request) if claim is None else self._gates.follow(claim.gate))
+        age = 0.0 if claim is None or claim.open else claim.age_seconds
+        known = dataclasses.replace(known, answer=answer, age_seconds=age)
+        step = judge(workload, check, known, now)
+        if step.binding is None or step.write is not None:
+            return step
+        nodes = step.binding.nodes
+        found = await at_once(self._cluster.labels(node) for node in nodes)
+        labels = {node: one for node, one in zip(nodes, found, strict=True) if one is not None}
+        return judge(workload, check, dataclasses.replace(known, labels=labels), now)
+
+    async def _write(self, workload: Workload, check: AdmissionCheck, step: Step, write: Write, now: float) -> bool:
+        """False: the Workload has changed since it was judged."""
+        before = workload.state_of(check.name)
+        if before is not None and (write.state, write.since) == (before.state, before.since):
+            if now - self._said_at.get(workload.uid, -math.inf) < MESSAGE_SECONDS:
+                return True
+            self._said_at[workload.uid] = now
+        if step.binding is not None:
+            await at_once(self._cluster.bind(node, step.binding.gate) for node in step.binding.nodes)
+        written = await self._cluster.write_state(workload, check.name, write)
+        if written and write.state != "Pending":
+            log.info("%s: check %s is %s: %s", workload.key, check.name, write.state, write.message)
+        return written
+
+    async def _release(self, claims: Iterable[Claim], kept: set[str], now: float) -> None:
+        """End the gates that no Workload keeps; their labels go first, or those of the next gate would."""
+        over = {claim.gate for claim in claims} - kept
+        try:
+            if over or now - self._labels_seen_at >= LABELS_SECONDS:
+                bound = await self._cluster.bound()
+                await at_once(self._cluster.unbind(node, gate) for node, gate in bound.items() if gate not in kept)
+                self._labels_seen_at = now
+            for gate in sorted(over):
+                await self._gates.release(gate)
+                log.info("gate %s is released: no Workload keeps it", gate)
+        except HealthdError as error:
+            self._trouble.say(f"{counted(len(over), 'gate')} cannot be released yet: {error}")
+
+    # --- whether the aggregator can be asked ------------------------------------------------------------------------
+
+    def _is_there(self) -> None:
+        self._failures = 0
+        self._trouble.clear()
+
+    def _is_away(self, error: HealthdError) -> None:
+        refused = isinstance(error, RefusedError | ConfigError)
+        self._failures = FAILURES if refused else self._failures + 1
+        self._trouble.say(str(error))
+        self._why = Condition(
+            active=False,
+            reason="AggregatorRefuses" if refused else "AggregatorUnreachable",
+            message=plain(" ".join(str(error).split()), 500),
+        )
+
+    async def _write_conditions(self, queues: Queues) -> None:
+        for check in queues.checks.values():
+            wanted = self._condition(check)
+            if wanted is None or wanted == check.condition:
+                continue
+            try:
+                await self._cluster.write_condition(check, wanted)
+            except HealthdError as error:
+                self._trouble.say(f"AdmissionCheck {check.name}: {error}")
+
+    def _condition(self, check: AdmissionCheck) -> Condition | None:
+        """What the condition Active of a check has to be; None: as it is, until more is known."""
+        if check.problem:
+            return Condition(active=False, reason="BadAnnotation", message=check.problem)
+        if self._failures >= FAILURES:
+            return self._why
+        if self._failures:
+            return None
+        return Condition(active=True, reason="Active", message="the aggregator answers")

@@ -1,0 +1,27 @@
+"""What an operator can set of the controller; what a queue can, is in the annotations of its AdmissionCheck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class KueueSettings:
+    """Settings of `healthd kueue`. Aggregator, token and CA are those of `[gate]`."""
+
+    aggregator: str = "http://127.0.0.1:8090"
+    """URL of the aggregator."""
+
+    token_file: Path | None = None
+    """File with the bearer token: of scope `gate`, for all nodes."""
+
+    ca_file: Path | None = None
+    """CA of the aggregator's certificate; None is the system's."""
+
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Directory with `token` and `ca.crt` of the account that reads Workloads and writes their checks. Both are read
+    again for each request."""
+
+    api_server: str | None = None
+    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
