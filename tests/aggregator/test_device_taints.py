@@ -259,6 +259,7 @@ async def test_reject_for_the_quarantine_alone_is_held_until_the_node_is_out_and
     scene.wall += ACT.gate_seconds
     await scene.hand.turn()
     assert scheduler.out[2:] == [(["cuda:0"], False)]
+    scene.wall = NOW
     scene.reject("g-2", "n1", code="Quarantined")
     scene.suspects.clear()
     await scene.hand.turn()

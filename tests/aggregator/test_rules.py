@@ -513,6 +513,12 @@ def test_what_fails_in_maintenance_counts_neither_then_nor_afterwards() -> None:
     assert case.quarantine is None
     case.result(SLOW)
     assert case.owner == "rule:soft", "two before it and one after it"
+    other = Case()
+    other.result(LOST_0, maintenance=True)
+    assert other.last is not None
+    for _ in range(3):
+        other.take(dataclasses.replace(other.last, maintenance=False))
+    assert other.quarantine is None, "the same result again"
 
 
 def test_last_result_of_a_maintenance_that_is_told_after_its_end_does_not_count() -> None:

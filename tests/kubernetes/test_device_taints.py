@@ -8,6 +8,7 @@ by the scheduler, and no kubelet has to start the pods. The rights are those of 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -18,12 +19,21 @@ from typing import Any
 import pytest
 import yaml
 
-from healthd.aggregator.drain import Traces, clean
+from healthd.aggregator.drain import (
+    ActuatorSettings,
+    KubernetesActuatorSettings,
+    Traces,
+    clean,
+    make_drain_controller,
+)
 from healthd.aggregator.drain.device_taints import DeviceTaintRules, Effect
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
 from healthd.aggregator.drain.plan import Done, Outcome, Removal, Why
 from healthd.core.model import DeviceRecord
 from healthd.core.platforms.kubernetes import ApiServer
+from tests.aggregator.engine_kit import running
+from tests.aggregator.rules_engine_kit import kept, measured, slow_results
+from tests.aggregator.world import World, good_results, neuron
 from tests.deploy.manifests import KUBERNETES
 from tests.kubernetes.cluster import missing
 from tests.kubernetes.kit import KEY, PLACE, Cluster, account, started, until
@@ -304,6 +314,33 @@ def test_rule_of_another_owner_stays_and_an_uninstallation_leaves_none_of_ours(
     assert done == ("the DeviceTaintRule of device gpu-0 is gone",)
     (left,) = cluster.items("devicetaintrules")
     assert left["metadata"]["labels"] == {KEY: "other"}
+
+
+async def test_from_results_that_fail_on_one_device_to_its_rule_and_back(cluster: Cluster, server: ApiServer) -> None:
+    where = KubernetesActuatorSettings(
+        service_account=server.service_account, api_server=server.url, device_taints="NoSchedule"
+    )
+    acting = ActuatorSettings(kind="kubernetes", mode="act", kubernetes=where)
+    devices = tuple(dataclasses.replace(record(number), target=f"cpu:{number}") for number in range(COUNT))
+    inventory = dataclasses.replace(neuron(), devices=devices, workers=())
+    world = World(NODE)
+    async with running(world) as run:
+        hand = make_drain_controller(acting, run.engine, world)
+        assert hand is not None
+        for results in (slow_results(), slow_results(), slow_results()):  # on cpu:0
+            measured(run, NODE, results, inventory=inventory)
+            await run.engine.run_once()
+        await hand.turn()
+        assert (rules(cluster), tainted(cluster)) == ([("gpu-0", "NoSchedule")], False)
+        # It passes again, and the least time of its quarantine is over.
+        for _ in range(2):
+            measured(run, NODE, good_results(1.0), inventory=inventory)
+            await run.engine.run_once()
+        measured(run, NODE, good_results(1.0), after=3600.0, inventory=inventory)
+        await run.engine.run_once()
+        assert kept(run, NODE) is None
+        await hand.turn()
+        assert (rules(cluster), tainted(cluster)) == ([], False)
 
 
 def test_oldest_kubernetes_without_rules_has_its_nodes_tainted(oldest: Cluster, tmp_path: Path) -> None:
