@@ -47,6 +47,7 @@ AGGREGATOR = {
     "auth": set[str](),
     "settings": {"auth"},
     "service_accounts": {"auth", "settings"},
+    "instance_identity": {"auth", "settings"},
     "api": {
         "auth",
         "controller",
@@ -72,6 +73,7 @@ AGGREGATOR = {
         "store",
         "metrics",
         "service_accounts",
+        "instance_identity",
         "settings",
     },
 }

@@ -19,15 +19,16 @@ from prometheus_client.core import CounterMetricFamily
 
 from healthd.aggregator.api import Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
-from healthd.aggregator.auth import Guard
+from healthd.aggregator.auth import Guard, Platform, Platforms
 from healthd.aggregator.controller import Engine, Handshakes, steady_clock
 from healthd.aggregator.drain import ActuatorCollector, ActuatorSettings, make_drain_controller
+from healthd.aggregator.instance_identity import InstanceIdentities
 from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, Fleet, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.service_accounts import TokenReviews
-from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
+from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import PutDuplicate, Store
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.core.errors import HealthdError
@@ -122,7 +123,7 @@ async def aggregator(
             check_file(file, what)
     sock = bind(settings.listen, backlog=BACKLOG)
     with closing_on_error(sock):
-        guard = Guard(settings.token_file, platform=_platform(settings.kubernetes))
+        guard = Guard(settings.token_file, platform=_platform(settings))
         _make_state_dir(settings)
         # Opening migrates and checks the file; nobody is served yet, so it may take the loop.
         store = Store.open(settings.database_url)
@@ -232,11 +233,15 @@ def _build(
     )
 
 
-def _platform(settings: KubernetesCallers) -> TokenReviews | None:
-    if not settings.on:
-        return None
-    server = api_server(os.environ, settings.service_account, settings.api_server)
-    return TokenReviews(settings, server)
+def _platform(settings: AggregatorSettings) -> Platforms | None:
+    """Who says whose the tokens are that no file has; None where nobody does."""
+    found: list[Platform] = []
+    if settings.kubernetes.on:
+        wanted = settings.kubernetes
+        found.append(TokenReviews(wanted, api_server(os.environ, wanted.service_account, wanted.api_server)))
+    if settings.aws.on:
+        found.append(InstanceIdentities(settings.aws))
+    return Platforms(found) if found else None
 
 
 async def _release(parts: Parts) -> None:
