@@ -50,6 +50,7 @@ AGGREGATOR = {
     "auth": set[str](),
     "settings": {"auth"},
     "service_accounts": {"auth", "settings"},
+    "instance_identity": {"auth", "settings"},
     "api": {
         "auth",
         "controller",
@@ -81,7 +82,17 @@ AGGREGATOR = {
     },
     "front": {"auth", "api", "metrics", "settings"},
     "course": {"front", "leading", "store"},
-    "app": {"auth", "course", "drain", "front", "leading", "service_accounts", "settings", "store"},
+    "app": {
+        "auth",
+        "course",
+        "drain",
+        "front",
+        "instance_identity",
+        "leading",
+        "service_accounts",
+        "settings",
+        "store",
+    },
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.

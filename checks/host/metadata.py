@@ -48,9 +48,9 @@ def endpoint_of(environment: Mapping[str, str] | None = None) -> str:
     return variables.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").strip() or ENDPOINT
 
 
-def fetch(endpoint: str, names: Iterable[str]) -> dict[str, str | None]:
+def fetch(endpoint: str, names: Iterable[str], *, root: str = "meta-data") -> dict[str, str | None]:
     """
-    The values of these names below `/latest/meta-data`, as text; None for a name that the service does not have (404).
+    The values of these names below `/latest/ROOT`, as text; None for a name that the service does not have (404).
 
     A name that is not in the answer got no usable answer in time; without a token the answer is empty. Never raises.
     In a thread, because a server that sends one byte now and then keeps a socket's own time limit from ever running
@@ -78,7 +78,7 @@ def fetch(endpoint: str, names: Iterable[str]) -> dict[str, str | None]:
             return
         header = {"X-aws-ec2-metadata-token": token}
         for name in names:
-            status, text = _request(connect(), "GET", f"/latest/meta-data/{name}", header, MAX_ANSWER_BYTES)
+            status, text = _request(connect(), "GET", f"/latest/{root}/{name}", header, MAX_ANSWER_BYTES)
             if status == 404:
                 answers[name] = None
             elif status == 200 and text is not None:

@@ -15,14 +15,15 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Collection
 
-from healthd.aggregator.auth import Guard
+from healthd.aggregator.auth import Guard, Platform, Platforms
 from healthd.aggregator.course import Course
 from healthd.aggregator.drain import ActuatorSettings
 from healthd.aggregator.front import Front, trust_of
+from healthd.aggregator.instance_identity import InstanceIdentities
 from healthd.aggregator.leading import Terms, leading
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.service_accounts import TokenReviews
-from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
+from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import DEFAULT_SHARD, Leadership, NotVacantError, Store, Watch, is_shared
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
@@ -114,7 +115,7 @@ async def aggregator(
             check_file(file, what)
     sock = bind(settings.listen, backlog=BACKLOG)
     with closing_on_error(sock):
-        guard = Guard(settings.token_file, platform=_platform(settings.kubernetes))
+        guard = Guard(settings.token_file, platform=_platform(settings))
         _make_state_dir(settings)
         address = address_of(sock)
         url, own_url, shard = settings.database_url, settings.own_url(address), DEFAULT_SHARD
@@ -189,11 +190,15 @@ def _first_look(
         return row, None
 
 
-def _platform(settings: KubernetesCallers) -> TokenReviews | None:
-    if not settings.on:
-        return None
-    server = api_server(os.environ, settings.service_account, settings.api_server)
-    return TokenReviews(settings, server)
+def _platform(settings: AggregatorSettings) -> Platforms | None:
+    """Who says whose the tokens are that no file has; None where nobody does."""
+    found: list[Platform] = []
+    if settings.kubernetes.on:
+        wanted = settings.kubernetes
+        found.append(TokenReviews(wanted, api_server(os.environ, wanted.service_account, wanted.api_server)))
+    if settings.aws.on:
+        found.append(InstanceIdentities(settings.aws))
+    return Platforms(found) if found else None
 
 
 async def _collect_now_and_then() -> None:

@@ -79,19 +79,29 @@ class AuthError(HealthdError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Instance:
+    """An instance of EC2, by a document that AWS has signed; `launched` is when it started last, as RFC 3339."""
+
+    id: str
+    launched: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Caller:
     """
     Who is asking. `name` is the token's name in the file, the service account as NAMESPACE/NAME, or `loopback` where no
     tokens are asked for.
 
     `nodes` are patterns of the node names for which it may speak; None: for every name. `pod` is the one that
-    Kubernetes says it is, on the only node of `nodes`; None for everybody else.
+    Kubernetes says it is, on the only node of `nodes`, `instance` the one of EC2 that AWS says; None for everybody
+    else.
     """
 
     name: str
     scopes: frozenset[Scope]
     nodes: tuple[str, ...] | None = None
     pod: Pod | None = None
+    instance: Instance | None = None
 
     @property
     def hook(self) -> Pod | None:
@@ -99,6 +109,8 @@ class Caller:
         return self.pod if Scope.GATE in self.scopes else None
 
     def __str__(self) -> str:
+        if self.instance is not None:
+            return f"instance {self.instance.id}"
         if self.pod is None:
             return f"token {self.name!r}"
         return f"service account {self.name} (pod {self.pod.full_name})"
@@ -124,7 +136,7 @@ EVERYONE = Caller(name="loopback", scopes=frozenset(Scope))
 
 
 class Platform(Protocol):
-    """Who the bearers of tokens are that no file has: see `healthd.aggregator.service_accounts`."""
+    """Who the bearers of tokens are that no file has: see `service_accounts` and `instance_identity` beside this."""
 
     def fresh(self, digest: bytes) -> Caller | None:
         """The caller that a token of this SHA-256 was said to be, where that need not be asked again yet."""
@@ -137,6 +149,32 @@ class Platform(Protocol):
 
     def trouble(self) -> str:
         """Why it cannot be asked now, in one line; empty in good days."""
+
+
+class Platforms:
+    """Several platforms as one: a token is of the first that knows it."""
+
+    def __init__(self, platforms: Sequence[Platform]) -> None:
+        self._platforms = tuple(platforms)
+
+    def fresh(self, digest: bytes) -> Caller | None:
+        """As `Platform.fresh`."""
+        return next((found for one in self._platforms if (found := one.fresh(digest)) is not None), None)
+
+    def known(self, digest: bytes) -> Caller | None:
+        """As `Platform.known`."""
+        return next((found for one in self._platforms if (found := one.known(digest)) is not None), None)
+
+    async def identify(self, token: str, digest: bytes) -> Caller | None:
+        """As `Platform.identify`."""
+        for one in self._platforms:
+            if (found := await one.identify(token, digest)) is not None:
+                return found
+        return None
+
+    def trouble(self) -> str:
+        """As `Platform.trouble`."""
+        return next((why for one in self._platforms if (why := one.trouble())), "")
 
 
 class Guard:

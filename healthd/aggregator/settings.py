@@ -98,6 +98,44 @@ class KubernetesCallers:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AwsCallers:
+    """Instances of EC2 that may speak here as nodes, with the identity document that AWS signs for them. ValueError."""
+
+    certificates: Path | None = None
+    """PEM file with AWS's RSA-2048 certificates of your regions, as its page "AWS public certificates for instance
+    identity document signatures" has them. None: no instance is taken by its document. Needs cryptography."""
+
+    accounts: tuple[str, ...] = ()
+    """AWS accounts, as twelve digits, whose instances may speak. Required: AWS signs for all of its customers."""
+
+    names: tuple[str, ...] = ("{instance}",)
+    """Names for which an instance may speak: `{instance}` stands for its instance id. By default the id itself, which
+    is what a node on EC2 is called unless it is told otherwise."""
+
+    def __post_init__(self) -> None:
+        if self.certificates is None:
+            if self.accounts:
+                raise ValueError("accounts: go with the certificates that their documents are signed by; set both")
+            return
+        if not self.accounts:
+            raise ValueError("certificates: are of use to nobody; name the accounts whose instances may speak here")
+        for what, listed in (("accounts", self.accounts), ("names", self.names)):
+            if not 1 <= len(listed) <= MOST_ACCOUNTS:
+                raise ValueError(f"{what}: {len(listed)} entries; 1 to {MOST_ACCOUNTS} are allowed")
+        for account in self.accounts:
+            if not re.fullmatch(r"[0-9]{12}", account):
+                raise ValueError(f"accounts: {account[:40]!r} must be the twelve digits of an AWS account")
+        for name in self.names:
+            if not re.fullmatch(r"[A-Za-z0-9._-]*\{instance\}[A-Za-z0-9._-]*", name) or len(name) > 200:
+                raise ValueError(f"names: {name[:80]!r} must have {{instance}} once, as trn-{{instance}}")
+
+    @property
+    def on(self) -> bool:
+        """Whether instances are taken by their documents."""
+        return self.certificates is not None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AggregatorSettings:
     """Settings of `healthd aggregator`. ValueError and ConfigError name what cannot work together."""
 
@@ -126,6 +164,9 @@ class AggregatorSettings:
 
     kubernetes: KubernetesCallers = field(default_factory=KubernetesCallers)
     """Which service accounts of Kubernetes may speak here, beside the tokens of the file."""
+
+    aws: AwsCallers = field(default_factory=AwsCallers)
+    """Which instances of EC2 may speak here for themselves, without Kubernetes and without a token."""
 
     tls_cert: Path | None = None
     """PEM file of the server's certificate chain; None is plain HTTP, allowed on loopback alone."""
@@ -200,7 +241,7 @@ class AggregatorSettings:
             )
         check_exposure(
             hosts=[self.address[0]],
-            tokens=self.token_file is not None or self.kubernetes.on,
+            tokens=self.token_file is not None or self.kubernetes.on or self.aws.on,
             tls=self.tls_cert is not None,
             insecure=self.insecure,
         )

@@ -26,6 +26,7 @@ from healthd.node.clock import Clock, system_clock
 from healthd.node.condition import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
+from healthd.node.instance_identity import write_credential
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.maintenance import MaintenanceWatch
 from healthd.node.nccom import RoundSettings
@@ -71,6 +72,10 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings, *, s
         raise ConfigError(f"node.faults: {error}") from None
     check_interface(settings.interface)
     unwritable = files.prepare(settings.state_dir)
+    if settings.sync.instance_identity and settings.sync.aggregators:
+        file = await asyncio.to_thread(write_credential, settings.run_dir, os.environ)
+        own = dataclasses.replace(settings.sync, token_file=file, instance_identity=False)
+        settings = dataclasses.replace(settings, sync=own)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_lock_state_dir(settings.state_dir))
         tcp_socket = stack.enter_context(contextlib.closing(web.bind(settings.listen)))

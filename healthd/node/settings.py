@@ -98,6 +98,10 @@ class SyncSettings:
     token_file: Path | None = None
     """File whose first line is the bearer token with scope `sync`. Read again for each request."""
 
+    instance_identity: bool = False
+    """On EC2: instead of a token, send the identity document that AWS has signed for this instance, which the metadata
+    service is asked for when the daemon starts. The aggregator has to have `[aggregator.aws]`."""
+
     ca_file: Path | None = None
     """PEM file of the CA that signed the aggregator's certificate; None trusts the system's. With it the node also goes
     to a leader that `aggregators` does not list."""
@@ -113,6 +117,10 @@ class SyncSettings:
 
     backoff_max_seconds: float = 30.0
     """Longest pause between attempts while no aggregator answers. Short, since a gate may be waiting for this node."""
+
+    def __post_init__(self) -> None:
+        if self.instance_identity and self.token_file is not None:
+            raise ValueError("instance_identity: is sent instead of a token; leave token_file out, or it")
 
 
 @dataclass(frozen=True, kw_only=True)

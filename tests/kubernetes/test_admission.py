@@ -14,6 +14,7 @@ import yaml
 
 from checks.accelerators import descriptors
 from tests.deploy.manifests import KUBERNETES
+from tests.kubernetes.device_plugin import DevicePlugin
 from tests.kubernetes.kit import SYSTEM, Cluster, until
 from tests.kubernetes.overlays_kit import own
 
@@ -220,6 +221,37 @@ def test_job_that_cannot_be_joined_is_left_as_it_is_and_then_refused(injecting: 
     for name, item in AS_IT_IS.items():
         assert "gate" not in [one["name"] for one in made_of(injecting, item)["spec"].get("initContainers", ())], name
     assert set(answers(injecting, AS_IT_IS)) == set(AS_IT_IS) - {"no device", "a gate of its own", "a reason"}
+
+
+def test_gate_that_was_added_knows_its_job_its_rank_and_its_node(injecting: Cluster, nodes_of_ours: Cluster) -> None:
+    """By real kubelets: a program in the place of the gate says what it was told, and fails without token and CA."""
+    assert nodes_of_ours.folder is not None
+    script = (
+        ": healthd gate $(JOB_NAME) && test -s /etc/healthd/gate/token && test -s /etc/healthd/gate/ca.crt "
+        "&& echo $(JOB_NAME) $(RANK) of $(JOB_COMPLETIONS) on $(NODE_NAME) as $(POD_NAMESPACE)/$(POD_NAME)"
+    )
+    image = {"image": "localhost/pause:1", "imagePullPolicy": "Never"}
+    gate = [{"name": "gate", **image, "command": ["sh", "-c", script]}]
+    patch = json.dumps({"template": {"spec": {"containers": gate}}})
+    node = injecting.nodes()[0]
+    item = job(pod({**container(["true"]), **image}), **INDEXED)
+    authority = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "healthd-ca", "namespace": JOBS}}
+    injecting.apply({**authority, "data": {"ca.crt": "PEM"}})
+    with DevicePlugin(nodes_of_ours.folder / node / "kubelet", "nvidia.com/gpu", 2):
+        injecting.kubectl("patch", "podtemplate", "healthd-gate", "-n", SYSTEM, "--type=merge", "-p", patch)
+        try:
+            until("the template is known", lambda: "pause" in json.dumps(made_of(injecting, item)))
+            injecting.apply(item)
+            injecting.kubectl("wait", "--for=condition=complete", "--timeout=120s", "job/one", "-n", JOBS)
+            told = [
+                injecting.kubectl("logs", name, "-c", "gate", "-n", JOBS).split(" as ")[0]
+                for name in injecting.pods(JOBS, "job-name=one")
+            ]
+            assert sorted(told) == [f"one {rank} of 2 on {node}" for rank in range(2)]
+        finally:
+            injecting.kubectl("delete", "job", "one", "-n", JOBS, "--ignore-not-found")
+            template = KUBERNETES / "components/gate-injection/template.yaml"
+            injecting.kubectl("apply", "--server-side", "--force-conflicts", "-n", SYSTEM, "-f", template)
 
 
 def test_job_is_refused_while_the_gate_to_add_is_gone(injecting: Cluster) -> None:

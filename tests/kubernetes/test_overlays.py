@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.manifests import ROOT
 from tests.kubernetes.kit import IMAGE, SYSTEM, Cluster, traces, until
+from tests.kubernetes.operators_kit import DEFINITIONS
 from tests.kubernetes.overlays_kit import own
 
 pytestmark = pytest.mark.kubernetes
@@ -71,6 +73,26 @@ def test_examples_are_taken_by_the_server(request: pytest.FixtureRequest, versio
         server.kubectl(*dry, "-k", "deploy/kubernetes/examples/second-pool")
         for name in ("gated-job", "preflight-job"):
             server.kubectl(*dry, "-f", ROOT / f"deploy/kubernetes/examples/{name}.yaml")
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_example_of_another_operator_is_taken_and_a_slip_in_it_is_not(oldest: Cluster, name: str) -> None:
+    """By what the operator's kind has; no operator runs it."""
+    definition = DEFINITIONS[name]
+    kind = f"crd/{definition['metadata']['name']}"
+    oldest.apply(definition)
+    try:
+        oldest.kubectl("wait", "--for=condition=Established", "--timeout=60s", kind)
+        plural = definition["spec"]["names"]["plural"]
+        until("the kind is served", lambda: plural in oldest.kubectl("api-resources"))
+        text = (ROOT / f"deploy/kubernetes/examples/{name}.yaml").read_text(encoding="utf-8")
+        dry = ("apply", "--server-side", "--dry-run=server", "-f", "-")
+        assert plural.removesuffix("s") in oldest.kubectl(*dry, text=text)
+        wrong = re.sub(r"\breplicas: ", "replica: ", text, count=1)
+        assert wrong != text
+        assert "replica" in oldest.kubectl(*dry, text=wrong, wrong=True)
+    finally:
+        oldest.kubectl("delete", kind)
 
 
 def test_rule_of_the_readiness_controller_is_taken_by_its_definition(oldest: Cluster) -> None:

@@ -187,6 +187,14 @@ async def respond(send: Send, status: int, body: bytes, media_type: str, headers
 def _speaker(caller: Caller) -> Speaker:
     if caller.nodes is None:
         return ANYBODY
+    if caller.instance is not None:
+        one = caller.instance
+        return Speaker(
+            speaks_for=caller.speaks_for,
+            vouched=f"instance {one.id}",
+            vouched_id=f"{one.id} {one.launched}",
+            launched=one.launched,
+        )
     pod = caller.pod
     return Speaker(
         speaks_for=caller.speaks_for,

@@ -406,6 +406,7 @@ class NodeRecord:
     # by whose word this daemon is the node: the pod, what no other pod has, and which pods were the node before
     vouched: str | None = None
     vouched_id: str | None = None
+    launched: str | None = None
     former_pods: tuple[str, ...] = ()
     replaced_at: float = float("-inf")
     # a hook that runs the node's checks: what it says, who it is, and who is to be it now

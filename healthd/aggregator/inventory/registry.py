@@ -73,13 +73,15 @@ class Speaker:
     What is known of who speaks as a node, beside its key.
 
     `speaks_for` says which names its credential covers: of the other names that a node tells, these alone count, or it
-    could make another node's name ambiguous. None: all of them. `vouched` is the pod that runs on this very node by the
-    word of its platform, `vouched_id` what no other pod has; None: nobody vouches for it.
+    could make another node's name ambiguous. None: all of them. `vouched` is the pod or instance that is this very node
+    by the word of its platform, `vouched_id` what no other has; None: nobody vouches for it. `launched` is set where
+    that word can be copied: when the instance started that it is of. It lets in no other key, but for a later start.
     """
 
     speaks_for: Callable[[str], bool] | None = None
     vouched: str | None = None
     vouched_id: str | None = None
+    launched: str | None = None
 
 
 ANYBODY = Speaker()
@@ -435,11 +437,17 @@ class Fleet:
             raise ConflictError(
                 f"{record.node}: {speaker.vouched} was replaced by {record.vouched}, which reports; stop one of the two"
             )
+        elif not own and speaker.launched is not None and speaker.launched <= (record.launched or speaker.launched):
+            raise NotVouchedError(
+                f"{record.node}: {speaker.vouched} has another key since it started, and its identity document can be "
+                f"copied; where its disk was replaced: healthd fleet rekey {record.node}"
+            )
         elif not own or record.refused_key_hash is not None:
             record = await self._replace(record, key_hash, speaker.vouched)
         if record.vouched_id not in (None, speaker.vouched_id):
             record.former_pods = (*record.former_pods, record.vouched_id or "")[-MOST_FORMER_PODS:]
         record.vouched, record.vouched_id = speaker.vouched, speaker.vouched_id
+        record.launched = max(filter(None, (record.launched, speaker.launched)), default=None)
         return record
 
     def _heard_lately(self, record: NodeRecord) -> bool:
@@ -463,7 +471,7 @@ class Fleet:
                 renewed = self._synced(node)
                 renewed.replaced_at = now
                 renewed.vouched, renewed.vouched_id = record.vouched, record.vouched_id
-                renewed.former_pods = record.former_pods
+                renewed.former_pods, renewed.launched = record.former_pods, record.launched
             finally:
                 self._enrolling.pop(node, None)
         return renewed

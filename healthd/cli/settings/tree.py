@@ -60,7 +60,12 @@ class Settings(CheckSettings):
         from healthd.node.occupancy.own import inside_a_job
 
         sync = dataclasses.replace(
-            self.node.sync, aggregators=(url,), token_file=token_file, ca_file=None, wait_seconds=ask_seconds
+            self.node.sync,
+            aggregators=(url,),
+            token_file=token_file,
+            instance_identity=False,
+            ca_file=None,
+            wait_seconds=ask_seconds,
         )
         return dataclasses.replace(
             self.node,
