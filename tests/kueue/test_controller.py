@@ -8,9 +8,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from healthd.core.http.client import RefusedError
-from healthd.core.model import Claim, Verdict
+from healthd.core.model import Claim, GateRequest, Verdict
 from healthd.kueue.controller import FAILURES, LABELS_SECONDS, MESSAGE_SECONDS, Queues
-from healthd.kueue.judge import READY_SECONDS, Write
+from healthd.kueue.judge import READY_SECONDS, Answer, Write
 from healthd.kueue.workloads import Workload
 from tests.kueue import player
 from tests.kueue.world import World
@@ -183,5 +183,32 @@ def test_a_watch_that_is_late_takes_no_lease_of_a_job_that_is_about_to_start() -
         assert state(found, "a") == "Ready"
         assert found.held()
         assert found.labelled
+
+    play(story())
+
+
+def test_a_token_that_may_not_ask_is_told_by_the_condition_and_tried_again() -> None:
+    class Refusing(World):
+        refusing = True
+
+        async def ask(self, request: GateRequest) -> Answer:
+            if self.refusing:
+                raise RefusedError("token 'x' lacks scope 'gate'", 403)
+            return await super().ask(request)
+
+    async def story() -> None:
+        found = Refusing(random.Random(1), slots=2, hasty=True)
+        found.submit("a", "u1")
+        kueue(found)
+        await found.run_pass()
+        await found.run_pass()
+        assert found.condition is not None
+        assert (found.condition.active, found.condition.reason) == (False, "AggregatorRefuses")
+        assert state(found, "a") == "Pending"
+        found.refusing = False
+        await found.run_pass()
+        await found.run_pass()
+        assert found.condition.active
+        assert state(found, "a") == "Ready"
 
     play(story())
