@@ -17,6 +17,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from checks.printable import some
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.http.client import RefusedError
 from healthd.core.model import Claim, GateRequest
@@ -40,6 +41,12 @@ LABELS_SECONDS = 60.0
 """How often nodes are looked through for labels of gates that are over, beside when one is released."""
 AT_ONCE = 16
 """Nodes that are read or labelled at a time."""
+MOST_TROUBLES = 3
+"""Failures of one pass that are logged."""
+UNREACHABLE, REFUSES = "AggregatorUnreachable", "AggregatorRefuses"
+MOST_CHARACTERS = 500
+REFUSED_SECONDS = 60.0
+"""How long a refusal of a question counts: without quota no Workload would ask again."""
 FAILURES = 3
 """Passes in a row in which the aggregator did not answer until Kueue is told to reserve no more quota."""
 
@@ -99,6 +106,12 @@ def _kept(step: Step, claimed: Iterable[Claim]) -> set[str]:
     return kept if step.keep is None else kept | {step.keep}
 
 
+def _not_active(error: HealthdError) -> Condition:
+    """The condition of checks whose gates cannot be asked."""
+    reason = REFUSES if isinstance(error, RefusedError | ConfigError) else UNREACHABLE
+    return Condition(active=False, reason=reason, message=plain(" ".join(str(error).split()), MOST_CHARACTERS))
+
+
 async def at_once(calls: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """The results of calls in their order, some at a time; the first error ends them."""
     results: list[T] = []
@@ -116,6 +129,9 @@ class Controller:
         self._cluster = cluster
         self._failures = 0
         self._why: Condition | None = None
+        self._refused: tuple[Condition, float] | None = None  # and until when that counts
+        self._away = LogOnce(log)
+        self._troubles: list[str] = []
         self._trouble = LogOnce(log)
         self._said_at: dict[str, float] = {}  # UID -> when the sentence of its gate was written
         self._asked_at: dict[str, float] = {}  # UID -> when its gate was asked last
@@ -134,7 +150,7 @@ class Controller:
         except HealthdError as error:
             claims = None
             self._is_away(error)
-        await self._write_conditions(queues)
+        await self._write_conditions(queues, now)
         of_workload: dict[str, list[Claim]] = {}
         for claim in claims or ():
             of_workload.setdefault(claim.workload, []).append(claim)
@@ -151,10 +167,19 @@ class Controller:
                 left -= step.ask is not None
                 due = min(due, step.due - now, POLL_SECONDS if step.ask is not None else math.inf)
                 kept |= _kept(step, claimed)
-        self._forget(queues)
         if claims is not None:
             await self._release(claims, kept, now)
+        self._forget(queues)
+        self._log_troubles()
         return due
+
+    def _log_troubles(self) -> None:
+        """What failed in this pass, in one line, where it is another one than before."""
+        if self._troubles:
+            self._trouble.say(some(sorted(self._troubles), MOST_TROUBLES))
+        else:
+            self._trouble.clear()
+        self._troubles.clear()
 
     def _forget(self, queues: Queues) -> None:
         """Drop what is remembered of Workloads that are gone."""
@@ -190,7 +215,7 @@ class Controller:
                 # What was judged is not how it is any more, so nothing is taken from the Workload either.
                 return dataclasses.replace(step, keep_all=True, due=now)
         except HealthdError as error:
-            self._trouble.say(f"{workload.key}: {error}")
+            self._troubles.append(f"{workload.key}: {error}")
             return dataclasses.replace(step, keep_all=True, due=now + POLL_SECONDS)
         return step
 
@@ -206,7 +231,12 @@ class Controller:
         """The step that the answer of the gate leads to. HealthdError."""
         self._asked_at[workload.uid] = now
         claim = next((one for one in claimed if (one.job, one.attempt) == (request.job, request.attempt)), None)
-        answer = await (self._gates.ask(request) if claim is None else self._gates.follow(claim.gate))
+        try:
+            answer = await (self._gates.ask(request) if claim is None else self._gates.follow(claim.gate))
+        except RefusedError as error:
+            self._refused = (_not_active(error), now + REFUSED_SECONDS)
+            raise
+        self._refused = None
         age = 0.0 if claim is None or claim.open else claim.age_seconds
         known = dataclasses.replace(known, answer=answer, age_seconds=age)
         step = judge(workload, check, known, now)
@@ -243,35 +273,30 @@ class Controller:
                 await self._gates.release(gate)
                 log.info("gate %s is released: no Workload keeps it", gate)
         except HealthdError as error:
-            self._trouble.say(f"{counted(len(over), 'gate')} cannot be released yet: {error}")
+            self._troubles.append(f"{counted(len(over), 'gate')} cannot be released yet: {error}")
 
     # --- whether the aggregator can be asked ------------------------------------------------------------------------
 
     def _is_there(self) -> None:
         self._failures = 0
-        self._trouble.clear()
+        self._away.clear()
 
     def _is_away(self, error: HealthdError) -> None:
-        refused = isinstance(error, RefusedError | ConfigError)
-        self._failures = FAILURES if refused else self._failures + 1
-        self._trouble.say(str(error))
-        self._why = Condition(
-            active=False,
-            reason="AggregatorRefuses" if refused else "AggregatorUnreachable",
-            message=plain(" ".join(str(error).split()), 500),
-        )
+        self._why = _not_active(error)
+        self._failures = FAILURES if self._why.reason == REFUSES else self._failures + 1
+        self._away.say(str(error))
 
-    async def _write_conditions(self, queues: Queues) -> None:
+    async def _write_conditions(self, queues: Queues, now: float) -> None:
         for check in queues.checks.values():
-            wanted = self._condition(check)
+            wanted = self._condition(check, now)
             if wanted is None or wanted == check.condition:
                 continue
             try:
                 await self._cluster.write_condition(check, wanted)
             except HealthdError as error:
-                self._trouble.say(f"AdmissionCheck {check.name}: {error}")
+                self._troubles.append(f"AdmissionCheck {check.name}: {error}")
 
-    def _condition(self, check: AdmissionCheck) -> Condition | None:
+    def _condition(self, check: AdmissionCheck, now: float) -> Condition | None:
         """What the condition Active of a check has to be; None: as it is, until more is known."""
         if check.problem:
             return Condition(active=False, reason="BadAnnotation", message=check.problem)
@@ -279,4 +304,6 @@ class Controller:
             return self._why
         if self._failures:
             return None
+        if self._refused is not None and now < self._refused[1]:
+            return self._refused[0]
         return Condition(active=True, reason="Active", message="the aggregator answers")

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from healthd.core.http.client import why_unanswered
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted, plain, span
 from healthd.kueue.workloads import (
@@ -284,6 +285,8 @@ def _answered(request: GateRequest, gated: tuple[PodSet, ...], terms: Terms, kno
         if not answer.retryable and terms.impossible == "reject":
             return Step(write=say.state("Rejected", told))
         return Step(write=say.retry(told))
+    if why := why_unanswered(request, answer):
+        return Step(write=say.retry(f"gate {answer.id}: its answer admits and {why}", SETTINGS_SECONDS))
     if known.age_seconds >= READY_SECONDS:
         told = f"its admission was {span(known.age_seconds)} old before it could be told; the gate is asked again"
         return Step(write=say.renewed(told))

@@ -50,6 +50,13 @@ class Kueue:
     def url(self) -> str:
         return str(self.http.base_url).rstrip("/")
 
+    def empty(self) -> None:
+        """No Workload, no check, no label of a gate: as it was made."""
+        for one in self.get(f"{BASE}/workloads")["items"]:
+            self.delete(one["metadata"]["name"])
+        self.http.delete(f"{BASE}/admissionchecks")
+        self.cluster.kubectl("label", "nodes", "--all", "healthd.internal/gate-", "--overwrite")
+
     def get(self, path: str) -> dict[str, Any]:
         answer = self.http.get(path)
         assert answer.status_code == 200, answer.text
@@ -186,10 +193,7 @@ def kueue(cluster: Cluster, folder: Path, nodes: tuple[str, ...]) -> Iterator[Ku
             try:
                 yield found
             finally:
-                for one in found.get(f"{BASE}/workloads")["items"]:
-                    found.delete(one["metadata"]["name"])
-                for kind in ("admissionchecks", "resourceflavors"):
-                    found.http.delete(f"{BASE}/{kind}")
+                http.delete(f"{BASE}/resourceflavors")
                 cluster.kubectl("delete", "node", *nodes)
                 cluster.kubectl("delete", "clusterrole,clusterrolebinding", "healthd-kueue", "--ignore-not-found")
                 cluster.kubectl("delete", "clusterrolebinding", "kueue-player")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -27,10 +28,16 @@ GATE = "healthd.internal/gate"
 CONFIG = AGGREGATOR.replace("[policy]", '[policy]\ncollective = false\nmode = "enforce"')
 
 
-@pytest.fixture
-def queues(oldest: Cluster, tmp_path: Path) -> Iterator[Kueue]:
-    with kueue(oldest, tmp_path, NODES) as found:
+@pytest.fixture(scope="module", name="installed")
+def _installed(oldest: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
+    with kueue(oldest, tmp_path_factory.mktemp("kueue"), NODES) as found:
         yield found
+
+
+@pytest.fixture
+def queues(installed: Kueue) -> Iterator[Kueue]:
+    yield dataclasses.replace(installed, holding=set(), taken=[])
+    installed.empty()
 
 
 @pytest.fixture

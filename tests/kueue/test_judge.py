@@ -247,6 +247,11 @@ def test_nodes_on_which_the_pods_could_not_run_are_no_admission() -> None:
     assert "lacks the label zone=b" in wrote(judged(read(found), answer=answer, labels=PLACES))[1]
 
 
+def test_an_admission_of_other_nodes_than_were_asked_for_is_none() -> None:
+    few = dataclasses.replace(decision(Verdict.ADMIT), nodes=decision(Verdict.ADMIT).nodes[:1])
+    assert "names 1 nodes, and 2 were asked for" in wrote(judged(read(made(*WAITS)), answer=few, labels=PLACES))[1]
+
+
 def test_an_answer_that_is_old_or_over_is_asked_anew_by_another_attempt() -> None:
     found = made(*WAITS)
     workload = read(found)

@@ -216,8 +216,11 @@ class Cluster:
                 self.watches -= 1
 
     def _page(self, call: Call, items: list[dict[str, Any]]) -> tuple[int, dict[str, str], Any]:
-        wanted = dict(one.split("=", 1) for one in call.query.get("labelSelector", "").split(",") if one)
+        selector = [one.partition("=") for one in call.query.get("labelSelector", "").split(",") if one]
+        wanted = {key: value for key, equals, value in selector if equals}
+        there = {key for key, _, _ in selector}
         found = [one for one in items if wanted.items() <= one["metadata"]["labels"].items()]
+        found = [one for one in found if there <= one["metadata"]["labels"].keys()]
         start, limit = int(call.query.get("continue", "0")), int(call.query.get("limit", "500"))
         more = str(start + limit) if start + limit < len(found) else ""
         return 200, {}, {"kind": "List", "metadata": {"continue": more}, "items": found[start : start + limit]}

@@ -206,11 +206,12 @@ class KubernetesActuator:
 @dataclass(frozen=True, kw_only=True)
 class Traces:
     """
-    What an installation has written to nodes: conditions by their type, and marks by their key and owner (None: it had
-    no actuator). `pods` are selectors of its pods in `namespace`, which end first.
+    What an installation has written to nodes: conditions by their type, marks by their key and owner (None: it had no
+    actuator), and further labels by their keys. `pods` are selectors of its pods in `namespace`, which end first.
     """
 
     conditions: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     key: str
     owner: str | None
     namespace: str
@@ -230,6 +231,9 @@ async def clean(server: ApiServer, traces: Traces, *, wait_seconds: float) -> tu
         rules = DeviceTaintRules(server, key=traces.key, owner=traces.owner, effect="NoSchedule")
         actuator = KubernetesActuator(server, key=traces.key, owner=traces.owner, rules=rules)
         done += [(await actuator.restore(node)).note for node in await actuator.marked()]
+    for label in traces.labels:
+        labelled = [members(node, "metadata", "name") async for node in _listed(server, "/api/v1/nodes", label, LIST)]
+        done += [await _remove_label(server, str(name), label) for name in labelled]
     if traces.conditions:
         kept = {members(pod, "spec", "nodeName") async for pod in _listed(server, "/api/v1/pods", DAEMONS, LIST_PODS)}
         nodes = [node async for node in _listed(server, "/api/v1/nodes", "", LIST)]
@@ -281,6 +285,15 @@ async def _remove_conditions(server: ApiServer, node: str, types: Sequence[str])
     except KubernetesError as error:
         if error.status != 404:  # the node is gone, and its condition with it
             raise _told(error) from None
+
+
+async def _remove_label(server: ApiServer, node: str, label: str) -> str:
+    try:
+        await server.patch(node_path(node), {"metadata": {"labels": {label: None}}}, kind=MERGE, needs=WRITE)
+    except KubernetesError as error:
+        if error.status != 404:
+            raise _told(error) from None
+    return f"node {node}: label {label} is gone"
 
 
 async def _listed(server: ApiServer, path: str, selector: str, needs: str) -> AsyncIterator[dict[str, object]]:

@@ -27,22 +27,29 @@ def kubernetes() -> None:
 @click.option(
     "--taint-key", metavar="KEY", default=KubernetesActuatorSettings.taint_key, show_default=True, help="Their key."
 )
+@click.option("--label", "labels", multiple=True, metavar="KEY", help="A label to remove; repeatable.")
 @click.option("--namespace", metavar="NAME", required=True, help="Where the pods of the installation are.")
 @click.option("--pods", multiple=True, metavar="SELECTOR", help="Labels of its pods, which end first; repeatable.")
 @click.option("--wait", metavar="T", default="60s", show_default=True, help="Maximum time to wait for their end.")
 def clean_command(
-    conditions: tuple[str, ...], owner: str | None, taint_key: str, namespace: str, pods: tuple[str, ...], wait: str
+    conditions: tuple[str, ...],
+    owner: str | None,
+    taint_key: str,
+    labels: tuple[str, ...],
+    namespace: str,
+    pods: tuple[str, ...],
+    wait: str,
 ) -> int:
     """
-    Remove the conditions, and the actuator's taints, labels and annotations, from the nodes of the cluster, and its
-    rules for single devices.
+    Remove the conditions, the actuator's taints, labels and annotations, and further labels from the nodes of the
+    cluster, and the actuator's rules for single devices.
 
     Runs in a pod whose service account may get, list and patch nodes, patch nodes/status, list pods, and list and
     delete devicetaintrules.resource.k8s.io. The chart runs it after `helm uninstall`; with kustomize, apply
     deploy/kubernetes/uninstall. A condition stays on nodes where the node daemon of another installation runs.
     """
-    if not conditions and owner is None:
-        raise ConfigError("nothing to remove: name --condition TYPE, --owner NAME, or both")
+    if not conditions and not labels and owner is None:
+        raise ConfigError("nothing to remove: name --condition TYPE, --owner NAME, --label KEY, or several of them")
     try:
         settings = ActuatorSettings(
             owner=owner or ActuatorSettings.owner, kubernetes=KubernetesActuatorSettings(taint_key=taint_key)
@@ -50,7 +57,7 @@ def clean_command(
     except ValueError as error:
         option, _, words = str(error).partition(": ")
         raise ConfigError(f"--{option.replace('_', '-')}: {words}") from None
-    traces = Traces(conditions=conditions, key=taint_key, owner=owner, namespace=namespace, pods=pods)
+    traces = Traces(conditions=conditions, labels=labels, key=taint_key, owner=owner, namespace=namespace, pods=pods)
     server = api_server(os.environ, settings.kubernetes.service_account)
     seconds = duration_of("--wait", wait) or 0.0
     with told(needed=False):
