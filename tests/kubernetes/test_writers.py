@@ -15,7 +15,7 @@ import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,57 +24,21 @@ import httpx
 import pytest
 
 from healthd.aggregator.drain.kubernetes import EFFECT, KubernetesActuator
-from healthd.aggregator.drain.plan import ActuatorError, Done, Removal, Why
+from healthd.aggregator.drain.plan import ActuatorError, Done
 from healthd.core.model import Quarantine
 from healthd.core.platforms.kubernetes import ApiServer, KubernetesError
 from healthd.node.condition import ConditionWriter
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
 from tests.kubernetes.kit import CONDITION, Cluster, until
+from tests.kubernetes.writers_kit import KEY, NAMESPACE, account, answers, removal, url_of
 from tests.node.node_kit import BOOT, MovedClock, settings, specs
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.kubernetes
 
-KEY = "healthd.internal/removed"
 NODES = tuple(f"writers-{number}" for number in range(6))
 WRITES = int(os.environ.get("TESTS_WRITES", "120"))
-NAMESPACE = "tests-writers"
-# What the two service accounts of the guide may do, in one.
-RULES = [
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]},
-    {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-]
-
-
-@contextmanager
-def account(cluster: Cluster, folder: Path) -> Iterator[ApiServer]:
-    """The API server as a service account with the rights of the guide sees it."""
-    name = {"name": "writer", "namespace": NAMESPACE}
-    authorization = "rbac.authorization.k8s.io"
-    with cluster.namespace(NAMESPACE):
-        cluster.apply(
-            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": name},
-            {
-                "apiVersion": f"{authorization}/v1",
-                "kind": "ClusterRole",
-                "metadata": {"name": NAMESPACE},
-                "rules": RULES,
-            },
-            {
-                "apiVersion": f"{authorization}/v1",
-                "kind": "ClusterRoleBinding",
-                "metadata": {"name": NAMESPACE},
-                "roleRef": {"kind": "ClusterRole", "name": NAMESPACE, "apiGroup": authorization},
-                "subjects": [{"kind": "ServiceAccount", **name}],
-            },
-        )
-        (folder / "token").write_text(cluster.kubectl("create", "token", "writer", "-n", NAMESPACE))
-        assert cluster.folder is not None
-        (folder / "ca.crt").write_text((cluster.folder / "pki/ca.crt").read_text())
-        yield ApiServer(url=url_of(cluster), service_account=folder)
-        cluster.kubectl("delete", "clusterrole,clusterrolebinding", NAMESPACE)
 
 
 @pytest.fixture
@@ -84,24 +48,6 @@ def server(oldest: Cluster, tmp_path: Path) -> Iterator[ApiServer]:
         oldest.apply(*({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in NODES))
         yield made
         oldest.kubectl("delete", "nodes", *NODES)
-
-
-def url_of(cluster: Cluster) -> str:
-    return cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
-
-
-def removal(node: str) -> Removal:
-    return Removal(
-        node=node,
-        aliases=(),
-        instance_id=None,
-        why=Why.QUARANTINE,
-        reason="EccErrors on neuron:3",
-        by_person=False,
-        injected=False,
-        allocated=False,
-        since=0.0,
-    )
 
 
 def own_taints(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -348,10 +294,3 @@ def created(cluster: Cluster) -> int:
         item.get("count") or 1
         for item in cluster.items("events", "-n", NAMESPACE, "--field-selector", "reason=SuccessfulCreate")
     )
-
-
-def answers(cluster: Cluster) -> bool:
-    try:
-        return "ok" in cluster.kubectl("get", "--raw", "/readyz")
-    except AssertionError:
-        return False
