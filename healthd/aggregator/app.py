@@ -227,6 +227,7 @@ def _build(
     engine.on_decided += [metrics.gate_decided, accusations.gate_decided]
     if drain is not None:
         engine.on_decided.append(drain.gate_decided)
+        engine.on_quarantined.append(drain.quarantines_changed)
 
     async def gated(job: str) -> bool:
         return bool(await engine.gates(limit=1, job=job))
