@@ -27,10 +27,10 @@ from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import DEFAULT_SHARD, Leadership, NotVacantError, Store, Watch, is_shared
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
-from healthd.core.http.server import Limits, Server, address_of, bind, closing_on_error
+from healthd.core.http.server import Limits, ListenError, Server, address_of, bind, closing_on_error
 from healthd.core.model import GateTerm
 from healthd.core.platforms.kubernetes import api_server
-from healthd.core.tasks import OnEnd, Tasks
+from healthd.core.tasks import LogOnce, OnEnd, Tasks
 from healthd.core.threads import use_daemon_threads
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 # Syncs leave no cycles behind, so it is done now and then instead of whenever the number of objects has grown.
 COLLECTOR_THRESHOLDS = (5_000, 5, 1_000_000_000)
 COLLECT_SECONDS = 600.0
+# Until a certificate that was renewed is served; the kubelet takes a minute to mount it.
+CERTIFICATE_SECONDS = 10.0
 # The store's thread may wait so long for the loop's at each step of a transaction: Python's 5 ms add up.
 SWITCH_SECONDS = 0.0005
 # Connections that are no node's: hooks that wait, Prometheus, people.
@@ -154,6 +156,8 @@ async def aggregator(
                 tasks.supervise("way to the leader", front.probe)
             await server.start()
             try:
+                if settings.tls_cert is not None:
+                    tasks.supervise("certificate", lambda: _renew_certificate(server))
                 yield address, tasks
             finally:
                 await course.stop(settings.stop_seconds + 1.0)
@@ -170,6 +174,19 @@ async def aggregator(
 
 def _take(url: str, shard: str, own_url: str, seen: Leadership) -> Store:
     return Store.open(url, shard=shard, advertised=own_url, seen=seen)
+
+
+async def _renew_certificate(server: Server) -> None:
+    """Take over a certificate that was renewed, as cert-manager does it, for ever."""
+    trouble = LogOnce(log)
+    while True:
+        await asyncio.sleep(CERTIFICATE_SECONDS)
+        try:
+            if server.renew_certificate():
+                log.info("the certificate was renewed")
+            trouble.clear()
+        except ListenError as error:
+            trouble.say(f"{error}. The certificate from before is served")
 
 
 def _first_look(

@@ -146,6 +146,7 @@ def build(terms: Terms, store: Store) -> Parts:
     engine.on_decided += [metrics.gate_decided, accusations.gate_decided]
     if drain is not None:
         engine.on_decided.append(drain.gate_decided)
+        engine.on_quarantined.append(drain.quarantines_changed)
     postmortems = Postmortems(engine, store, on_outcome=metrics.job_ended, orders=not settings.preflight)
     engine.on_decided.append(postmortems.gate_decided)
 

@@ -26,13 +26,13 @@ KEY = "healthd.internal/removed"
 
 @contextlib.asynccontextmanager
 async def running(
-    tmp_path: Path, kube: Cluster, mode: str = "act", answer: float = 5.0
+    tmp_path: Path, kube: Cluster, mode: str = "act", answer: float = 5.0, look: float = 0.1
 ) -> AsyncIterator[httpx.AsyncClient]:
     where = KubernetesActuatorSettings(service_account=kube.folder, api_server=kube.url)
     actuator = ActuatorSettings(
         kind="kubernetes",
         mode=mode,  # type: ignore[arg-type]
-        look_seconds=0.1,
+        look_seconds=look,
         answer_seconds=answer,
         gate_seconds=60.0,
         kubernetes=where,
@@ -65,6 +65,24 @@ def test_reject_comes_when_the_node_is_tainted_and_the_retry_is_admitted_elsewhe
             assert (await client.post("/v1/gates?wait=25", json=again)).json()["decision"] == "admit"
             told = (await client.get("/v1/nodes/n2/history")).json()["events"]
             assert any(event["kind"] == "taken out of the way" for event in told), told
+
+    with cluster(tmp_path / "account") as kube:
+        for name in ("n1", "n2", "n3"):
+            kube.add(name)
+        asyncio.run(play(kube))
+
+
+def test_node_is_out_of_the_way_as_soon_as_it_is_quarantined_and_back_when_it_is_released(tmp_path: Path) -> None:
+    """Long before the aggregator would compare by itself."""
+
+    async def play(kube: Cluster) -> None:
+        async with running(tmp_path, kube, look=3600.0) as client, living(client, "n1", "n2", "n3"):
+            await until(lambda: bool(kube.calls))
+            path = "/v1/nodes/n1/quarantine"
+            assert (await client.put(path, json={"reason": "the fan is loud"})).status_code == 200
+            await until(lambda: [taint["key"] for taint in kube.taints("n1")] == [KEY])
+            assert (await client.delete(path)).status_code == 200
+            await until(lambda: kube.taints("n1") == [])
 
     with cluster(tmp_path / "account") as kube:
         for name in ("n1", "n2", "n3"):

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -215,6 +218,34 @@ async def test_unix_socket_turns_another_user_away_whatever_its_mode(tmp_path: P
             assert b"200" not in out
     finally:
         path.unlink()
+
+
+async def test_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    async def make() -> None:
+        line = [sys.executable, "-m", "healthd", "tls", "init", "localhost", "--dir", str(tmp_path)]
+        await asyncio.to_thread(subprocess.run, line, check=True, capture_output=True)
+
+    await make()
+    sock = web.bind("127.0.0.1:0")
+    address = ("127.0.0.1", sock.getsockname()[1])
+
+    async def served() -> str:
+        return await asyncio.to_thread(ssl.get_server_certificate, address)
+
+    async with web.Server(hello, [sock], tls_cert=cert, tls_key=key) as server:
+        first = await served()
+        assert not server.renew_certificate()
+        await make()
+        own_key = key.read_text()
+        key.write_text((tmp_path / "ca-key.pem").read_text())
+        with pytest.raises(web.ListenError, match="cannot be used"):
+            server.renew_certificate()
+        assert await served() == first
+        key.write_text(own_key)
+        assert server.renew_certificate()
+        assert await served() != first
 
 
 async def test_tls_files_that_cannot_be_used_are_one_clear_line(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ import pytest
 import yaml
 
 from tests.deploy.manifests import ROOT
-from tests.kubernetes.kit import CHART, SYSTEM, Cluster, gate_exit_code, gated_job, secrets, until
+from tests.kubernetes.chart_kit import gating, rolled_out
+from tests.kubernetes.kit import SYSTEM, Cluster, gate_exit_code, gated_job, secrets, until
+from tests.system import missing
+from tests.ui.stage import CHROMIUM, chromium
 
 pytestmark = pytest.mark.kubernetes
 
@@ -40,11 +43,14 @@ class Fleet:
 
     def start(self, name: str, pods: int, *gate: str, **more: Any) -> None:
         command = more.pop("command", BRIEFLY)
-        changes, cpu = more.pop("spec", {}), more.pop("cpu", None)
+        changes, cpu, memory = more.pop("spec", {}), more.pop("cpu", None), more.pop("memory", None)
         job = gated_job(JOBS, name, pods, self.image, *CHEAP, *gate, command=command, **more)
         job["spec"].update(changes)
+        (train,) = job["spec"]["template"]["spec"]["containers"]
         if cpu is not None:
-            job["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
+            train["resources"] = {"requests": {"cpu": cpu}}
+        if memory is not None:
+            train["resources"] = {"limits": {"memory": memory}}
         self.cluster.apply(job)
 
     def patch(self, name: str, **spec: object) -> None:
@@ -98,13 +104,12 @@ class Fleet:
 
     def ask(self, path: str, **query: str | int) -> Any:
         """The aggregator at the address of its pod: a port-forward would end with it."""
-        (pod,) = until("there is an aggregator", lambda: self.cluster.items("pods", "-n", SYSTEM, "-l", AGGREGATOR))
         token = (self.keys / "admin.token").read_text(encoding="utf-8").strip()
         context = ssl.create_default_context(cafile=str(self.keys / "ca.pem"))
         with httpx.Client(verify=context, trust_env=False, timeout=30) as client:
             request = client.build_request(
                 "GET",
-                f"https://{pod['status']['podIP']}:8090{path}",
+                f"https://{self.address()}:8090{path}",
                 params=query,
                 headers={"Authorization": f"Bearer {token}", "Host": HOST},
                 extensions={"sni_hostname": HOST},
@@ -112,6 +117,11 @@ class Fleet:
             answer = client.send(request)
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    def address(self) -> str:
+        """Of the aggregator's pod."""
+        (pod,) = until("there is an aggregator", lambda: self.cluster.items("pods", "-n", SYSTEM, "-l", AGGREGATOR))
+        return str(pod["status"]["podIP"])
 
     def told(self) -> str:
         """What to read when something did not come about."""
@@ -128,31 +138,12 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
     """The chart, whose gates say no where they have to."""
     if not cluster.ours:
         pytest.skip("asks the aggregator at the address of its pod: KUBEBUILDER_ASSETS instead of KUBECONFIG")
-    repository, _, tag = image.rpartition(":")
-    values = {
-        "platform": "cpu",
-        "images.service.repository": repository,
-        "images.service.tag": tag,
-        "images.pullPolicy": "IfNotPresent",
-        "aggregator.settings.HEALTHD_POLICY_MODE": "enforce",
-        "aggregator.settings.HEALTHD_GATE_CALLERS_MAY": "tier\\,collective",
-        "callers.admins": f"{{{JOBS}/{LAUNCHER}}}",
-    }
-    with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
-        keys = secrets(cluster, tmp_path_factory.mktemp("jobs"))
-        cluster.authority(keys, JOBS)
+    keys = tmp_path_factory.mktemp("jobs")
+    with gating(cluster, image, JOBS, keys, **{"callers.admins": f"{{{JOBS}/{LAUNCHER}}}"}):
         cluster.kubectl("create", "serviceaccount", LAUNCHER, "-n", JOBS)
-        given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-        cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
-        try:
-            rolled_out(cluster)
-            cluster.admin(keys)
-            made = Fleet(cluster, image, keys)
-            until("every node has reported", lambda: len(made.ask("/v1/nodes")["nodes"]) == len(cluster.nodes()))
-            yield made
-        finally:
-            cluster.helm("uninstall", "healthd", "-n", SYSTEM)
-    cluster.empty_nodes()
+        made = Fleet(cluster, image, keys)
+        until("every node has reported", lambda: len(made.ask("/v1/nodes")["nodes"]) == len(cluster.nodes()))
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -162,11 +153,6 @@ def free_again(fleet: Fleet) -> Iterator[None]:
     fleet.cluster.kubectl("delete", "jobs,pods", "--all", "-n", JOBS, "--wait=true", "--timeout=120s")
     fleet.cluster.kubectl("uncordon", *fleet.cluster.nodes())
     fleet.free()
-
-
-def rolled_out(cluster: Cluster) -> None:
-    for kind in ("deployment/healthd-aggregator", "daemonset/healthd-node"):
-        cluster.kubectl("rollout", "status", kind, "-n", SYSTEM, "--timeout=300s")
 
 
 def node_of(pod: dict[str, Any]) -> str:
@@ -284,6 +270,45 @@ def test_deadline_of_a_job_ends_its_wait(fleet: Fleet) -> None:
     fleet.completes("after")
 
 
+def test_page_tells_of_a_gate_that_holds_and_of_its_rejection(fleet: Fleet) -> None:
+    """In a browser, with the token of a person's service account."""
+    if not Path(CHROMIUM).exists():
+        pytest.skip(missing(CHROMIUM))
+    fleet.start("shown", 3, "--wait=60s", running=2)
+    gate = fleet.waits("shown", 2)
+    with chromium() as browser:
+        context = browser.new_context(ignore_https_errors=True)  # of the chart's own CA
+        page = context.new_page()
+        page.goto(f"https://{fleet.address()}:8090/gates/{gate['id']}")
+        page.fill("input[name=token]", (fleet.keys / "admin.token").read_text(encoding="utf-8").strip())
+        page.click("button[type=submit]")
+        main = page.locator("main")
+        main.get_by_text("missing: rank 2").first.wait_for()
+        assert f"{JOBS}/shown" in main.inner_text()
+
+        def rejected() -> dict[str, Any] | None:
+            found: dict[str, Any] = fleet.ask(f"/v1/gates/{gate['id']}")
+            return found if found["decision"] == "reject" else None
+
+        first, *_ = until("it is rejected", rejected, JOB_SECONDS, told=fleet.told)["reasons"]
+        # It changes by itself.
+        main.get_by_text(first["code"]).first.wait_for(timeout=JOB_SECONDS * 1000)
+        assert first["message"] in main.inner_text()
+        context.close()
+
+
+def test_pod_that_the_kernel_kills_for_its_memory_frees_its_node(fleet: Fleet) -> None:
+    greedy = ("python3", "-c", "held = bytearray(1 << 30); print(len(held.replace(b'0', b'1')))")
+    fleet.start("greedy", 2, command=greedy, memory="64Mi")
+    ended = until("greedy ends", lambda: fleet.ended("greedy"), JOB_SECONDS, told=fleet.told)
+    assert ended[0] == "Failed"
+    killed = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in fleet.pods("greedy", gone=True)]
+    assert "OOMKilled" in {one["reason"] for one in killed}, killed
+    fleet.free()
+    fleet.start("modest", 3)
+    fleet.completes("modest")
+
+
 # --- the aggregator and the daemons -------------------------------------------------------------------------------
 
 
@@ -297,6 +322,24 @@ def test_rolling_update_of_the_daemons_under_a_gate_that_holds(fleet: Fleet) -> 
     assert fleet.waits("rolled", 2)["id"] == gate["id"]
     fleet.patch("rolled", parallelism=3)
     fleet.completes("rolled")
+
+
+def test_certificate_that_is_renewed_under_a_gate_that_holds_is_served_and_costs_no_place(fleet: Fleet) -> None:
+    """In the Secret, as cert-manager does it; the kubelet brings it to the pod."""
+    address = (fleet.address(), 8090)
+    before = ssl.get_server_certificate(address)
+    fleet.start("renewed", 3, running=2)
+    gate = fleet.waits("renewed", 2)
+    secrets(fleet.cluster, fleet.keys)
+    until(
+        "the new certificate is served",
+        lambda: ssl.get_server_certificate(address) != before,
+        JOB_SECONDS,
+        told=fleet.told,
+    )
+    assert fleet.waits("renewed", 2)["id"] == gate["id"]
+    fleet.patch("renewed", parallelism=3)
+    fleet.completes("renewed")
 
 
 def test_fifty_hooks_keep_their_places_while_the_aggregator_moves_to_another_node(fleet: Fleet) -> None:
@@ -374,6 +417,27 @@ def test_node_without_its_kubelet_keeps_its_lease_and_is_left_out_by_the_schedul
         assert fleet.leases() == held
     until("the node is ready", lambda: ready(fleet.cluster, "node-3") == "True", JOB_SECONDS)
     assert fleet.leases() == held
+
+
+def test_node_that_is_deleted_and_joins_again_under_its_name_takes_jobs_again(fleet: Fleet) -> None:
+    """Its kubelet is away meanwhile, so that containers of the job and the daemon run on without a pod."""
+    cluster = fleet.cluster
+    fleet.start("orphan", 3, command=FOR_EVER)
+    until("it runs", lambda: len(fleet.leases()) == 3, JOB_SECONDS, told=fleet.told)
+    uid = cluster.get("node", "node-3")["metadata"]["uid"]
+    with cluster.down("kubelet-3"), cluster.down("kube-proxy-3"):
+        cluster.kubectl("delete", "node", "node-3")
+        fleet.cluster.kubectl("delete", "job", "orphan", "-n", JOBS, "--cascade=foreground", "--wait=false")
+        until("its pods are forgotten", lambda: not fleet.pods("orphan", gone=True), JOB_SECONDS, told=fleet.told)
+    until("the node is there again", lambda: "node-3" in cluster.nodes(), JOB_SECONDS)
+    until("the node is ready", lambda: ready(cluster, "node-3") == "True", JOB_SECONDS)
+    assert cluster.get("node", "node-3")["metadata"]["uid"] != uid
+    rolled_out(cluster)
+    fleet.free()
+    fleet.start("joined", 3)
+    fleet.completes("joined")
+    assert "node-3" in {node_of(pod) for pod in fleet.pods("joined")}
+    assert not [row["node"] for row in fleet.ask("/v1/nodes")["nodes"] if row["duplicate"]]
 
 
 @pytest.mark.parametrize("how", ["drained", "evicted", "preempted"])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.kit import CHART, SYSTEM, Cluster, secrets, until, volume_of_gate
+from tests.kubernetes.chart_kit import gating, rolled_out
+from tests.kubernetes.kit import SYSTEM, Cluster, gated_job, until
 
 pytestmark = pytest.mark.kubernetes
 
@@ -24,73 +25,18 @@ def fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory
     """The chart on every node, its gates in earnest, and a namespace of jobs with what hooks need."""
     if not cluster.ours:
         pytest.skip("asks the daemons at the addresses of their nodes: KUBEBUILDER_ASSETS instead of KUBECONFIG")
-    repository, _, tag = image.rpartition(":")
-    values = {
-        "platform": "cpu",
-        "images.service.repository": repository,
-        "images.service.tag": tag,
-        "images.pullPolicy": "IfNotPresent",
-        "aggregator.settings.HEALTHD_POLICY_MODE": "enforce",
-        "aggregator.settings.HEALTHD_GATE_CALLERS_MAY": "tier\\,collective",
-    }
-    with cluster.namespace(SYSTEM), cluster.namespace(JOBS):
-        folder = secrets(cluster, tmp_path_factory.mktemp("leases"))
-        cluster.authority(folder, JOBS)
-        given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-        cluster.helm("install", "healthd", CHART, "-n", SYSTEM, *given)
-        try:
-            rolled_out(cluster)
-            yield cluster
-        finally:
-            cluster.helm("uninstall", "healthd", "-n", SYSTEM)
-    cluster.empty_nodes()
+    with gating(cluster, image, JOBS, tmp_path_factory.mktemp("leases")):
+        yield cluster
 
 
-def rolled_out(cluster: Cluster) -> None:
-    for kind in ("deployment/healthd-aggregator", "daemonset/healthd-node"):
-        cluster.kubectl("rollout", "status", kind, "-n", SYSTEM, "--timeout=120s")
-
-
-def gated(name: str, image: str, *command: str, size: int = 2) -> dict[str, Any]:
-    """An Indexed Job as the guide has it, of pods on nodes of their own, that runs `command` once it is admitted."""
-    told = {
-        "POD_NAMESPACE": "metadata.namespace",
-        "POD_NAME": "metadata.name",
-        "POD_UID": "metadata.uid",
-        "NODE_NAME": "spec.nodeName",
-        "RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']",
-    }
-    hook = [
-        *("healthd", "gate", "--aggregator=https://healthd-aggregator.healthd-system.svc:8090"),
-        *("--token-file=/etc/healthd/gate/token", "--ca-file=/etc/healthd/gate/ca.crt"),
-        *(f"--job={name}", f"--join={name}", f"--size={size}", "--rank=$(RANK)", "--node=$(NODE_NAME)"),
-        *("--tier=passive", "--no-collective", "--wait=2m"),
-    ]
-    gate = {
-        "name": "gate",
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": hook,
-        "env": [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in told.items()],
-        "volumeMounts": [{"name": "gate", "mountPath": "/etc/healthd/gate", "readOnly": True}],
-    }
-    main = {"name": "train", "image": image, "imagePullPolicy": "IfNotPresent", "command": list(command)}
-    apart = {
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": {"job-name": name}},
-    }
-    pod = {
-        "restartPolicy": "OnFailure",
-        "terminationGracePeriodSeconds": 1,
-        "enableServiceLinks": False,
-        "automountServiceAccountToken": False,
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
-        "initContainers": [gate],
-        "containers": [main],
-        "volumes": [volume_of_gate()],
-    }
-    spec = {"completionMode": "Indexed", "completions": size, "parallelism": size, "template": {"spec": pod}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": JOBS}, "spec": spec}
+def gated(name: str, image: str, *command: str) -> dict[str, Any]:
+    """A Job of two pods that start their container again when it fails, as the kubelet does."""
+    cheap = ("--tier=passive", "--no-collective", "--wait=2m")
+    job = gated_job(JOBS, name, 2, image, *cheap, command=command)
+    for key in ("backoffLimit", "podFailurePolicy", "podReplacementPolicy"):  # of pods that are never started again
+        del job["spec"][key]
+    job["spec"]["template"]["spec"] |= {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 1}
+    return job
 
 
 FOR_EVER = ("sleep", "infinity")

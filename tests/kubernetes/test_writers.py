@@ -24,51 +24,30 @@ import httpx
 import pytest
 
 from healthd.aggregator.drain.kubernetes import EFFECT, KubernetesActuator
-from healthd.aggregator.drain.plan import ActuatorError, Done, Removal, Why
+from healthd.aggregator.drain.plan import ActuatorError, Done
 from healthd.core.model import Quarantine
 from healthd.core.platforms.kubernetes import ApiServer, KubernetesError
 from healthd.node.condition import ConditionWriter
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
-from tests.kubernetes.kit import CONDITION, Cluster, account, answers, until, url_of
+from tests.kubernetes.kit import CONDITION, KEY, Cluster, answers, until, url_of
+from tests.kubernetes.writers_kit import NAMESPACE, account, removal
 from tests.node.node_kit import BOOT, MovedClock, settings, specs
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.kubernetes
 
-KEY = "healthd.internal/removed"
 NODES = tuple(f"writers-{number}" for number in range(6))
 WRITES = int(os.environ.get("TESTS_WRITES", "120"))
-NAMESPACE = "tests-writers"
-# What the two service accounts of the guide may do, in one.
-RULES = [
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]},
-    {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-]
 
 
 @pytest.fixture
 def server(oldest: Cluster, tmp_path: Path) -> Iterator[ApiServer]:
     """A server whose nodes have no machine."""
-    with account(oldest, tmp_path, NAMESPACE, RULES) as made:
+    with account(oldest, tmp_path) as made:
         oldest.apply(*({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in NODES))
         yield made
         oldest.kubectl("delete", "nodes", *NODES)
-
-
-def removal(node: str) -> Removal:
-    return Removal(
-        node=node,
-        aliases=(),
-        instance_id=None,
-        why=Why.QUARANTINE,
-        reason="EccErrors on neuron:3",
-        by_person=False,
-        injected=False,
-        allocated=False,
-        since=0.0,
-    )
 
 
 def own_taints(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -257,7 +236,7 @@ async def test_taint_of_ours_ends_no_pod_and_starts_no_loop_of_replacements(
 ) -> None:
     """The Job controller makes one pod for one that is gone, however many nodes are tainted."""
     cluster = nodes_of_ours
-    with account(cluster, tmp_path, NAMESPACE, RULES) as server:
+    with account(cluster, tmp_path) as server:
         actuator = KubernetesActuator(server, key=KEY, owner="healthd")
         cluster.apply(job_of_two())
         until("both pods run", lambda: len(of_phase(cluster, "Running")) == 2)

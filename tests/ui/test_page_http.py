@@ -53,6 +53,14 @@ def word_of(text: str) -> str:
     return found[1]
 
 
+def test_form_takes_the_token_of_a_service_account(closed: tuple[Stage, dict[str, str]]) -> None:
+    """Browsers cut off what is longer than the field says."""
+    with closed[0].http() as client:
+        longest = re.search(r'name="token" required maxlength="(\d+)"', client.get("/log-in").text)
+    assert longest is not None
+    assert int(longest[1]) >= 2048
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_every_page_is_whole_bounded_and_allows_nothing_from_elsewhere(open_stage: Stage, path: str) -> None:
     with open_stage.http() as client:

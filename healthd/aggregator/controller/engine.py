@@ -123,6 +123,8 @@ class Engine:
         # Told of a gate when its first leases are on disk, with the seconds since it was asked; and when it is decided.
         self.on_ready: list[Callable[[Gate, float], None]] = []
         self.on_decided: list[Callable[[Gate], None]] = []
+        # Told when quarantines that were set or lifted are on disk.
+        self.on_quarantined: list[Callable[[], None]] = []
         self._bulkheads = Bulkheads()
         self._requests = Requests()
         self._changed_nodes: set[str] = set()
@@ -707,6 +709,9 @@ class Engine:
         for gate in done.batch.decided:
             for tell_decided in self.on_decided:
                 tell_decided(gate)
+        if done.batch.quarantined:
+            for tell_quarantined in self.on_quarantined:
+                tell_quarantined()
 
     def _next_due(self) -> float:
         """When the next pass is due if nothing happens."""

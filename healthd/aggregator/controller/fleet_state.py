@@ -60,6 +60,8 @@ class Batch:
     """By node: what the rules of another database said of it, as the node tells."""
     forgotten: set[str] = field(default_factory=set)
     """Nodes that are gone for good."""
+    quarantined: bool = False
+    """Whether a quarantine was set or lifted."""
 
     def event(self, subject: str, kind: str, message: str) -> None:
         """Add a line to the audit trail; it is one line whatever a node has put into it."""
@@ -394,6 +396,7 @@ class FleetState:
                 batch.event(node, "quarantined", f"by {quarantine.owner}: {quarantine.reason}")
         batch.freed.add(node)
         batch.touched.add(node)
+        batch.quarantined = True
         batch.changes.append(PutRecord(kind=Kind.QUARANTINE, key=node, record=quarantine))
 
     def set_probe(self, node: str, order: Order | None) -> None:

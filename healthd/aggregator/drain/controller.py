@@ -274,6 +274,10 @@ class DrainController:
             self._held.hold(gate.id, found)
         self._wake.set()
 
+    def quarantines_changed(self) -> None:
+        """Compare at once: a node that is kept out is to be out of the scheduler's way within seconds."""
+        self._wake.set()
+
     async def settle(self, gate_id: str, decision: Decision, wait_seconds: float) -> Decision:
         """As `DeferredRejects.settle`."""
         return await self._held.settle(gate_id, decision, wait_seconds)

@@ -352,7 +352,7 @@ class ActuatorSettings:
     """Whose marks are ours. Two aggregators on one scheduler need two owners, or each undoes the other's marks."""
 
     look_seconds: float = 10.0
-    """How often wanted and real are compared. Rejects of gates are acted on at once."""
+    """How often wanted and real are compared. Rejects of gates and changes of quarantines are acted on at once."""
 
     answer_seconds: float = 20.0
     """How long the reject of a gate is held back until the nodes at fault are out of the way, so that the retry lands

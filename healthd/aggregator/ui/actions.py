@@ -104,7 +104,15 @@ async def log_in(request: Request) -> Response:
         await check_token(parts, token)
     except AuthError as error:
         # Never what was typed in: it may be a token with one letter wrong.
-        return rendering.page("log_in.html", status=403, visitor=None, next=target, opened=False, said=str(error))
+        return rendering.page(
+            "log_in.html",
+            status=403,
+            visitor=None,
+            next=target,
+            opened=False,
+            said=str(error),
+            longest=MAX_TOKEN_LENGTH,
+        )
     response = to(target)
     keep(request, response, token)
     return response

@@ -16,7 +16,7 @@ from healthd.aggregator.ui import actions, docs, gate_view, job_view, node_view,
 from healthd.aggregator.ui.actions import PageRoute, feed_of
 from healthd.aggregator.ui.events import FLEET, GATES, Feed
 from healthd.aggregator.ui.rendering import WORST_FIRST
-from healthd.aggregator.ui.session import visitor_of
+from healthd.aggregator.ui.session import MAX_TOKEN_LENGTH, visitor_of
 from healthd.core.errors import NotFoundError
 from healthd.core.http.client import nodes_asked, terms_of
 from healthd.core.model import OrderKind
@@ -255,4 +255,6 @@ async def static(name: str) -> Response:
 async def log_in(request: Request, next: Annotated[str | None, Query(max_length=600)] = None) -> Response:  # noqa: A002  the name in the URL
     """The form for a token."""
     opened = parts_of(request).guard.open
-    return rendering.page("log_in.html", visitor=None, next=next or "/", opened=opened, said="")
+    return rendering.page(
+        "log_in.html", visitor=None, next=next or "/", opened=opened, said="", longest=MAX_TOKEN_LENGTH
+    )

@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import socket
+import ssl
 import stat
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -364,6 +365,8 @@ class Server:
             ssl_keyfile=tls_key,
         )
         self._server = uvicorn.Server(self._config)
+        self._tls_files = (tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
+        self._tls_stamps: tuple[tuple[int, int], ...] = ()
         self._owner_only = owner_only
         limited_log = LimitedLog()
         self._asking = Asking(self._limits, limited_log)
@@ -385,17 +388,44 @@ class Server:
     async def start(self) -> None:
         """Serve from now on. Raises ListenError when the TLS files cannot be used."""
         try:
+            self._tls_stamps = self._stamps()
             self._config.load()
         except OSError as error:  # ssl.SSLError is one
-            raise ListenError(
-                f"TLS: {self._config.ssl_certfile}, {self._config.ssl_keyfile}: cannot be used: {error}; "
-                "give a PEM certificate chain and its key"
-            ) from None
+            raise self._unusable(error) from None
         # uvicorn's own loop would wake up ten times a second to do what these three lines do once.
         self._server.lifespan = self._config.lifespan_class(self._config)
         self._server.server_state.default_headers = self._config.encoded_headers
         self._server.servers = []  # the sockets are not uvicorn's
         self._listener.start(self._config.ssl)
+
+    def renew_certificate(self) -> bool:
+        """
+        Serve new connections with the TLS files as they are now; whether they have changed.
+
+        Raises ListenError when they cannot be used: the certificate from before stays, and the next call tries again.
+        """
+        if self._tls_files is None or self._config.ssl is None:
+            return False
+        try:
+            stamps = self._stamps()
+            if stamps == self._tls_stamps:
+                return False
+            # A key that does not belong to its certificate would leave the context that serves without any.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._tls_files)
+            self._config.ssl.load_cert_chain(*self._tls_files)
+        except OSError as error:
+            raise self._unusable(error) from None
+        self._tls_stamps = stamps
+        return True
+
+    def _stamps(self) -> tuple[tuple[int, int], ...]:
+        return tuple((found.st_mtime_ns, found.st_ino) for found in (file.stat() for file in self._tls_files or ()))
+
+    def _unusable(self, error: OSError) -> ListenError:
+        return ListenError(
+            f"TLS: {self._config.ssl_certfile}, {self._config.ssl_keyfile}: cannot be used: {error}; "
+            "give a PEM certificate chain and its key"
+        )
 
     def _connection(self, pending: Pending) -> Connection:
         return Connection(
