@@ -19,7 +19,7 @@ from healthd.postmortem.judge import Case, Ended, Line, Measured, Stop, lines_of
 
 MAX_NOTES_BYTES = 64 * 1024 * 1024
 # Of notes that are sent: what all nodes of a job send is held and judged together.
-MAX_SENT_TEXT = 384 * 1024  # characters of output: what eight ranks say with a traceback each
+MAX_SENT_TEXT = 256 * 1024  # characters of output: what eight ranks say with a traceback each
 MIN_SENT_TEXT = 24 * 1024
 MAX_JOB_TEXT = 32 * 1024 * 1024
 MAX_SENT_BYTES = 1024 * 1024
