@@ -23,6 +23,9 @@ from deploy.batch.hosts import MACHINES, Json, Machine, compute_environment, job
 FOLDER = Path(__file__).parent
 NOT_ADMITTED = "75"
 GATE = ("healthd", "preflight", "--")
+# A gate that stays as the job's parent, and ends by what a retry can do: elsewhere as NOT_ADMITTED, or here.
+PARENT = ("healthd", "preflight", "--run", "--exit-style", "verdict", "--")
+RETRY_HERE = "76"
 # Of the image: what asks a standing aggregator, as a member of the job's group.
 STANDING_GATE = ("/opt/healthd/gated.sh",)
 
@@ -43,9 +46,10 @@ HOST_FOLDER = {"healthd-host": "/var/lib/healthd/host"}
 AGGREGATOR = "https://AGGREGATOR:8090"
 
 
-def retry_strategy() -> dict[str, Json]:
+def retry_strategy(*, parent: bool = False) -> dict[str, Json]:
     """
-    What is worth another attempt: a host that went away, an image that could not be pulled, a gate that said no.
+    What is worth another attempt: a host that went away, an image that could not be pulled, a gate that said no; below
+    a `parent` also what it says of the job's end.
 
     The last rule is needed: what no rule matches is retried, and a training script with a fault would run five times.
     """
@@ -55,6 +59,7 @@ def retry_strategy() -> dict[str, Json]:
             {"onStatusReason": "Host EC2*", "action": "RETRY"},
             {"onReason": "CannotPullContainer*", "action": "RETRY"},
             {"onExitCode": NOT_ADMITTED, "action": "RETRY"},
+            *([{"onExitCode": RETRY_HERE, "action": "RETRY"}] if parent else []),
             {"onReason": "*", "action": "EXIT"},
         ],
     }
@@ -133,14 +138,20 @@ def volumes(warmed: str | None = None, *, standing: bool = False) -> list[Json]:
 
 
 def entry_point(
-    machine: Machine, image: str, command: Sequence[str], *, warmed: str | None = None, standing: bool = False
+    machine: Machine,
+    image: str,
+    command: Sequence[str],
+    *,
+    warmed: str | None = None,
+    standing: bool = False,
+    parent: bool = False,
 ) -> dict[str, Json]:
     """
     The gate becomes the job: same container, same limits, libraries, network. What to take unless it cannot be.
 
-    `standing`: the gate asks an aggregator that is there before and after the job.
+    `standing`: the gate asks an aggregator that is there before and after the job. `parent`: it becomes its parent.
     """
-    whole = (*(STANDING_GATE if standing else GATE), *command)
+    whole = (*(STANDING_GATE if standing else PARENT if parent else GATE), *command)
     made = container(machine, image, whole, warmed=warmed, standing=standing)
     return {**made, "volumes": volumes(warmed, standing=standing)}
 
@@ -196,6 +207,7 @@ def multi_node(
     apart: bool,
     warmed: str | None = None,
     standing: bool = False,
+    parent: bool = False,
 ) -> dict[str, Json]:
     """
     Several nodes, all alike. Only the main node's failure makes Batch try again: so every child's verdict is told to
@@ -205,12 +217,12 @@ def multi_node(
     if apart:
         body["ecsProperties"] = gate_container(machine, image, command)
     else:
-        body["container"] = entry_point(machine, image, command, warmed=warmed, standing=standing)
+        body["container"] = entry_point(machine, image, command, warmed=warmed, standing=standing, parent=parent)
     return {
         "jobDefinitionName": name,
         "type": "multinode",
         "nodeProperties": {"numNodes": nodes, "mainNode": 0, "nodeRangeProperties": [body]},
-        "retryStrategy": retry_strategy(),
+        "retryStrategy": retry_strategy(parent=parent),
         "propagateTags": True,
     }
 
@@ -226,6 +238,9 @@ def all_files(
         "multi-node.json": multi_node(name, machine, image, command, nodes=nodes, apart=False, warmed=warmed),
         "multi-node-standing.json": multi_node(
             f"{name}-standing", machine, image, command, nodes=nodes, apart=False, warmed=warmed, standing=True
+        ),
+        "multi-node-run.json": multi_node(
+            f"{name}-run", machine, image, command, nodes=nodes, apart=False, warmed=warmed, parent=True
         ),
         "multi-node-container.json": multi_node(f"{name}-apart", machine, image, command, nodes=nodes, apart=True),
         "launch-template.json": launch_template(machine, script),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from healthd.core.errors import BadInputError, words_of
 from healthd.core.model import NodeState
 from healthd.postmortem.flight_recorder import MAX_BYTES, Dump, Operation, read_dump
 from healthd.postmortem.judge import FailedCheck, Measured
-from healthd.postmortem.notes import Notes, Words, option_of
+from healthd.postmortem.notes import RAS, Notes, Words, option_of
 
 MAX_FILES = 256
 TAIL_BYTES = 256 * 1024
@@ -33,6 +34,12 @@ EARLIER_SECONDS = 1.0  # clocks of files and of the kernel log are not exactly o
 DUMP_SECONDS = 10.0  # torch writes dumps after the first death; longer than that nobody waits
 DUMP_LOOK_SECONDS = 0.25
 CHECK_STARTS_SECONDS = 1.0  # less than that left: no check is begun
+RAS_ADDRESS = "localhost:28028"
+RAS_SECONDS = 6.0  # NCCL waits 5 s for the processes of other nodes
+MAX_RAS_BYTES = 128 * 1024
+READ_BYTES = 65536
+NEURON_DUMPS = ("/tmp/neuron-core-dump",)  # and /tmp/neuron-core-dumps, which AWS's guide names
+MAX_NEURON_LOGS = 32
 # Where torch writes dumps without a variable that says so, by version.
 DUMP_PREFIXES = ("/tmp/nccl_trace_rank_", "~/.cache/torch/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")
 DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -44,7 +51,8 @@ DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 def complete(notes: Notes, patterns: Iterable[str]) -> Notes:
     """The notes of the parent and what the node holds: log files, torch's error file and dumps, the kernel log."""
     unread: list[str] = []
-    files = [*_log_files(notes, patterns, unread), *_error_file(notes, unread)]
+    files = [*_ras_status(notes, unread), *_log_files(notes, patterns, unread), *_error_file(notes, unread)]
+    files += _neuron_logs(notes, unread)
     dumps = _wait_for_dumps(notes, unread)
     return replace(
         notes, files=tuple(files), dumps=tuple(dumps), kernel=tuple(_kernel_log(notes, unread)), unread=tuple(unread)
@@ -103,6 +111,95 @@ def _error_file(notes: Notes, unread: list[str]) -> Iterator[Words]:
         words = _tail(name, notes, unread)
         if words is not None:
             yield replace(words, rank=notes.rank)
+
+
+def _neuron_logs(notes: Notes, unread: list[str]) -> Iterator[Words]:
+    """
+    The ends of the runtime's logs in Neuron's core dumps of this job.
+
+    https://awsdocs-neuron.readthedocs-hosted.com/en/latest/neuron-runtime/explore/core-dump-deep-dive.html
+    """
+    named = notes.environment.get("NEURON_RT_LOCAL_CORE_DUMP_DIRECTORY")
+    # The place has fields of the runtime's own (`dt-%d-cid-%c`): whatever they are filled with is a folder of ours.
+    places = [named.partition("%")[0]] if named is not None else list(NEURON_DUMPS)
+    for place in places:
+        if not place:
+            continue
+        pattern = os.path.join(notes.directory, glob.escape(place) + "*", "**", "nrt-*.log")
+        for name in sorted(glob.iglob(pattern, recursive=True))[:MAX_NEURON_LOGS]:
+            try:
+                # In a place that all jobs share, other users' dumps are of other jobs.
+                if named is None and os.stat(name).st_uid != os.getuid():
+                    continue
+            except OSError:
+                continue
+            words = _tail(name, notes, unread)
+            if words is not None:
+                yield words
+
+
+def _ras_status(notes: Notes, unread: list[str]) -> Iterator[Words]:
+    """
+    What NCCL's RAS says of the communicators, where ranks of this node still live; it is noted and not judged.
+
+    NCCL 2.24 and later answer in every process: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html
+    """
+    named = notes.environment.get("NCCL_RAS_ADDR")
+    spoken = any("NCCL" in text for words in notes.streams for _, text in words.chunks)
+    if notes.environment.get("NCCL_RAS_ENABLE") == "0" or not (named or spoken):
+        return
+    host, _, port = (named or RAS_ADDRESS).rpartition(":")
+    try:
+        text = read_ras(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return  # no process of NCCL lives any more
+    except (OSError, ValueError) as error:
+        unread.append(f"NCCL RAS at {named or RAS_ADDRESS}: {words_of(error)}")
+        return
+    yield Words(name=RAS, bytes=len(text), chunks=((time.time(), text),))
+
+
+def read_ras(host: str, port: int) -> str:
+    """
+    The status of all communicators as text, as `ncclras` asks for it; OSError where nobody tells within RAS_SECONDS.
+
+    ValueError for another program's words: what listens there need not be NCCL.
+    """
+    deadline = time.monotonic() + RAS_SECONDS
+    with socket.create_connection((host, port), RAS_SECONDS) as line:
+        line.sendall(b"CLIENT PROTOCOL 2\n")
+        heard = b""
+        while b"\n" not in heard and len(heard) < MAX_RAS_BYTES:
+            heard += _next_of(line, deadline)
+        if not heard.startswith(b"SERVER PROTOCOL "):
+            raise ValueError(f"it does not speak NCCL's RAS protocol: {heard[:40]!r}")
+        line.sendall(b"VERBOSE STATUS\n")
+        status = b""
+        while len(status) < MAX_RAS_BYTES:
+            try:
+                part = line.recv(READ_BYTES) if not _too_late(line, deadline) else b""
+            except TimeoutError:
+                break  # what came until then is worth having
+            if not part:
+                break
+            status += part
+    return status[:MAX_RAS_BYTES].decode("utf-8", "backslashreplace")
+
+
+def _next_of(line: socket.socket, deadline: float) -> bytes:
+    if _too_late(line, deadline):
+        raise TimeoutError("it did not answer in time")
+    part = line.recv(READ_BYTES)
+    if not part:
+        raise ConnectionError("it closed the connection")
+    return part
+
+
+def _too_late(line: socket.socket, deadline: float) -> bool:
+    """Whether the time is over; else the line waits no longer than until then."""
+    left = deadline - time.monotonic()
+    line.settimeout(max(0.001, left))
+    return left <= 0
 
 
 def _error_text(text: str) -> str | None:

@@ -272,26 +272,29 @@ _ANY_LOG = re.compile("|".join(f"(?:{_GROUP.sub('(?:', each.regex.removeprefix('
 
 
 def find(lines: Iterable[Line]) -> list[Finding]:
-    """What the catalogue knows of these lines, oldest first within a source; what the job survived is left out."""
+    """
+    What the catalogue knows of these lines, oldest first within a source; what the job survived is left out.
+
+    From the end on: before SURVIVED_LINES of ordinary output of a rank nothing counts, and nothing is searched.
+    """
     found: list[Finding] = []
-    since: dict[tuple[str, str, int | None], int] = {}  # ordinary lines so far
-    marks: list[tuple[tuple[str, str, int | None], int]] = []
-    counts: dict[str, int] = {}
-    for order, line in enumerate(lines):
+    after: dict[tuple[str, str, int | None], int] = {}  # ordinary lines so far
+    for order, line in reversed(list(enumerate(lines))):
         key = (line.node, line.source, line.rank)
+        if after.get(key, 0) >= SURVIVED_LINES:
+            continue
         finding = _match(line, order)
         if finding is not None:
-            counts[line.source] = counts.get(line.source, 0) + 1
-            if counts[line.source] <= MAX_FINDINGS:
-                found.append(finding)
-                marks.append((key, since.get(key, 0)))
+            found.append(finding)
         elif not line.kernel and not _ORDINARY.search(line.text):
-            since[key] = since.get(key, 0) + 1
-    return [
-        finding
-        for finding, (key, before) in zip(found, marks, strict=True)
-        if since.get(key, 0) - before < SURVIVED_LINES
-    ]
+            after[key] = after.get(key, 0) + 1
+    counts: dict[str, int] = {}
+    first: list[Finding] = []
+    for finding in reversed(found):
+        counts[finding.source] = counts.get(finding.source, 0) + 1
+        if counts[finding.source] <= MAX_FINDINGS:
+            first.append(finding)
+    return first
 
 
 def _match(line: Line, order: int) -> Finding | None:

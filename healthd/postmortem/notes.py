@@ -19,13 +19,15 @@ from healthd.postmortem.judge import Case, Ended, Line, Measured, Stop, lines_of
 
 MAX_NOTES_BYTES = 64 * 1024 * 1024
 # Of notes that are sent: what all nodes of a job send is held and judged together.
-MAX_SENT_TEXT = 384 * 1024  # characters of output: what eight ranks say with a traceback each
+MAX_SENT_TEXT = 256 * 1024  # characters of output: what eight ranks say with a traceback each
 MIN_SENT_TEXT = 24 * 1024
 MAX_JOB_TEXT = 32 * 1024 * 1024
 MAX_SENT_BYTES = 1024 * 1024
 MAX_PACKED_BYTES = 768 * 1024
 MAX_SENT_LINE = 1000
 MAX_SENT_WORDS = 100
+RAS = "NCCL RAS"
+"""What NCCL's own status is called among the files: it is for people, and no line of it is judged."""
 # Who a process is among all ranks of its job; what counts nodes is not among them.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -170,6 +172,8 @@ def _lines(notes: Notes) -> Iterator[Line]:
         {"-l", "--label"} & set(notes.command)
     )
     for words in (*notes.streams, *notes.files):
+        if words.name == RAS:
+            continue
         rank = words.rank if words.rank is not None else notes.rank
         for line in lines_of(notes.host, words.name, words.chunks, rank=rank, labelled=labelled):
             yield line if line.at is not None else replace(line, at=words.modified)

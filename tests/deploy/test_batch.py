@@ -15,7 +15,9 @@ import pytest
 
 from checks import catalog
 from deploy.batch import definitions, hosts
+from healthd.cli.hooks.preflight import preflight
 from healthd.hooks.launchers import batch as batch_launcher
+from healthd.postmortem import EXIT_CODES
 from tests.deploy.batch_kit import FOLDER, ROOT, complaints, load, load_settings
 
 SCRIPT = FOLDER / "user-data.sh"
@@ -26,6 +28,7 @@ OPERATIONS = {
     "multi-node.json": ("batch", "RegisterJobDefinition"),
     "multi-node-container.json": ("batch", "RegisterJobDefinition"),
     "multi-node-standing.json": ("batch", "RegisterJobDefinition"),
+    "multi-node-run.json": ("batch", "RegisterJobDefinition"),
     "launch-template.json": ("ec2", "CreateLaunchTemplate"),
     "compute-environment.json": ("batch", "CreateComputeEnvironment"),
     "job-queue.json": ("batch", "CreateJobQueue"),
@@ -217,6 +220,18 @@ def test_the_code_that_is_tried_again_is_the_one_that_the_gate_ends_with() -> No
     from healthd.hooks.preflight.hook import NOT_ADMITTED
 
     assert str(NOT_ADMITTED) == definitions.NOT_ADMITTED
+
+
+@pytest.mark.parametrize(("outlook", "code"), EXIT_CODES.items())
+def test_a_job_below_a_parent_is_tried_again_where_its_verdict_says_so(outlook: str, code: int) -> None:
+    definition = load("multi-node-run.json")
+    rules = definition["retryStrategy"]["evaluateOnExit"]
+    retried = batch_retries(rules, code=str(code), reason="", status="Essential container in task exited") == "RETRY"
+    assert retried == outlook.startswith("retry")
+    (container,) = containers(definition)
+    options = container["command"][2 : container["command"].index("--")]
+    asked = preflight.make_context("preflight", [*options, "--", "true"], resilient_parsing=True).params
+    assert (asked["run"], asked["exit_style"]) == (True, "verdict")
 
 
 def test_the_main_node_of_the_definition_is_the_one_whose_gate_leads() -> None:

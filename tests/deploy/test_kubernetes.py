@@ -41,6 +41,7 @@ from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
 from healthd.node.maintenance import NEEDS as NODES_NEED
 from healthd.node.occupancy.pods import NEEDS as PODS_NEED
+from healthd.postmortem import EXIT_CODES
 from tests.aggregator.world import result, state
 from tests.deploy.kubernetes_kit import OVERLAYS, node_pod, of_config_map
 from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
@@ -501,6 +502,21 @@ def test_preflight_of_the_example_is_told_what_kubernetes_does_not_tell_a_pod() 
     assert job["spec"]["completionMode"] == "Indexed"
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["publishNotReadyAddresses"] is True, "ranks meet before they are ready"
+
+
+def test_a_job_below_a_parent_is_tried_again_where_its_verdict_says_so() -> None:
+    job = next(item for item in examples() if item["kind"] == "Job" and item["metadata"]["name"] == "watched")
+    (work,) = job["spec"]["template"]["spec"]["containers"]
+    assert work["command"][1:4] == ["preflight", "--run", "--exit-style=verdict"]
+    rules = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    actions = {code: rule["action"] for rule in rules for code in rule["onExitCodes"]["values"]}
+    assert {outlook: actions[code] for outlook, code in EXIT_CODES.items()} == {
+        "retry elsewhere": "Ignore",
+        "retry here": "Count",
+        "do not retry": "FailJob",
+        "stopped": "FailJob",
+    }
+    assert job["spec"]["backoffLimit"] >= job["spec"]["completions"], "else no counted retry would be left"
 
 
 def test_gate_of_the_example_finds_what_was_compiled_before_and_may_compile() -> None:

@@ -27,7 +27,7 @@ from healthd.hooks.preflight.hook import NOT_ADMITTED
 from healthd.hooks.stopping import Stopped, stoppable
 
 if TYPE_CHECKING:
-    from healthd.hooks.preflight.hook import Outcome, Plain, Task
+    from healthd.hooks.preflight.hook import Outcome, Plain, Start, Task
 
 JOB = "preflight"
 SECRET_CHARACTERS = 16
@@ -56,6 +56,7 @@ SECTIONS = {
     "The job and its nodes": ("job", "attempt", "nnodes", "node_rank", "main", "min_nodes"),
     "What is asked": ("tier", "max_age", "collective", "wait", "mode", "fault"),
     "The answer": ("as_json",),
+    "The job's end": ("run", "exit_style"),
 }
 
 
@@ -92,6 +93,14 @@ SECTIONS = {
     "--wait", metavar="T", help="Maximum time to wait for the admission, as 5m (default 10m); that of rank 0 counts."
 )
 @click.option("--mode", help="enforce or observe.")
+@click.option(
+    "--run", is_flag=True, default=None, help="Stay as the command's parent and say why the job died (healthd run)."
+)
+@click.option(
+    "--exit-style",
+    type=click.Choice(["command", "verdict"]),
+    help="With --run: exit as the command did (default), or by what a retry can do.",
+)
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON before the command starts.")
 @click.option("--sidecar", hidden=True, help="Of the hook alone: descriptor, process id, start and folder.")
@@ -127,11 +136,39 @@ def preflight(sidecar: str | None, as_json: bool, command: tuple[str, ...], **op
     arguments = sys.argv[sys.argv.index("preflight") + 1 :]
     try:
         with stoppable() as signals:
-            end = run_hook(place, command, arguments, lambda outcome: _show(place, outcome, as_json=as_json), signals)
+            end = run_hook(
+                place,
+                command,
+                arguments,
+                lambda outcome: _show(place, outcome, as_json=as_json),
+                signals,
+                keeps_notes=settings.preflight.run and place.rank == 0,
+            )
     except Stopped as stop:
         click.echo(f"healthd: stopped by {stop}; not admitted", err=True)
         return NOT_ADMITTED
-    return end if isinstance(end, int) else become(end.command, end.environment)
+    return end if isinstance(end, int) else become(_command(settings, place, end), end.environment)
+
+
+def _command(settings: Settings, place: Place, start: Start) -> tuple[str, ...]:
+    """What the hook becomes: the command, or `healthd run`, which tells the aggregator of this gate of a bad end."""
+    from healthd.hooks.preflight.hook import node_name
+
+    if not settings.preflight.run:
+        return start.command
+    asked = settings.preflight
+    job, attempt = job_of(settings, place)
+    tell = ("--job", job, "--attempt", str(attempt), "--node", node_name(place.rank), "--aggregator", start.aggregator)
+    token = () if asked.token_file is None else ("--token-file", str(asked.token_file))
+    isolated = "-I" if sys.flags.isolated else "-P"
+    run = (sys.executable, isolated, "-m", "healthd", "run", *tell, *token, "--exit-style", asked.exit_style)
+    return (*run, "--", *start.command)
+
+
+def job_of(settings: Settings, place: Place) -> tuple[str, int]:
+    """The job's name and its attempt."""
+    asked = settings.preflight
+    return asked.job or place.job or JOB, asked.attempt if asked.attempt is not None else place.attempt
 
 
 def find_my_place(settings: Settings) -> Place:
@@ -248,9 +285,10 @@ def build_task(settings: Settings, place: Place, *, parent: int, began: float) -
     host, port = _main_address(place.main, asked.port)
     if place.source == ALONE and place.main == LOOPBACK:
         port = _free_port()  # nobody else has to know it, and another job may check on this machine at the same time
+    job, attempt = job_of(settings, place)
     request = GateRequest(
-        job=asked.job or place.job or JOB,
-        attempt=asked.attempt if asked.attempt is not None else place.attempt,
+        job=job,
+        attempt=attempt,
         nodes=tuple(node_name(rank) for rank in range(place.size)),
         min_nodes=asked.min_nodes,
         tier=asked.tier,
@@ -275,6 +313,7 @@ def build_task(settings: Settings, place: Place, *, parent: int, began: float) -
         token=_read_secret(asked.token_file),
         parent=parent,
         main_counts=place.main_counts,
+        keeps_notes=asked.run,
         policy=policy_of(settings.policy),
     )
 

@@ -175,8 +175,17 @@ class PreflightSettings:
     collective: bool = True
     """Run collectives over the nodes together first, where there is more than one."""
 
+    run: bool = False
+    """Stay as the parent of the command, as `healthd run` does, and say after a bad end why the job died. The
+    aggregator of rank 0 lives as long as rank 0's command and receives the notes of all nodes."""
+
+    exit_style: Literal["command", "verdict"] = "command"
+    """What a command that ended badly exits with, with `run`: its own code, or one by what a retry can do."""
+
     def __post_init__(self) -> None:
         _check_attempt(self.attempt)
+        if self.exit_style == "verdict" and not self.run:
+            raise ValueError("exit_style: verdict goes with run, which says what a job died of")
 
 
 def _check_attempt(attempt: int | None) -> None:

@@ -49,7 +49,8 @@ class Task:
     aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to confirm the
     start, `gone_seconds` after how long without an answer the main node counts as gone, `linger_seconds` how long the
     main node waits for the others to hear the end. `main_counts`: the launcher takes the exit code of rank 0 for the
-    job's, so that nothing may start without it. `policy` is what the gate's aggregator goes by, by keys of
+    job's, so that nothing may start without it. `keeps_notes`: the commands have parents that tell of a bad end, so the
+    aggregator lives as long as rank 0's command. `policy` is what the gate's aggregator goes by, by keys of
     `[policy]`; what is not named is as always.
     """
 
@@ -68,6 +69,7 @@ class Task:
     token: str | None
     parent: int
     main_counts: bool = False
+    keeps_notes: bool = False
     policy: Mapping[str, Plain] = field(default_factory=dict)
 
     @property
@@ -108,6 +110,8 @@ class Outcome:
     hosts: tuple[str, ...] = ()
     decision: Decision | None = None
     message: str = ""
+    aggregator: str = ""
+    """The URL of the gate's aggregator, for who tells it of the job's end."""
     hosts_of: Mapping[str, str] = field(default_factory=dict)
     """The hosts of the ranks that the decision or the message names, as far as they are known; for people."""
 
@@ -195,6 +199,7 @@ class Start:
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    aggregator: str = ""
 
 
 def run_hook(
@@ -203,9 +208,13 @@ def run_hook(
     sidecar_arguments: Sequence[str],
     show: Callable[[Outcome], None],
     signals: Signals,
+    *,
+    keeps_notes: bool = False,
 ) -> int | Start:
     """
     The exit code when the command is not to be started here.
+
+    `keeps_notes`: the sidecar may have the aggregator live on, and is not waited for.
 
     `sidecar_arguments` are this command's own, for the sidecar which gets `--sidecar` besides. Raises HealthdError in
     one line. Whatever is raised here ends the sidecar, for which `signals` are deferred.
@@ -225,12 +234,13 @@ def run_hook(
             outcome = _read_outcome(words, sidecar)
             show(outcome)
             if outcome.kind == "run":
-                start = Start(command=command, environment=environment_of(place, outcome, os.environ))
+                environment = environment_of(place, outcome, os.environ)
+                start = Start(command=command, environment=environment, aggregator=outcome.aggregator)
                 with contextlib.suppress(OSError):  # a sidecar that has ended may have said why
                     own.send(b"\n")  # nothing can fail here any more but the command: it is confirmed now
                 outcome = dataclasses.replace(_read_outcome(words, sidecar), decision=outcome.decision)
                 if outcome.kind == "run":
-                    if outcome.decision is None or not outcome.decision.excluded:
+                    if not keeps_notes and (outcome.decision is None or not outcome.decision.excluded):
                         sidecar.wait()  # nobody is parked, so the sidecar has nothing left to do
                     return start
                 show(dataclasses.replace(outcome, decision=None))  # which was shown

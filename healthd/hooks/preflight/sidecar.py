@@ -203,6 +203,7 @@ def options_of(task: Task) -> dict[str, str]:
         "--max-age": asked.max_age_seconds,
         "--mode": None if asked.mode is None else asked.mode.value,
         "--collective": asked.collective,
+        "--run": True if task.keeps_notes else None,
     }
     return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -327,6 +328,9 @@ ROLL_CALL_SECONDS = 3.0
 RANKS_PER_SECOND = 200.0
 # Processes of other local ranks fetch the outcome by themselves and are not counted by the handshake.
 OTHER_RANKS_SECONDS = 1.5
+# Of a bad end: as long as `healthd run` waits for a verdict; and until those who were held have read it.
+NOTES_SECONDS = 75.0
+ANSWERED_SECONDS = 2.0
 
 
 Prepare = Callable[[Outcome], bool]
@@ -446,7 +450,9 @@ async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], p
     if task.node in included:
         hosts = tuple(node.address or node.node for node in decision.nodes)
         rank, size = included.index(task.node), len(included)
-        outcome = dataclasses.replace(outcome, kind="run", rank=rank, size=size, main=hosts[0], hosts=hosts)
+        outcome = dataclasses.replace(
+            outcome, kind="run", rank=rank, size=size, main=hosts[0], hosts=hosts, aggregator=task.url
+        )
         if not await in_thread("line to the hook", lambda: prepare(outcome)):
             raise ParentEndedError("the hook has ended")
     settled = await acknowledge(task, decision)
@@ -502,6 +508,8 @@ async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> Non
     if decision is None or not task.probes:
         return
     parks = outcome.kind != "exit" and bool(decision.excluded)
+    if outcome.kind == "run" and task.keeps_notes and task.leads:
+        await _notes_judged(task, decision)
     if outcome.kind == "run" and parks:
         await asyncio.wait({parent})
         with contextlib.suppress(HealthdError):
@@ -511,6 +519,30 @@ async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> Non
             await watch.first(_job_ended(task, decision))
     if task.leads:
         await _others_told(task, decision, until_over=parks)
+
+
+async def _notes_judged(task: Task, decision: Decision) -> None:
+    """
+    On the main node: until its command and the parent of that have ended, whatever signals come; and where somebody
+    told of a bad end then, until that has been judged and answered.
+    """
+    await _exited(task.parent)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + NOTES_SECONDS
+    path, line = f"/v1/gates/{decision.id}/postmortem", line_to_main(task)
+    with contextlib.suppress(HealthdError):
+        while loop.time() < end:
+            try:
+                found = await line.call(lambda aggregator: aggregator.get(path))
+            except RefusedError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                end = min(end, loop.time() + task.linger_seconds)  # its own end was a good one
+            else:
+                if found["postmortem"]["phase"] == "final":
+                    break
+            await asyncio.sleep(0.5)
+    await asyncio.sleep(ANSWERED_SECONDS)
 
 
 async def _job_ended(task: Task, decision: Decision) -> None:
@@ -541,6 +573,12 @@ async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> N
 
 async def _parent_ended(parent: int, ended: asyncio.Event) -> None:
     """Until the process that is the hook, or that the hook has become, has ended, or `ended` says that it ends."""
+    await _exited(parent, ended)
+
+
+async def _exited(parent: int, ended: asyncio.Event | None = None) -> None:
+    """Until the process that was our parent at the start has ended, or `ended` is set."""
+    ended = asyncio.Event() if ended is None else ended
     try:
         descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
