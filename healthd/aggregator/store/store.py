@@ -35,7 +35,6 @@ from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
 from healthd.aggregator.store.session import (
     AwayError,
-    Creator,
     FencedError,
     RefusedWorkError,
     Session,
@@ -340,19 +339,19 @@ class Store:
         cls,
         url: str,
         *,
-        creator: Creator | None = None,
+        engine: sa.Engine | None = None,
         make_writer: Callable[[Session], Writer] = Writer,
     ) -> Self:
         """
         Open or make the database, bring its schema up to date and take it over.
 
-        `creator` opens connections of the driver in its place, and `make_writer` runs the jobs: a simulation has
-        neither files nor threads.
+        `engine` is used instead of one made for the URL, and `make_writer` runs the jobs: a simulation has neither
+        files nor threads.
 
         ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
         and the remedy, and never the password.
         """
-        session = Session(parse(url), creator=creator)
+        session = Session(parse(url), engine=engine)
         store = cls(session, make_writer(session))
         try:
             store._prepare()
