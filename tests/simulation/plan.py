@@ -12,6 +12,8 @@ STEPS = 30
 """Events of a plan, jobs and faults together."""
 FIRST_AT, PAUSE_SECONDS = 3.0, 6.0
 JOBS = ("j1", "j2", "j3", "j4", "j5", "j6")
+RUNS = ("5", "20", "60", "900")
+"""How long a job runs, in seconds; the longest outlives every other gate."""
 WAYS = ("cut", "lose", "lose-answers", "slow", "repeat", "bad")
 """What may be wrong with a way, see `TROUBLES` of `world`."""
 
@@ -40,7 +42,7 @@ class Plan:
 
 def _ask(chance: random.Random) -> tuple[str, ...]:
     nodes = chance.sample(NODES, chance.choice((1, 1, 2, 3)))
-    return chance.choice(JOBS), "+".join(nodes), chance.choice(("5", "20", "60")), chance.choice(("5", "20", "60"))
+    return chance.choice(JOBS), "+".join(nodes), chance.choice(("5", "20", "60")), chance.choice(RUNS)
 
 
 def _node(chance: random.Random) -> tuple[str, ...]:
@@ -72,7 +74,7 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], tuple[str, ...]]]] = {
     "reboot-node": (0.7, lambda chance: (*_node(chance), _seconds(chance))),
     "freeze-node": (0.7, lambda chance: (*_node(chance), _seconds(chance))),
     "trouble": (4.0, _trouble),
-    "disk": (1.5, lambda chance: (chance.choice(("slow", "fails", "fails-after")), _seconds(chance))),
+    "disk": (2.5, lambda chance: (chance.choice(("slow", "fails", "fails-after")), _seconds(chance))),
     "clock": (0.4, lambda chance: (chance.choice(("-5", "30", "86400")),)),
     "copy": (0.4, lambda _: ()),
     "restore": (0.3, lambda _: ()),

@@ -13,7 +13,6 @@ import math
 import os
 import secrets
 import socket
-import sqlite3
 import struct
 import threading
 import time
@@ -87,10 +86,6 @@ AWAY = {
 }
 
 
-Creator = Callable[[], sqlite3.Connection]
-"""Opens a connection to a database that is no file."""
-
-
 def parse(text: str) -> sa.URL:
     """
     The URL of a database that can be used here, with its driver at hand; else ConfigError.
@@ -146,9 +141,9 @@ def remedy_of(line: str) -> tuple[str, bool]:
     return "look at the database and its log", False
 
 
-def make_engine(url: sa.URL, creator: Creator | None = None) -> sa.Engine:
-    """The engine of a parsed URL; nothing is opened yet. `creator` opens its connections instead of the driver."""
-    return _sqlite_engine(url, creator) if url.get_backend_name() == "sqlite" else _server_engine(url)
+def make_engine(url: sa.URL) -> sa.Engine:
+    """The engine of a parsed URL; nothing is opened yet."""
+    return _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _server_engine(url)
 
 
 def _server_engine(url: sa.URL) -> sa.Engine:
@@ -167,11 +162,10 @@ def _server_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _sqlite_engine(url: sa.URL, creator: Creator | None) -> sa.Engine:
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
     # `?timeout=` in the URL says otherwise how long to wait for another program that looks into the file.
     arguments = {"check_same_thread": False} | ({} if "timeout" in url.query else {"timeout": LOCKED_SECONDS})
-    opened_by: dict[str, Any] = {} if creator is None else {"creator": creator}
-    engine = sa.create_engine(url, poolclass=sa.StaticPool, connect_args=arguments, **opened_by)
+    engine = sa.create_engine(url, poolclass=sa.StaticPool, connect_args=arguments)
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
@@ -440,14 +434,14 @@ class Session:
     database for people, without its password.
     """
 
-    def __init__(self, url: sa.URL, shard: str, *, creator: Creator | None = None) -> None:
+    def __init__(self, url: sa.URL, shard: str, *, engine: sa.Engine | None = None) -> None:
         self.place = place_of(url)
         self.shard = shard
         self.holder = new_holder()
         self.term = 0
         self.renewed_at = -math.inf
         path = file_of(url)
-        self._engine = make_engine(url, creator)
+        self._engine = make_engine(url) if engine is None else engine
         self._path = path
         self._lock = None if path is None else FileLock(path)
         self._connection: sa.Connection | None = None

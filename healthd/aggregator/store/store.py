@@ -38,7 +38,6 @@ from healthd.aggregator.store.session import (
     DEFAULT_SHARD,
     LEASE_SECONDS,
     AwayError,
-    Creator,
     FencedError,
     Leadership,
     RefusedWorkError,
@@ -348,7 +347,7 @@ class Store:
         shard: str = DEFAULT_SHARD,
         advertised: str = "",
         seen: Leadership | None = None,
-        creator: Creator | None = None,
+        engine: sa.Engine | None = None,
         make_writer: Callable[[Session], Writer] = Writer,
     ) -> Self:
         """
@@ -357,13 +356,13 @@ class Store:
         `advertised` is the URL at which its leader answers from now on. With `seen` it is taken over only from the
         leader that was seen to be gone: NotVacantError where that one works, or somebody else was faster.
 
-        `creator` opens connections of the driver in its place, and `make_writer` runs the jobs: a simulation has
-        neither files nor threads.
+        `engine` is used instead of one made for the URL, and `make_writer` runs the jobs: a simulation has neither
+        files nor threads.
 
         ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
         and the remedy, and never the password.
         """
-        session = Session(parse(url), shard, creator=creator)
+        session = Session(parse(url), shard, engine=engine)
         store = cls(session, make_writer(session))
         try:
             store._prepare(advertised, seen)
