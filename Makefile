@@ -114,6 +114,10 @@ bench-localize: $(STAMP) ## localisation over simulated fleets (a quarter of an 
 soak: $(STAMP) ## faults at random in links and processes of six real daemons: who is named? (root; about ten minutes)
 	@$(BIN)/python -m tests.netns.soak
 
+.PHONY: drill
+drill: $(STAMP) ## a game day: three aggregators on a PostgreSQL, killed, frozen and cut off; what was lost (two minutes; PostgreSQL)
+	@$(BIN)/python -m tests.drill
+
 docs: $(STAMP) ## generate docs/checks, docs/reasons.md, docs/runbooks/reasons, and the walks of docs/architecture.md
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m tests.walks

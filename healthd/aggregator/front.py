@@ -284,7 +284,7 @@ class Front:
                 return
             if asked.begun or not _repeatable(scope):
                 raise HttpError(503, f"{failed}; ask again", {"retry-after": "1"})
-            log.info("%s %s: %s; it is asked again once somebody leads", scope["method"], scope["path"], failed)
+            log.debug("%s %s: %s; it is asked again once somebody leads", scope["method"], scope["path"], failed)
             former, until = where, asyncio.get_running_loop().time() + TAKEOVER_SECONDS
 
     async def _whereto(self, former: tuple[str, int] | None, until: float) -> tuple[str, int] | None:
