@@ -27,6 +27,7 @@ from typing import Any
 import httpx
 
 from checks.contract import Status, Tier
+from healthd.aggregator.store import DEFAULT_SHARD, step_down
 from healthd.core.wire import encode
 from tests.aggregator.cluster import Cluster
 from tests.aggregator.parts import result, spec, state
@@ -295,12 +296,9 @@ class Fleet:
         leader = await self.leader()
 
         async def deposed() -> None:
-            said = await asyncio.to_thread(
-                self.cluster.healthd, "aggregator", "--database", self.server.url, "--step-down"
-            )
-            assert said.code == 0, said.err
+            await asyncio.to_thread(step_down, self.server.url, DEFAULT_SHARD)
 
-        yield await self.through("the leader is told to step down (with the command)", deposed, but=leader)
+        yield await self.through("the leader is told to step down", deposed, but=leader)
 
         async def lost() -> None:
             await asyncio.to_thread(self.server.stop)
