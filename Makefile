@@ -121,6 +121,10 @@ STEPS ?= 30
 simulate: $(STAMP) ## a site in virtual time with faults at random (SEED, SCHEDULES, STEPS; docs/simulation.md)
 	@$(BIN)/python -m tests.simulation --seed $(SEED) --schedules $(SCHEDULES) --steps $(STEPS)
 
+.PHONY: drill
+drill: $(STAMP) ## a game day: three aggregators on a PostgreSQL, killed, frozen and cut off; what was lost (two minutes; PostgreSQL)
+	@$(BIN)/python -m tests.drill
+
 docs: $(STAMP) ## generate docs/checks, docs/reasons.md, docs/runbooks/reasons, and the walks of docs/architecture.md
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m tests.walks

@@ -208,7 +208,8 @@ async def livez() -> Response:
 )
 async def readyz(request: Request, verbose: str | None = None) -> Response:
     """
-    200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here).
+    200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here); also of
+    one that stands by and reaches the leader.
 
     What keeps it from admitting is said, but is no reason to send nobody. `?verbose` names each gate and node that an
     internal error of the aggregator stops, and each task that has failed since the start.
@@ -280,7 +281,7 @@ async def targets(request: Request, pool: str | None = None) -> list[TargetGroup
     return found
 
 
-@router.post("/v1/nodes/{node}/sync", dependencies=[SYNC], responses=problems(409))
+@router.post("/v1/nodes/{node}/sync", dependencies=[SYNC], responses=problems(409, 421))
 async def sync(
     node: str,
     wait: Wait,

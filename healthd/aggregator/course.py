@@ -32,7 +32,7 @@ from healthd.core.tasks import LogOnce, wait_for
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 1.0
-AGAIN_SECONDS = 1.0
+AGAIN_SECONDS = 0.5
 """The pause after a takeover that failed, or that another one was faster in."""
 HANGS_SECONDS = 5.0
 """A look that takes so long is ended, and the connection made anew."""
@@ -166,7 +166,8 @@ class Course:
     async def _try(self, vacant: Leadership) -> Store | None:
         try:
             store = await asyncio.to_thread(self._take, vacant)
-        except NotVacantError:
+        except NotVacantError as error:
+            self._trouble.say(f"{self._shard} is not taken over: {error}", logging.INFO)
             return None
         except HealthdError as error:
             self._trouble.say(f"{self._shard} could not be taken over: {error}")

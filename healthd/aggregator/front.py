@@ -282,9 +282,11 @@ class Front:
             failed = await self._ask(asked, receive, send)
             if failed is None:
                 return
-            if asked.begun or not _repeatable(scope):
+            if asked.begun:
+                return  # the caller has a part of the answer; the server cuts the connection, so that it sees that
+            if not _repeatable(scope):
                 raise HttpError(503, f"{failed}; ask again", {"retry-after": "1"})
-            log.info("%s %s: %s; it is asked again once somebody leads", scope["method"], scope["path"], failed)
+            log.debug("%s %s: %s; it is asked again once somebody leads", scope["method"], scope["path"], failed)
             former, until = where, asyncio.get_running_loop().time() + TAKEOVER_SECONDS
 
     async def _whereto(self, former: tuple[str, int] | None, until: float) -> tuple[str, int] | None:

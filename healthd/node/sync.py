@@ -14,6 +14,7 @@ import math
 import random
 import re
 import secrets
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
@@ -42,6 +43,13 @@ MAX_ANSWER_BYTES = 2 << 20
 # The title of the problem by which an aggregator says that no open gate has this executor.
 NOT_EXECUTOR = "NotExecutor"
 CONNECT_SECONDS = 5.0
+# A host that is gone without a word is noticed within ten seconds, though a request is held: another one may lead.
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 # By this status an aggregator that stands by says who leads, in the header Leader.
 NOT_LEADER = 421
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,253}/?")
@@ -115,12 +123,13 @@ class AggregatorConnection:
         self._key = key
         self._token_file = settings.token_file
         self._executor = {"executor": settings.executor} if settings.executor is not None else {}
-        self._http = httpx.AsyncClient(
+        transport = httpx.AsyncHTTPTransport(
             verify=context if context is not None else False,  # never used without TLS
             trust_env=False,
-            timeout=httpx.Timeout(CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=4, keepalive_expiry=60.0),
+            socket_options=KEEPALIVE,
         )
+        self._http = httpx.AsyncClient(transport=transport, trust_env=False, timeout=httpx.Timeout(CONNECT_SECONDS))
 
     async def close(self) -> None:
         """Close all connections."""

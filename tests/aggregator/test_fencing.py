@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,9 +136,9 @@ async def test_aggregator_that_is_at_rest_ends_when_another_took_over(tmp_path: 
 
 
 @contextlib.contextmanager
-def opened_elsewhere(url: str) -> Iterator[subprocess.Popen[bytes]]:
+def opened_elsewhere(url: str, code: str = HOLDS) -> Iterator[subprocess.Popen[bytes]]:
     """Another process has the database, for as long as the block."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDS, url], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"open\n"
@@ -209,6 +210,38 @@ async def test_shard_is_taken_over_only_from_the_leader_that_was_seen_to_be_gone
     assert second.term == 2
     second.close()
     watch.close()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_leader_that_froze_in_the_middle_of_a_transaction_is_followed(url: str) -> None:
+    """In a pipeline of statements, which the server's time-out for idle transactions does not end."""
+    code = """
+import sys
+from healthd.aggregator.store.store import Store
+connection = Store.open(sys.argv[1])._session.connect()
+driver = connection.connection.driver_connection
+with driver.pipeline() as pipeline:
+    driver.execute("SELECT term FROM leadership FOR UPDATE").fetchall()
+    driver.pgconn.send_flush_request()
+    driver.pgconn.flush()
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+    with opened_elsewhere(url, code):
+        watch = Watch(url, "default")
+        seen, _ = watch.look()
+        end = time.monotonic() + 2 * LEASE_SECONDS * PATIENCE
+        while True:
+            try:
+                store = Store.open(url, seen=seen)
+                break
+            except NotVacantError:
+                assert time.monotonic() < end, "nobody takes over"
+                time.sleep(0.2)
+        assert store.term == 2
+        store.close()
+        watch.close()
 
 
 @pytest.mark.system

@@ -189,6 +189,24 @@ def tables_of(engine: sa.Engine) -> dict[str, tuple[list[str], set[str | None]]]
     }
 
 
+def test_a_database_of_the_third_schema_keeps_its_term_as_that_of_the_only_shard(url: str) -> None:
+    Store.open(url).close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE leadership")
+        columns = "id INTEGER PRIMARY KEY, term INTEGER, holder VARCHAR(300), renewed DOUBLE PRECISION"
+        connection.exec_driver_sql(f"CREATE TABLE leadership ({columns})")
+        connection.exec_driver_sql("INSERT INTO leadership VALUES (1, 7, 'old:1', 1000.0)")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '3'")
+    store = Store.open(url)
+    assert (store.term, store.load().meta["left_at"]) == (8, "1000.0")
+    store.close()
+    with engine.connect() as connection:
+        row = connection.exec_driver_sql("SELECT shard, term FROM leadership").one()
+    assert tuple(row) == ("default", 8)
+    engine.dispose()
+
+
 def test_a_database_of_another_schema_is_refused(url: str) -> None:
     Store.open(url).close()
     engine = sa.create_engine(url)

@@ -117,6 +117,7 @@ STATUSES = {
     408: "The body did not come in time.",
     409: "It contradicts what was asked before, or what is in force.",
     413: "The body is too large.",
+    421: "This aggregator stands by; the header `Leader` has the URL of the one that leads.",
     431: "The headers are too large.",
     500: "An internal error; the aggregator's log has more.",
     503: "The database cannot be written, or there are too many connections or nodes; try again later.",

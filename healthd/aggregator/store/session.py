@@ -331,7 +331,10 @@ def take_over(
     """
     query = _columns(shard).with_for_update(skip_locked=seen is not None)
     row = connection.execute(query).one_or_none()
-    if seen is not None and (row is None or _leadership(row, place) != seen):
+    if seen is not None and row is None:
+        end_stalled(connection)
+        raise NotVacantError(f"{place} has a leader of {shard} in the middle of a transaction")
+    if seen is not None and _leadership(row, place) != seen:
         raise NotVacantError(f"{place} has a leader of {shard} that works")
     stored = _leadership(row, place)
     term = stored.term + 1
@@ -339,6 +342,24 @@ def take_over(
     connection.execute(_row(shard).values(**told, renewed=clock_of(connection)))
     notify(connection)
     return term, stored.renewed
+
+
+def end_stalled(connection: Connection) -> None:
+    """
+    End sessions that have the row locked and of which the server has long heard nothing: a frozen leader's.
+
+    It needs no right but to be the same user. The server's own time-out for idle transactions does not count while a
+    client is in the middle of a batch of statements.
+    """
+    connection.execute(
+        sa.text(
+            "SELECT pg_terminate_backend(a.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid) "
+            "WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            "AND l.relation = CAST(:table AS regclass) AND a.pid <> pg_backend_pid() AND a.wait_event = 'ClientRead' "
+            "AND clock_timestamp() - a.state_change > make_interval(secs => :seconds)"
+        ),
+        {"table": LEADERSHIP.name, "seconds": LEASE_SECONDS / 2},
+    )
 
 
 def check_term(connection: Connection, shard: str, term: int, holder: str, *, place: str, lock: bool) -> None:
