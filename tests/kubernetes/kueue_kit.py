@@ -189,6 +189,8 @@ def kueue(cluster: Cluster, folder: Path, nodes: tuple[str, ...]) -> Iterator[Ku
         url = str(config["server"])
         with httpx.Client(base_url=url, headers=headers, verify=trust, trust_env=False, timeout=30) as http:
             found = Kueue(cluster, http, account)
+            for kind in DEFINITIONS:  # established is not served yet
+                until(f"{kind} are served", lambda kind=kind: http.get(f"{BASE}/{kind}").status_code == 200)  # type: ignore[misc]
             found.create(f"{BASE}/resourceflavors", {**FLAVOR, "metadata": {"name": "trn", "annotations": POOL}})
             try:
                 yield found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from healthd.core.platforms.kubernetes import ApiServer
 from tests.aggregator.cluster import AGGREGATOR, HEALTHD
 from tests.aggregator.cluster import Cluster as Fleet
 from tests.aggregator.service import Service
@@ -211,6 +213,22 @@ def test_the_example_is_taken_by_the_definitions(queues: Kueue) -> None:
     queues.cluster.kubectl(*dry, example)
     wrong = example.read_text().replace("controllerName", "controller")
     assert "controller" in queues.cluster.kubectl(*dry, "-", text=wrong, wrong=True)
+
+
+async def test_a_long_list_comes_in_pages_and_is_watched_from_there(queues: Kueue) -> None:
+    for name in ("a", "b", "c"):
+        queues.submit(name)
+    server, listed = ApiServer(url=queues.url, service_account=queues.account), []
+    told = server.follow(f"{BASE}/workloads", {"limit": "1"}, seconds=30, needs="list and watch on workloads")
+    async with contextlib.aclosing(told) as answers:
+        async for answer in answers:
+            listed += [one["metadata"]["name"] for one in answer.get("items", ())]
+            if "items" in answer and not answer["metadata"].get("continue"):
+                assert listed == ["a", "b", "c"]
+                queues.submit("d")
+            if "items" not in answer:
+                assert (answer["type"], answer["object"]["metadata"]["name"]) == ("ADDED", "d")
+                break
 
 
 def quarantine(fleet: Fleet, node: str) -> None:
