@@ -274,8 +274,10 @@ def test_page_tells_of_a_gate_that_holds_and_of_its_rejection(fleet: Fleet) -> N
     """In a browser, with the token of a person's service account."""
     if not Path(CHROMIUM).exists():
         pytest.skip(missing(CHROMIUM))
-    fleet.start("shown", 3, "--wait=60s", running=2)
-    gate = fleet.waits("shown", 2)
+    fleet.start("before", 3, command=FOR_EVER)
+    until("a job has the nodes", lambda: len(fleet.leases()) == 3, JOB_SECONDS, told=fleet.told)
+    fleet.start("shown", 3, "--wait=45s")
+    gate = fleet.waits("shown", 3)
     with chromium() as browser:
         context = browser.new_context(ignore_https_errors=True)  # of the chart's own CA
         page = context.new_page()
@@ -283,7 +285,7 @@ def test_page_tells_of_a_gate_that_holds_and_of_its_rejection(fleet: Fleet) -> N
         page.fill("input[name=token]", (fleet.keys / "admin.token").read_text(encoding="utf-8").strip())
         page.click("button[type=submit]")
         main = page.locator("main")
-        main.get_by_text("missing: rank 2").first.wait_for()
+        main.get_by_text("in use").first.wait_for()
         assert f"{JOBS}/shown" in main.inner_text()
 
         def rejected() -> dict[str, Any] | None:
