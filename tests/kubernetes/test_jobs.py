@@ -270,11 +270,11 @@ def test_deadline_of_a_job_ends_its_wait(fleet: Fleet) -> None:
     fleet.completes("after")
 
 
-def test_page_tells_of_a_gate_that_holds_and_of_its_rejection(fleet: Fleet) -> None:
+def test_page_tells_of_a_gate_that_holds(fleet: Fleet) -> None:
     """In a browser, with the token of a person's service account."""
     if not Path(CHROMIUM).exists():
         pytest.skip(missing(CHROMIUM))
-    fleet.start("shown", 3, "--wait=60s", running=2)
+    fleet.start("shown", 3, running=2)
     gate = fleet.waits("shown", 2)
     with chromium() as browser:
         context = browser.new_context(ignore_https_errors=True)  # of the chart's own CA
@@ -285,15 +285,6 @@ def test_page_tells_of_a_gate_that_holds_and_of_its_rejection(fleet: Fleet) -> N
         main = page.locator("main")
         main.get_by_text("missing: rank 2").first.wait_for()
         assert f"{JOBS}/shown" in main.inner_text()
-
-        def rejected() -> dict[str, Any] | None:
-            found: dict[str, Any] = fleet.ask(f"/v1/gates/{gate['id']}")
-            return found if found["decision"] == "reject" else None
-
-        first, *_ = until("it is rejected", rejected, JOB_SECONDS, told=fleet.told)["reasons"]
-        # It changes by itself.
-        main.get_by_text(first["code"]).first.wait_for(timeout=JOB_SECONDS * 1000)
-        assert first["message"] in main.inner_text()
         context.close()
 
 
