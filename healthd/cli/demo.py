@@ -173,16 +173,22 @@ class Stage:
             raise HealthdError(f"{url} answered {answer.status_code}, not {expect}: {body.get('output')}")
 
     def gate(
-        self, job: str, *arguments: str, expect: int, names: tuple[str, str] | None = None, wait: str = GATE_WAIT
+        self,
+        job: str,
+        *arguments: str,
+        expect: int,
+        names: tuple[str, str] | None = None,
+        wait: str = GATE_WAIT,
+        first: int = 0,
     ) -> dict[str, Any]:
         """
         Ask for a gate as a hook would; the decision, which has the exit code `expect` and, where `names` is given,
         accuses that node of that reason.
 
-        One that does not is asked again as the next attempt. HealthdError after TRIES of them.
+        One that does not is asked again as the next attempt, from the `first` on. HealthdError after TRIES of them.
         """
         decision: dict[str, Any] = {}
-        for attempt in range(TRIES):
+        for attempt in range(first, first + TRIES):
             again = ("--attempt", str(attempt)) if attempt else ()
             command = ("gate", "--aggregator", self.aggregator, "--job", job, *again, *arguments, "--wait", wait)
             code = self.healthd(*command, expect=None)
@@ -191,7 +197,7 @@ class Stage:
             self.attempts[job] = attempt
             if code == expect and (names is None or accuses(decision, *names)):
                 return decision
-            if attempt + 1 < TRIES:
+            if attempt + 1 < first + TRIES:
                 self.say("That is not what it has to say, as on a machine that is too busy. Once more:")
         said = "; ".join(reason["message"] for reason in decision.get("reasons", ())) or "nothing"
         wanted = "admit the nodes" if names is None else f"name {names[1]} for {names[0]}"
@@ -205,15 +211,15 @@ class Stage:
         again = ("--attempt", str(self.attempts[job])) if self.attempts[job] else ()
         self.healthd("gate", "release", "--aggregator", self.aggregator, "--job", job, *again, expect=0)
 
-    def healthd(self, *arguments: str, expect: int | None) -> int:
+    def healthd(self, *arguments: str, expect: int | None, more: Mapping[str, str] | None = None) -> int:
         """
         Run a command of healthd as a person would, and show what it prints; its progress is on the terminal.
 
-        Its exit code; HealthdError where it is not `expect` (None: any may be).
+        `more` is added to its environment. Its exit code; HealthdError where it is not `expect` (None: any may be).
         """
         shown = shlex.join(["healthd", *arguments]).replace(str(self.folder), "$D")
         self.console.print(f"[green]$[/] {shown}")
-        done = self._run(*arguments, environment=self._as_here(), live=sys.stderr.isatty())
+        done = self._run(*arguments, environment={**self._as_here(), **(more or {})}, live=sys.stderr.isatty())
         # Its colours are its own, and all else it has escaped already.
         shown_output = styled(sys.stdout)
         shown_output.write(
@@ -244,6 +250,18 @@ class Stage:
             check=False,
             env=environment or self.environment,
         )
+
+    def beside(self, *arguments: str, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a command of healthd that nobody looks at; it ends with us whatever happens."""
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "healthd", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**self.environment, **more},
+        )
+        self.processes.append(process)
+        return process
 
     def linger(self) -> None:
         """Stay until Ctrl-C."""
@@ -308,6 +326,13 @@ def _get(url: str) -> httpx.Response:
 
 FAULT = "matmul@cpu:1=corrupt"
 STEP = "train_step.block1.gelu_grad@cpu:1=corrupt:0.001"
+# What a job's command says of a broken device, and what one says that has lost its peer.
+DYING = {
+    "n1": "RuntimeError('[pair.cc:553] Connection closed by peer [127.0.0.1]:46264')",
+    "n2": "RuntimeError('CUDA error: device-side assert triggered')",
+}
+ON_NODE = {"HEALTHD_NODE_CHECKS": "memory_free,matmul,digest"}
+RETRY_ELSEWHERE = 75
 BETWEEN = "all_reduce@rank:4=corrupt"  # a rank that n3 has among the three nodes alone
 
 
@@ -363,6 +388,7 @@ def play(stage: Stage) -> None:
     stage.healthd("fleet", "status", "--aggregator", stage.aggregator, expect=0)
 
     training(stage)
+    died(stage)
     stage.title(f"Done in {time.monotonic() - stage.began:.0f} s")
 
 
@@ -373,6 +399,30 @@ def training(stage: Stage) -> None:
     own = str(stage.folder / "own")
     probes = ("matmul", "memory", "digest", "transfer", "train_step")
     stage.healthd("check", *probes, "--fault", STEP, "--run-dir", own, "--state-dir", own, expect=1)
+
+
+def died(stage: Stage) -> None:
+    """The act of a job that is started, dies of a device, and is started again without it."""
+    stage.title(f"8. A job dies: a device of n2 breaks while it runs ({FAULT})")
+    stage.gate("train-6", *_nodes()[:4], "--no-collective", expect=0)
+    stage.healthd("fault", "set", FAULT, "--run-dir", str(stage.folder / "n2"), expect=0)
+    stage.say("On n1 the same command runs, and ends since it has lost n2. What each says goes to the aggregator,")
+    stage.say("the devices are checked on both, and both print the one verdict:")
+    attempt = ("--job", "train-6", "--attempt", str(stage.attempts["train-6"]), "--aggregator", stage.aggregator)
+    run = {
+        node: ("run", *attempt, "--node", node, "--exit-style", "verdict", "--", "python3", "-c", f"raise {words}")
+        for node, words in DYING.items()
+    }
+    environment = {node: {**ON_NODE, "HEALTHD_NODE_RUN_DIR": str(stage.folder / node)} for node in run}
+    environment["n2"]["HEALTHD_NODE_FAULTS"] = FAULT
+    other = stage.beside(*run["n1"], more=environment["n1"])
+    stage.healthd(*run["n2"], expect=RETRY_ELSEWHERE, more=environment["n2"])
+    other.wait(COMMAND_SECONDS)
+    stage.say("The next attempt gets the spare in the place of n2:")
+    first = stage.attempts["train-6"] + 1
+    stage.gate("train-6", *_nodes(), "--min-nodes", "2", "--no-collective", expect=0, first=first)
+    stage.end_job("train-6")
+    stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n2"), expect=0)
 
 
 def _nodes() -> tuple[str, ...]:

@@ -134,8 +134,11 @@ class _Asked:
 
 def _after_run(asked: _Asked) -> int:
     """For the parent of a command: complete its notes, measure, print; the exit code is that of the outlook."""
-    deadline = time.monotonic() + asked.seconds - RESERVE_SECONDS
-    notes = complete(read_notes(sys.stdin.buffer.read(MAX_NOTES_BYTES), "notes"), asked.logs)
+    notes = read_notes(sys.stdin.buffer.read(MAX_NOTES_BYTES), "notes")
+    # The parent counts from the command's end, and this process has taken its time to start.
+    gone = min(max(0.0, time.time() - notes.ended), asked.seconds)
+    deadline = time.monotonic() + asked.seconds - gone - RESERVE_SECONDS
+    notes = complete(notes, asked.logs)
     code, verdict, by_fleet = 0, None, False
     if notes.code != 0:
         verdict = judge(case_of([notes]))
