@@ -95,6 +95,8 @@ class Course:
         self._observed.note(look, self._looked_at)
         if isinstance(look, StoreError):
             self._front.follow(None, 0, str(look))
+        elif look.holder not in ("", self._former):
+            self._not_before = 0.0  # somebody has come after us, so that this one stands by as any other
         self._news.set()
 
     async def run(self, store: Store | None) -> None:
@@ -197,7 +199,7 @@ class Course:
             if not self.settled.is_set() or self._watch is None:
                 raise
             log.error("%s could not be led: %s; it stands by", self._shard, error)
-        self._not_before = boot_seconds() + LEASE_SECONDS
+        self._not_before = boot_seconds() + LEASE_SECONDS  # another one is to come first
 
     async def _until_over(self, store: Store, let_go: Callable[[], None]) -> None:
         """

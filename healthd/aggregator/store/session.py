@@ -372,7 +372,7 @@ def check_term(connection: Connection, shard: str, term: int, holder: str, *, pl
     query = select(LEADERSHIP.c.term, LEADERSHIP.c.holder).where(LEADERSHIP.c.shard == shard)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None or (row.term, row.holder) != (term, holder):
-        other = f"{row.holder} (term {row.term})" if row is not None and row.holder else "nobody"
+        other = f"{row.holder} (term {row.term})" if row is not None and row.holder else "somebody who left it again"
         raise FencedError(
             f"{place} was taken over by {other}, so this aggregator (term {term}) writes nothing more and ends; "
             "start it again only when the other one is stopped"
