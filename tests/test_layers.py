@@ -80,7 +80,22 @@ AGGREGATOR = {
     },
     "front": {"auth", "api", "metrics", "settings"},
     "course": {"front", "leading", "store"},
-    "app": {"auth", "course", "drain", "front", "leading", "service_accounts", "settings", "store"},
+    "sharing": {"api", "course", "front", "store"},
+    "merging": set[str](),
+    "routing": {"api", "auth", "front", "merging", "metrics", "settings", "store"},
+    "app": {
+        "api",
+        "auth",
+        "course",
+        "drain",
+        "front",
+        "leading",
+        "routing",
+        "service_accounts",
+        "settings",
+        "sharing",
+        "store",
+    },
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.

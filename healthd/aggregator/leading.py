@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily
 
-from healthd.aggregator.api import ASGIApp, Parts, SyncEndpoint
+from healthd.aggregator.api import ASGIApp, Parts, ShardList, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.controller import Engine, Handshakes, steady_clock
@@ -33,7 +33,8 @@ ANSWERS_EACH_START = 1 << 32
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     """
-    What does not change when the leader does. `callers_may` is as of `Parts`; `tasks` are those of the whole process.
+    What does not change when the leader does. `callers_may` and `shards` are as of `Parts`; `tasks` are those of the
+    whole process.
     """
 
     settings: AggregatorSettings
@@ -42,18 +43,21 @@ class Terms:
     actuator: ActuatorSettings
     callers_may: frozenset[GateTerm]
     tasks: Tasks
+    shards: Callable[[], ShardList]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leading:
     """
     The application of a leader with its syncs, and its tasks, whose `failure` tells when it cannot go on. `let_go`
-    answers the nodes that wait.
+    answers the nodes that wait, `knows` whether a node of this name has come to the shard.
     """
 
     app: ASGIApp
     tasks: Tasks
     let_go: Callable[[], None]
+    knows: Callable[[str], bool]
+    metrics: FleetMetrics
 
 
 @contextlib.asynccontextmanager
@@ -96,7 +100,13 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
                 on_state=parts.ungated.see,
             )
             try:
-                yield Leading(app=endpoint, tasks=tasks, let_go=parts.fleet.wake_all)
+                yield Leading(
+                    app=endpoint,
+                    tasks=tasks,
+                    let_go=parts.fleet.wake_all,
+                    knows=lambda node: parts.fleet.node(node) is not None,
+                    metrics=parts.metrics,
+                )
             finally:
                 tasks.start("end of the store", store.give_up_when_stuck())
                 await _release(parts)
@@ -167,6 +177,7 @@ def _build(terms: Terms, store: Store) -> Parts:
         drain=drain,
         callers_may=terms.callers_may,
         shard=store.shard,
+        shards=terms.shards,
         tasks=tasks,
     )
 
