@@ -110,6 +110,10 @@ async def aggregator(
 
     Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
     """
+    if settings.shard_label is not None and not is_shared(settings.database_url):
+        raise ConfigError(
+            "aggregator.shard_label: SQLite has one shard; name a PostgreSQL in aggregator.database, or leave it out"
+        )
     limits = _limits(settings)
     for file, what in ((settings.tls_cert, "certificate"), (settings.tls_key, "private key")):
         if file is not None:
@@ -194,10 +198,6 @@ class _Shared:
 
 def _sharing(terms: Terms, database: _Shared | None, own_url: str) -> Sharing:
     settings = terms.settings
-    if database is None and settings.shard_label is not None:
-        raise ConfigError(
-            "aggregator.shard_label: SQLite has one shard; name a PostgreSQL in aggregator.database, or leave it out"
-        )
     trust = trust_of(settings) if database is not None else None
 
     def course_of(shard: str, may_take: Callable[[], bool]) -> Course:

@@ -116,10 +116,8 @@ class Sharing:
         rows = []
         for shard, front in self.fronts.items():
             status, text = (200, "") if front.leads else front.readiness()
-            row = self.rows.get(shard)
-            term = row.term if row is not None else 1
             trouble = text if status != 200 else None
-            rows.append(ShardRow(shard=shard, leader=front.leader, term=term, trouble=trouble))
+            rows.append(ShardRow(shard=shard, leader=front.leader, term=self.rows[shard].term, trouble=trouble))
         return ShardList(aggregator=self._own_url, shards=tuple(rows))
 
     @property
@@ -133,6 +131,7 @@ class Sharing:
 
     def lead(self, store: Store) -> None:
         """Of a database that nobody shares: lead its shard."""
+        self.rows = {store.shard: Leadership(term=store.term, holder=store.holder, url=self._own_url, renewed=0.0)}
         course = self._courses[store.shard] = self._make(store.shard, lambda: True)
         self._run(store.shard, course, store)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import httpx
 import pytest
 
 from tests.aggregator.cluster import AGGREGATOR, Cluster, release
-from tests.aggregator.service import Service, until
+from tests.aggregator.service import Service, free_port, until
+from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.system, pytest.mark.parametrize("url", ["postgresql"], indirect=True)]
 
@@ -25,16 +28,18 @@ class Fleet:
     def __init__(self, cluster: Cluster, url: str) -> None:
         self.cluster, self._url = cluster, url
         self.aggregators: list[Service] = []
+        self._addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
 
     def add(self) -> Service:
-        name = f"agg{len(self.aggregators) + 1}"
-        service = self.cluster.aggregator("--database", self._url, config=SHARDED, name=name).start()
+        number = len(self.aggregators)
+        asked = ("--database", self._url, "--listen", self._addresses[number])
+        service = self.cluster.aggregator(*asked, config=SHARDED, name=f"agg{number + 1}").start()
         self.aggregators.append(service)
         return service
 
     def node(self, name: str, part: str | None) -> None:
         label = () if part is None else ("--label", f"part={part}")
-        urls = [argument for one in self.aggregators for argument in ("--aggregator", one.url)]
+        urls = [argument for one in self._addresses for argument in ("--aggregator", f"http://{one}")]
         self.cluster.node(name, *urls, *label).start()
 
     def led(self, asked: Service) -> dict[str, str | None]:
@@ -76,3 +81,76 @@ def test_two_aggregators_lead_a_shard_each_and_gate_in_it(fleet: Fleet) -> None:
     refused = fleet.cluster.gate(first.url, "both", "--node", "n1", "--node", "n2")
     assert refused.code == 2, refused
     assert "n2 is of b, n1 of default" in refused.err
+
+
+def test_shards_are_shared_among_those_that_come_and_go(fleet: Fleet) -> None:
+    first, second = fleet.add(), fleet.add()
+    for node, part in (("n1", None), ("n2", "b"), ("n3", "c"), ("n4", "d")):
+        fleet.node(node, part)
+    fleet.wait_for_shares(first, [2, 2], 40)
+    third = fleet.add()
+    fleet.wait_for_shares(first, [1, 1, 2], 40)
+    until(lambda: fleet.led(second) == fleet.led(third) and None not in fleet.led(third).values(), 5, fleet.said)
+    for node in ("n1", "n2", "n3", "n4"):
+        fleet.cluster.healthy(node)
+    held = {}
+    for node in ("n1", "n2", "n3", "n4"):
+        admitted = fleet.cluster.gate(second.url, f"first-{node}", "--node", node, "--wait", "60s")
+        assert admitted.code == 0, admitted.err + fleet.said()
+        asked = ("gate", "--aggregator", second.url, "--job", f"next-{node}", "--node", node, "--wait", "90s")
+        held[node] = (admitted.json["id"], fleet.cluster.start(*asked))
+    summary = third.get("/v1/fleet").json()
+    assert (summary["nodes"], summary["leased"], summary["unanswered"]) == (4, 4, {})
+    assert [row["node"] for row in third.get("/v1/nodes?limit=3").json()["nodes"]] == ["n1", "n2", "n3"]
+    assert [row["node"] for row in third.get("/v1/nodes?limit=3&after=n3").json()["nodes"]] == ["n4"]
+    assert {row["job"] for row in third.get("/v1/gates").json()["gates"]} >= {f"next-{node}" for node in held}
+    shown = fleet.cluster.healthd("fleet", "status", "--aggregator", third.url)
+    assert shown.code == 0, shown.err
+    for shard, leader in fleet.led(third).items():
+        assert f"shard {shard}: led by {leader}" in shown.out
+    metrics = "".join(one.get("/metrics").text for one in fleet.aggregators)
+    for shard in ("default", "b", "c", "d"):
+        assert f'healthd_aggregator_leader{{shard="{shard}"}} 1.0' in metrics
+
+    first.kill()
+    began = time.monotonic()
+    until(lambda: first.url not in fleet.led(third).values(), TAKEOVER_SECONDS, fleet.said)
+    until(lambda: None not in fleet.led(third).values(), TAKEOVER_SECONDS, fleet.said)
+    assert time.monotonic() - began < TAKEOVER_SECONDS * PATIENCE
+    fleet.wait_for_shares(third, [2, 2], 20)
+    for gate, hook in held.values():
+        release(third.url, gate)
+        said = hook.said(60)
+        assert said.code == 0, said.err + fleet.said()
+
+
+def test_what_is_killed_with_its_shard_is_shown_as_unknown_and_never_as_healthy(fleet: Fleet) -> None:
+    first, second = fleet.add(), fleet.add()
+    fleet.node("n1", None)
+    fleet.node("n2", "b")
+    fleet.wait_for_shares(first, [1, 1])
+    fleet.cluster.healthy("n1")
+    fleet.cluster.healthy("n2")
+    led = fleet.led(first)
+    (lost,) = (shard for shard, url in led.items() if url == second.url)
+    second.signal(signal.SIGSTOP)
+    found = first.get("/v1/fleet").json()
+    assert found["unanswered"].keys() == {lost}
+    assert found["nodes"] == 1
+    assert f"{lost} does not answer" in found["recovering"]
+    until(lambda: first.get("/v1/fleet").json()["unanswered"] == {}, 20, fleet.said)
+    assert fleet.led(first)[lost] == first.url
+    second.signal(signal.SIGCONT)
+    fleet.wait_for_shares(first, [1, 1], 30)
+
+
+def test_label_of_the_shards_is_the_same_on_all_aggregators(fleet: Fleet, url: str) -> None:
+    fleet.add()
+    other = fleet.cluster.healthd("aggregator", "--database", url, "--listen", "127.0.0.1:0")
+    assert other.code == 2
+    assert 'made of the label "part"' in other.err
+    config = fleet.cluster.folder / "lite.toml"
+    config.write_text('[aggregator]\nshard_label = "part"\n')
+    lite = fleet.cluster.healthd("aggregator", "--config", str(config), "--database", "sqlite://")
+    assert lite.code == 2
+    assert "SQLite has one shard" in lite.err
