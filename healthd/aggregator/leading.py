@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import PutDuplicate, Store
+from healthd.aggregator.store import DEFAULT_SHARD, PutDuplicate, PutEvent, Store
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.aggregator.webhook import Webhook
-from healthd.core.model import GateTerm
+from healthd.core.errors import StoreError
+from healthd.core.model import GateTerm, NodeState
 from healthd.core.tasks import OnEnd, Tasks
+
+log = logging.getLogger(__name__)
 
 # Each opening of the database counts its answers from another multiple of this, so that the count never goes back.
 ANSWERS_EACH_START = 1 << 32
@@ -92,12 +96,18 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
                 webhook = Webhook(url, terms.settings.webhook_token_file, source=store.store_id)
                 parts.postmortems.on_final.append(lambda record: webhook.job_died(record, time.time()))
                 tasks.supervise("webhook", webhook.run)
+            strays = _Strays(store, terms.settings.shard_label, tasks)
+
+            def on_state(state: NodeState) -> None:
+                parts.ungated.see(state)
+                strays.see(state)
+
             endpoint = SyncEndpoint(
                 make_app(parts),
                 fleet=parts.fleet,
                 guard=terms.guard,
                 settings=terms.settings,
-                on_state=parts.ungated.see,
+                on_state=on_state,
             )
             try:
                 yield Leading(
@@ -115,6 +125,34 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
             await tasks.stop(terms.settings.stop_seconds / 3)
     finally:
         store.close()
+
+
+class _Strays:
+    """Writes into the history of a node, once, that its label is not that of its shard."""
+
+    def __init__(self, store: Store, label: str | None, tasks: Tasks) -> None:
+        self._store, self._label, self._tasks = store, label, tasks
+        self._told: dict[str, str] = {}
+
+    def see(self, state: NodeState) -> None:
+        """Take in what a node says."""
+        if self._label is None:
+            return
+        value = state.labels.get(self._label, DEFAULT_SHARD)
+        if value == self._store.shard:
+            self._told.pop(state.node, None)
+        elif self._told.get(state.node) != value:
+            self._told[state.node] = value
+            self._tasks.start("history of a node of another shard", self._tell(state.node, value))
+
+    async def _tell(self, node: str, value: str) -> None:
+        message = (
+            f"its label {self._label} says {value[:80]!r}, and it stays in shard {self._store.shard} until "
+            f"'healthd fleet forget {node}'"
+        )
+        log.warning("node %s: %s", node, message)
+        with contextlib.suppress(StoreError):  # it is in the log
+            await self._store.write([PutEvent(at=time.time(), subject=node, kind="shard", message=message)])
 
 
 def _build(terms: Terms, store: Store) -> Parts:

@@ -50,7 +50,8 @@ PART_SECONDS = 5.0
 """How long a shard may take for its part of an answer about the fleet: who asked waits 10 s for it."""
 PART_BYTES = 64 << 20
 REMEMBER_SECONDS = 60.0
-"""How long the shard of a node that another aggregator leads is remembered."""
+"""How long the shard of a node that another aggregator leads is remembered, and that of a pool."""
+MOST_POOLS = 1000
 MOST_ALIASES = 8
 """Names that no node has are looked for in every shard: a gate that names more of them and no node is of `default`."""
 
@@ -109,6 +110,7 @@ class Router:
         self._shards, self._directory, self._label = shards, directory, label
         self._guard, self._settings = guard, settings
         self._placed: dict[str, tuple[str, float]] = {}
+        self._pools: dict[str, tuple[str, float]] = {}
         self._tasks = Tasks()
 
     async def close(self) -> None:
@@ -309,15 +311,34 @@ class Router:
             for shard in await self._look_up(lambda: self._directory.of_open_gates(job, with_tables)):
                 of.setdefault(shard, "another member of the group")
         if not of and isinstance(pool, str):
-            with_tables = self._with_tables()
-            shards = await self._look_up(lambda: self._directory.of_pool(pool, with_tables))
-            of = dict.fromkeys(shards, f"a node of pool {pool[:80]}")
+            of = dict.fromkeys(await self._shards_of_pool(pool, scope), f"a node of pool {pool[:80]}")
         if len(of) > 1:
             (one, first), (other, second) = sorted(of.items())[:2]
             raise BadInputError(
                 f"a gate's nodes are of one shard: {first} is of {one}, {second} of {other}; ask a gate for each"
             )
         return next(iter(of), DEFAULT_SHARD)
+
+    async def _shards_of_pool(self, pool: str, scope: ASGIScope) -> Collection[str]:
+        """
+        The shards that have nodes of a pool: by what their leaders know, and by the database, which has old labels of
+        those that do not answer.
+        """
+        now = time.monotonic()
+        if (known := self._pools.get(pool)) is not None and now < known[1]:
+            return (known[0],)
+        with_tables = self._with_tables()
+        found = set(await self._look_up(lambda: self._directory.of_pool(pool, with_tables)))
+        for shard, answer in (await self._parts(_as_get(scope, "/v1/fleet"))).items():
+            if isinstance(answer, Answer) and answer.status == 200:
+                found.discard(shard)
+                if pool in answer.json()["pools"]:
+                    found.add(shard)
+        if len(found) == 1:
+            if len(self._pools) >= MOST_POOLS:
+                self._pools.clear()
+            self._pools[pool] = (next(iter(found)), now + REMEMBER_SECONDS)
+        return found
 
     async def _by_other_names(self, names: Collection[str], scope: ASGIScope) -> dict[str, str]:
         """Of nodes that are asked for by other names than their own."""

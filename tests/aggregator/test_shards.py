@@ -154,3 +154,70 @@ def test_label_of_the_shards_is_the_same_on_all_aggregators(fleet: Fleet, url: s
     lite = fleet.cluster.healthd("aggregator", "--config", str(config), "--database", "sqlite://")
     assert lite.code == 2
     assert "SQLite has one shard" in lite.err
+
+
+def test_requests_find_the_shard_by_what_they_name(fleet: Fleet) -> None:
+    first, second = fleet.add(), fleet.add()
+    fleet.node("n1", None)
+    fleet.node("n2", "b")
+    fleet.wait_for_shares(first, [1, 1])
+    fleet.cluster.healthy("n1")
+    fleet.cluster.healthy("n2")
+    of_b = first if fleet.led(first)["b"] == first.url else second
+    other = second if of_b is first else first
+
+    pool = fleet.cluster.gate(other.url, "pool", "--pool", "a", "--count", "1")
+    assert pool.code == 2
+    assert "a node of pool a is of b, a node of pool a of default" in pool.err
+    join = ("gate", "--aggregator", other.url, "--job", "group", "--join", "g", "--size", "2", "--wait", "60s")
+    waits = fleet.cluster.start(*join, "--rank", "0", "--node", "n1")
+    until(lambda: bool(other.get("/v1/gates?job=group").json()["gates"]), 15, fleet.said)
+    late = fleet.cluster.healthd(*join, "--rank", "1", "--node", "n2")
+    assert late.code == 2, late
+    assert "n2 is of b, another member of the group of default" in late.err
+    waits.process.send_signal(signal.SIGTERM)
+    waits.said()
+
+    admitted = fleet.cluster.gate(other.url, "train", "--node", "n2", "--wait", "60s")
+    assert admitted.code == 0, admitted.err
+    gate = admitted.json["id"]
+    for name in (gate, "train"):
+        assert other.get(f"/v1/gates/{name}").json()["id"] == gate
+        assert other.get(f"/v1/gates/{name}/evidence").json()["gate"]["id"] == gate
+    assert httpx.delete(f"{other.url}/v1/gates/lease?job=train", trust_env=False, timeout=30).status_code == 200
+    assert other.get("/v1/gates/nothing").status_code == 404
+    assert other.get("/v1/nodes/nobody").status_code == 404
+    assert other.get("/v1/nodes?limt=1").status_code == 400
+    assert "X-Healthd-Shard".lower() in other.get("/v1/report").json()["detail"].lower()
+    assert other.get("/v1/report", headers={"x-healthd-shard": "b"}).status_code == 200
+    assert other.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"][0]["node"] == "n2"
+    assert "b: leader of b" in of_b.get("/readyz").text
+    assert f"b: standby (leader: {of_b.url})" in other.get("/readyz").text
+
+    word = {"reason": "not yet"}
+    ahead = httpx.put(f"{other.url}/v1/nodes/n9/quarantine?unseen=true", json=word, trust_env=False, timeout=30)
+    assert ahead.status_code == 200, ahead.text
+    fleet.node("n9", "c")
+    until(lambda: other.get("/v1/nodes/n9").status_code == 200, 30, fleet.said)
+
+
+def test_node_whose_label_changes_stays_until_it_is_forgotten(fleet: Fleet) -> None:
+    first = fleet.add()
+    fleet.node("n1", "b")
+    fleet.cluster.healthy("n1")
+    until(lambda: first.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"] != [], 20, fleet.said)
+    node = fleet.cluster.services["n1"]
+    node.kill()
+    fleet.node("n1", "c")
+
+    def history() -> str:
+        return first.get("/v1/nodes/n1/history").text
+
+    until(lambda: "stays in shard b until" in history(), 30, fleet.said)
+    assert fleet.led(first).keys() == {"default", "b"}
+    fleet.cluster.services["n1"].kill()
+    assert fleet.cluster.healthd("fleet", "forget", "n1", "--aggregator", first.url).code == 0
+    fleet.node("n1", "c")
+    until(lambda: "c" in fleet.led(first), 30, fleet.said)
+    until(lambda: first.get("/v1/nodes", headers={"x-healthd-shard": "c"}).json()["nodes"] != [], 30, fleet.said)
+    assert first.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"] == []

@@ -326,12 +326,6 @@ def schema_of(shard: str) -> str | None:
     return None if shard == DEFAULT_SHARD else SCHEMA_PREFIX + shard
 
 
-def leadership_of(connection: Connection, shard: str, *, place: str) -> Leadership:
-    """Who leads a shard."""
-    row = connection.execute(_columns(shard)).one_or_none()
-    return _leadership(row, place)
-
-
 def leaders_of(connection: Connection, *, place: str) -> dict[str, Leadership]:
     """Who leads each shard."""
     table = LEADERSHIP.c

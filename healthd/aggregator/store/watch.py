@@ -26,7 +26,6 @@ from healthd.aggregator.store.session import (
     boot_seconds,
     clock_of,
     leaders_of,
-    leadership_of,
     make_engine,
     parse,
     place_of,
@@ -104,7 +103,9 @@ class Watch:
         """End the lease of whoever leads a shard; the row as it was. Blocks. StoreError, ConfigError."""
         try:
             with self._engine.begin() as connection:
-                before = leadership_of(connection, shard, place=self._place)
+                known = leaders_of(connection, place=self._place)
+                if (before := known.get(shard)) is None:
+                    raise ConfigError(f"{self._place} has no shard {shard[:80]!r}, but: {', '.join(sorted(known))}")
                 session.depose(connection, shard)
         except SQLAlchemyError as error:
             raise self._failed(error) from None
@@ -195,7 +196,7 @@ def step_down(url: str, shard: str) -> Leadership:
     """
     End the lease of whoever leads the shard, so that another aggregator takes over at once; what the row was. Blocks.
 
-    ConfigError for a database that nobody shares. StoreError.
+    ConfigError for a database that nobody shares, or that has no such shard. StoreError.
     """
     if not is_shared(url):
         raise ConfigError(f"{session.KEY}: SQLite has one aggregator, so nobody could take over; stop it instead")
