@@ -103,7 +103,8 @@ def test_shards_are_shared_among_those_that_come_and_go(fleet: Fleet) -> None:
     assert (summary["nodes"], summary["leased"], summary["unanswered"]) == (4, 4, {})
     assert [row["node"] for row in third.get("/v1/nodes?limit=3").json()["nodes"]] == ["n1", "n2", "n3"]
     assert [row["node"] for row in third.get("/v1/nodes?limit=3&after=n3").json()["nodes"]] == ["n4"]
-    assert {row["job"] for row in third.get("/v1/gates").json()["gates"]} >= {f"next-{node}" for node in held}
+    asked_for = {f"next-{node}" for node in held}
+    until(lambda: {row["job"] for row in third.get("/v1/gates").json()["gates"]} >= asked_for, 15, fleet.said)
     shown = fleet.cluster.healthd("fleet", "status", "--aggregator", third.url)
     assert shown.code == 0, shown.err
     for shard, leader in fleet.led(third).items():
@@ -166,6 +167,7 @@ def test_requests_find_the_shard_by_what_they_name(fleet: Fleet) -> None:
     of_b = first if fleet.led(first)["b"] == first.url else second
     other = second if of_b is first else first
 
+    until(lambda: other.get("/v1/fleet").json()["pools"] == {"a": 2}, 20, fleet.said)
     pool = fleet.cluster.gate(other.url, "pool", "--pool", "a", "--count", "1")
     assert pool.code == 2
     assert "a node of pool a is of b, a node of pool a of default" in pool.err
@@ -193,6 +195,11 @@ def test_requests_find_the_shard_by_what_they_name(fleet: Fleet) -> None:
     assert other.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"][0]["node"] == "n2"
     assert "b: leader of b" in of_b.get("/readyz").text
     assert f"b: standby (leader: {of_b.url})" in other.get("/readyz").text
+
+    chosen = other.get("/?shard=b")
+    assert (chosen.status_code, "healthd_shard=b" in chosen.headers["set-cookie"]) == (303, True)
+    page = other.get("/", headers={"cookie": "healthd_shard=b"})
+    assert (page.status_code, "n2" in page.text) == (200, True)
 
     word = {"reason": "not yet"}
     ahead = httpx.put(f"{other.url}/v1/nodes/n9/quarantine?unseen=true", json=word, trust_env=False, timeout=30)
