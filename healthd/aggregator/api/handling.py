@@ -440,6 +440,7 @@ class FleetSummary:
     overrides: tuple[Override, ...]
     recovering: str | None
     breakers: Mapping[str, Breaker]
+    shards: tuple[ShardRow, ...] = ()
     unanswered: Unanswered = field(default_factory=dict)
 
 

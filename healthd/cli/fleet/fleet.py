@@ -268,7 +268,7 @@ PAGE = 500
 MOST_NODES = 20_000
 
 Found: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]]]
-"""The numbers of the fleet with its shards, and its nodes."""
+"""The numbers of the fleet, and its nodes."""
 
 # Often enough for eyes; each costs the aggregator a page of its nodes.
 WATCH_SECONDS = 2.0
@@ -286,8 +286,7 @@ def status(
     with aggregator_of(options) as aggregator:
 
         def look() -> Found:
-            summary = {**aggregator.get("/v1/fleet"), "shards": aggregator.get("/v1/shards")["shards"]}
-            return summary, _rows(aggregator, health, pool)
+            return aggregator.get("/v1/fleet"), _rows(aggregator, health, pool)
 
         def report(found: Found) -> list[Table | str]:
             from healthd.cli.terminal import render
