@@ -22,10 +22,12 @@ from healthd.aggregator.front import Front, trust_of
 from healthd.aggregator.instance_identity import InstanceIdentities
 from healthd.aggregator.leading import Terms, leading
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.routing import Router
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import DEFAULT_SHARD, Leadership, NotVacantError, Store, Watch, is_shared
-from healthd.core.errors import HealthdError
+from healthd.aggregator.sharing import Sharing
+from healthd.aggregator.store import DEFAULT_SHARD, Directory, Leadership, Store, Watch, is_shared
+from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, ListenError, Server, address_of, bind, closing_on_error
 from healthd.core.model import GateTerm
@@ -111,6 +113,10 @@ async def aggregator(
 
     Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
     """
+    if settings.shard_label is not None and not is_shared(settings.database_url):
+        raise ConfigError(
+            "aggregator.shard_label: SQLite has one shard; name a PostgreSQL in aggregator.database, or leave it out"
+        )
     limits = _limits(settings)
     for file, what in ((settings.tls_cert, "certificate"), (settings.tls_key, "private key")):
         if file is not None:
@@ -120,11 +126,8 @@ async def aggregator(
         guard = Guard(settings.token_file, platform=_platform(settings))
         _make_state_dir(settings)
         address = address_of(sock)
-        url, own_url, shard = settings.database_url, settings.own_url(address), DEFAULT_SHARD
-        shared = is_shared(url)
-        trust = trust_of(settings) if shared else None
-        front = Front(guard=guard, settings=settings, shard=shard, own_url=own_url, trust=trust)
-        drain_seconds = settings.stop_seconds / 2
+        own_url = settings.own_url(address)
+        database = _Shared(settings.database_url, own_url) if is_shared(settings.database_url) else None
         tasks = Tasks()
         terms = Terms(
             settings=settings,
@@ -133,43 +136,97 @@ async def aggregator(
             actuator=actuator or ActuatorSettings(),
             callers_may=frozenset(callers_may),
             tasks=tasks,
+            shards=lambda: sharing.shown(),
         )
-        server = Server(front, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
-        watch = Watch(url, shard) if shared else None
-        take = functools.partial(_take, url, shard, own_url)
-        # Opening migrates and checks the database; nobody is served yet, so it may take the loop.
-        row, store = (None, Store.open(url)) if watch is None else _first_look(watch, url, own_url, take)
-        course = Course(
-            front=front,
-            watch=watch,
-            take=take,
-            leading=lambda store: leading(terms, store, functools.partial(front.drained, drain_seconds)),
-            shard=shard,
-        )
-        if row is not None:
-            course.note(row)
+        sharing = _sharing(terms, database, own_url)
+        store: Store | None = None
+        router: Router | None = None
         try:
-            tasks.supervise("course of leadership", functools.partial(course.run, store), OnEnd.FATAL)
-            await tasks.first(course.settled.wait())
+            # Opening migrates and checks the database; nobody is served yet, so it may take the loop.
+            if database is None:
+                store = Store.open(settings.database_url)
+                sharing.lead(store)
+            else:
+                database.begin(settings, sharing, own_url)
+            tasks.supervise("shards", sharing.run, OnEnd.FATAL)
+            await tasks.first(sharing.settled())
+            if database is not None and settings.shard_label is not None:
+                router = Router(sharing, database.directory, settings.shard_label, guard, settings)
+            app = router if router is not None else sharing.fronts[DEFAULT_SHARD]
+            server = Server(app, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
             tasks.supervise("garbage collection", _collect_now_and_then)
-            if shared:
-                tasks.supervise("way to the leader", front.probe)
             await server.start()
             try:
                 if settings.tls_cert is not None:
                     tasks.supervise("certificate", lambda: _renew_certificate(server))
                 yield address, tasks
             finally:
-                await course.stop(settings.stop_seconds + 1.0)
+                await sharing.stop(settings.stop_seconds + 1.0)
                 await server.stop(settings.stop_seconds / 10)
         finally:
-            await course.stop(settings.stop_seconds + 1.0)
+            await sharing.stop(settings.stop_seconds + 1.0)
             await tasks.stop(settings.stop_seconds / 3)
-            await front.close()
+            for front in sharing.fronts.values():
+                await front.close()
+            if router is not None:
+                await router.close()
             if store is not None:
                 store.close()
-            if watch is not None:
-                watch.close()
+            if database is not None:
+                database.close()
+
+
+class _Shared:
+    """A database that several aggregators may use, beside what each shard's leader has open of it."""
+
+    def __init__(self, url: str, own_url: str) -> None:
+        self.url = url
+        self.watch = Watch(url, own_url)
+        self.directory = Directory(url)
+
+    def begin(self, settings: AggregatorSettings, sharing: Sharing, own_url: str) -> None:
+        """
+        Prepare it, and look who leads. Blocks.
+
+        Who seems to lead at our own address was this aggregator before it was killed: nobody else can listen there.
+        """
+        Store.prepare(self.url)
+        self.directory.claim_label(settings.shard_label)
+        found, now = self.watch.look()
+        ours = {shard for shard, row in found.leaders.items() if row.url == own_url}
+        sharing.begin(found, found.over(now) | ours)
+
+    def close(self) -> None:
+        self.watch.close()
+        self.directory.close()
+
+
+def _sharing(terms: Terms, database: _Shared | None, own_url: str) -> Sharing:
+    settings = terms.settings
+    trust = trust_of(settings) if database is not None else None
+
+    def course_of(shard: str, may_take: Callable[[], bool]) -> Course:
+        front = Front(guard=terms.guard, settings=settings, shard=shard, own_url=own_url, trust=trust)
+        drained = functools.partial(front.drained, settings.stop_seconds / 2)
+        if database is not None:
+            terms.tasks.supervise(f"way to the leader of {shard}", front.probe)
+        return Course(
+            front=front,
+            shared=database is not None,
+            take=functools.partial(_take, settings.database_url, shard, own_url),
+            leading=lambda store: leading(terms, store, drained),
+            shard=shard,
+            may_take=may_take,
+        )
+
+    return Sharing(
+        course_of,
+        watch=None if database is None else database.watch,
+        leave=(lambda: None) if database is None else functools.partial(database.directory.leave, own_url),
+        own_url=own_url,
+        sharded=settings.shard_label is not None,
+        tasks=terms.tasks,
+    )
 
 
 def _take(url: str, shard: str, own_url: str, seen: Leadership) -> Store:
@@ -187,24 +244,6 @@ async def _renew_certificate(server: Server) -> None:
             trouble.clear()
         except ListenError as error:
             trouble.say(f"{error}. The certificate from before is served")
-
-
-def _first_look(
-    watch: Watch, url: str, own_url: str, take: Callable[[Leadership], Store]
-) -> tuple[Leadership, Store | None]:
-    """
-    Who leads; and the store, None where somebody does. Blocks.
-
-    Who seems to lead at our own address was this aggregator before it was killed: nobody else can listen there.
-    """
-    Store.prepare(url)
-    row, over = watch.look()
-    if not over and row.url != own_url:
-        return row, None
-    try:
-        return row, take(row)
-    except NotVacantError:
-        return row, None
 
 
 def _platform(settings: AggregatorSettings) -> Platforms | None:

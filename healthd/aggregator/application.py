@@ -34,6 +34,7 @@ from healthd.aggregator.api import (
     ApiRoute,
     HttpError,
     Parts,
+    ShardList,
     TargetGroup,
     Wait,
     gates,
@@ -279,6 +280,12 @@ async def targets(request: Request, pool: str | None = None) -> list[TargetGroup
         if state.address and _ADDRESS.fullmatch(state.address) and pool in (None, own["pool"]):
             found.append(TargetGroup(targets=(state.address,), labels=own))
     return found
+
+
+@router.get("/v1/shards", dependencies=[READ])
+async def shards(request: Request) -> ShardList:
+    """The parts of the fleet, and which aggregator leads each. One, `default`, without `shard_label`."""
+    return parts_of(request).shards()
 
 
 @router.post("/v1/nodes/{node}/sync", dependencies=[SYNC], responses=problems(409, 421))

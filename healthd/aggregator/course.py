@@ -23,7 +23,6 @@ from healthd.aggregator.store import (
     Look,
     NotVacantError,
     Store,
-    Watch,
     boot_seconds,
 )
 from healthd.core.errors import HealthdError, StoreError
@@ -34,8 +33,6 @@ log = logging.getLogger(__name__)
 LONGEST_PAUSE_SECONDS = 1.0
 AGAIN_SECONDS = 0.5
 """The pause after a takeover that failed, or that another one was faster in."""
-HANGS_SECONDS = 5.0
-"""A look that takes so long is ended, and the connection made anew."""
 
 
 class Observed:
@@ -56,6 +53,11 @@ class Observed:
         over = self.row is not None and (not self.row.holder or now - self._since >= LEASE_SECONDS)
         return self.row if over else None
 
+    def still_seconds(self, now: float) -> float:
+        """How long the row has been over, or given up."""
+        given_up = self.row is not None and not self.row.holder
+        return max(0.0, now - self._since - (0.0 if given_up else LEASE_SECONDS))
+
     def due_in(self, now: float) -> float:
         """In how many seconds the lease is over if nothing is heard."""
         return max(0.0, self._since + LEASE_SECONDS - now)
@@ -63,25 +65,33 @@ class Observed:
 
 class Course:
     """
-    Run `run` as a fatal task; `settled` is set once it leads or stands by. `stop` ends it.
+    Run `run` as a fatal task and tell it by `note` what a watch sees; `settled` is set once it leads or stands by.
+    `stop` ends it.
 
-    Without a `watch` nobody shares the database: it leads until the end, and a FencedError is the end.
+    Where the database is not `shared`, it leads until the end, and a FencedError is the end.
     """
 
     def __init__(
         self,
         *,
         front: Front,
-        watch: Watch | None,
+        shared: bool,
         take: Callable[[Leadership], Store],
         leading: Callable[[Store], AbstractAsyncContextManager[Leading]],
         shard: str,
+        may_take: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`take` opens the database and takes the shard over from a leader that is gone; it blocks."""
+        """
+        `take` opens the database and takes the shard over from a leader that is gone; it blocks. `may_take`: whether
+        this aggregator is to lead one more shard that nobody leads.
+        """
         self.settled = asyncio.Event()
-        self._front, self._watch, self._take, self._leading, self._shard = front, watch, take, leading, shard
+        self.front = front
+        self._front, self._shared, self._take, self._leading, self._shard = front, shared, take, leading, shard
+        self._may_take = may_take
         self._observed = Observed()
-        self._looked_at = boot_seconds()
+        self._claims = False
+        self._gives = False
         self._not_before = 0.0
         self._former = ""
         self._news = asyncio.Event()
@@ -89,10 +99,32 @@ class Course:
         self._ended = asyncio.Event()
         self._trouble = LogOnce(log)
 
-    def note(self, look: Look) -> None:
-        """What the watch has seen."""
-        self._looked_at = boot_seconds()
-        self._observed.note(look, self._looked_at)
+    @property
+    def claims(self) -> bool:
+        """Whether this aggregator leads the shard, or is about to."""
+        return self._claims
+
+    @property
+    def gives(self) -> bool:
+        """Whether it is handing the shard over."""
+        return self._gives
+
+    @property
+    def vacant_seconds(self) -> float | None:
+        """How long it could have been taken over already; None while somebody may lead."""
+        now = boot_seconds()
+        return None if self._observed.vacant(now) is None else self._observed.still_seconds(now)
+
+    def give_away(self) -> None:
+        """Hand the shard over to another aggregator that stands by; this one does not take it again for a lease."""
+        self._gives = self._claims
+        self._news.set()
+
+    def note(self, look: Look, *, over: bool = False) -> None:
+        """What a watch has seen. `over`: by the clock of the server nobody leads any more."""
+        now = boot_seconds()
+        left = isinstance(look, Leadership) and not look.holder
+        self._observed.note(look, now - LEASE_SECONDS if over and not left else now)
         if isinstance(look, StoreError):
             self._front.follow(None, 0, str(look))
         elif look.holder not in ("", self._former):
@@ -101,12 +133,9 @@ class Course:
 
     async def run(self, store: Store | None) -> None:
         """Lead with this store, or stand by without one; then in turn, for ever. Waits to be cancelled once stopped."""
-        if self._watch is not None:
-            self._watch.start(self._from_thread(asyncio.get_running_loop()))
         while not self._stop.is_set():
+            self._claims = store is not None
             if store is None:
-                self._show()
-                self.settled.set()
                 store = await self._win()
             if store is not None and self._stop.is_set():
                 store.close()
@@ -121,18 +150,9 @@ class Course:
         self._stop.set()
         self._front.stop()
         self._news.set()
-        if self._watch is not None:
-            self._watch.cut()  # it may hang with the server
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
-
-    def _from_thread(self, loop: asyncio.AbstractEventLoop) -> Callable[[Look], None]:
-        def tell(look: Look) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is gone with the process
-                loop.call_soon_threadsafe(self.note, look)
-
-        return tell
 
     def _show(self) -> None:
         """Tell the front whom it may ask."""
@@ -150,19 +170,23 @@ class Course:
     async def _win(self) -> Store | None:
         """Stand by until the shard is ours; None at the end."""
         while not self._stop.is_set():
+            self._show()
             now = boot_seconds()
             vacant = self._observed.vacant(now)
-            if vacant is not None and now >= self._not_before:
+            pause = self._observed.due_in(now)
+            if vacant is not None and now < self._not_before:
+                pause = self._not_before - now
+            elif vacant is not None and self._may_take():
+                self._claims = True
                 if (store := await self._try(vacant)) is not None:
                     return store
+                self._claims = False
                 self._not_before = boot_seconds() + AGAIN_SECONDS
                 continue
-            if self._watch is not None and now - self._looked_at > HANGS_SECONDS:
-                self._watch.cut()
-                self.note(StoreError(f"the database has not answered for {HANGS_SECONDS:g} s"))
-            pause = max(self._not_before - now, 0.0) if vacant is not None else self._observed.due_in(now)
+            elif vacant is not None:
+                pause = LONGEST_PAUSE_SECONDS / 4
+            self.settled.set()
             await wait_for(self._news, min(max(pause, 0.01), LONGEST_PAUSE_SECONDS))
-            self._show()
         return None
 
     async def _try(self, vacant: Leadership) -> Store | None:
@@ -182,7 +206,15 @@ class Course:
         self._former = store.holder
         try:
             async with self._leading(store) as leader:
-                self._front.lead(Serving(app=leader.app, leads=store.leads, trouble=store.trouble))
+                self._front.lead(
+                    Serving(
+                        app=leader.app,
+                        leads=store.leads,
+                        trouble=store.trouble,
+                        knows=leader.knows,
+                        metrics=leader.metrics,
+                    )
+                )
                 self.settled.set()
                 log.info("leads %s (term %d)", self._shard, store.term)
                 try:
@@ -192,13 +224,14 @@ class Course:
                         self._front.stand_by("it has just lost the lead")
                         self._show()
         except FencedError as lost:
-            if self._watch is None:
+            if not self._shared:
                 raise
             log.warning("%s; it stands by", lost)
         except StoreError as error:
-            if not self.settled.is_set() or self._watch is None:
+            if not self.settled.is_set() or not self._shared:
                 raise
             log.error("%s could not be led: %s; it stands by", self._shard, error)
+        self._gives = False
         self._not_before = boot_seconds() + LEASE_SECONDS  # another one is to come first
 
     async def _until_over(self, store: Store, let_go: Callable[[], None]) -> None:
@@ -221,7 +254,7 @@ class Course:
                     "%s leads %s now (term %d); this one stands by", row.holder or "nobody", self._shard, row.term
                 )
                 return
+            if self._gives:
+                log.info("gives %s away", self._shard)
+                return
             await wait_for(self._news, LONGEST_PAUSE_SECONDS)
-            if self._watch is not None and boot_seconds() - self._looked_at > HANGS_SECONDS:
-                self._watch.cut()
-                self._looked_at = boot_seconds()

@@ -12,11 +12,12 @@ import contextlib
 import logging
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 
 from checks.printable import printable_line
 from healthd.aggregator.api import (
@@ -31,7 +32,7 @@ from healthd.aggregator.api import (
     respond,
 )
 from healthd.aggregator.auth import Guard, Scope
-from healthd.aggregator.metrics import LeadershipCollector
+from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, connection_words
 from healthd.core.http.client import trusting
@@ -72,13 +73,15 @@ _HOP = frozenset(
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """
-    What answers while this aggregator leads: its application, whether its lease still holds, and why the database takes
-    no renewal.
+    What answers while this aggregator leads: its application, whether its lease still holds, why the database takes
+    no renewal, whether a node of a name has come to the shard, and the metrics of the shard.
     """
 
     app: ASGIApp
     leads: Callable[[], bool]
     trouble: Callable[[], str | None]
+    knows: Callable[[str], bool]
+    metrics: FleetMetrics
 
 
 class Front:
@@ -113,6 +116,28 @@ class Front:
             follow_redirects=False,
             limits=httpx.Limits(max_connections=MOST_FORWARDED, keepalive_expiry=30.0),
         )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this aggregator answers for the shard."""
+        return self._serving is not None and self._serving.leads()
+
+    @property
+    def leader(self) -> str | None:
+        """Where the leader answers; None where nobody is known to lead."""
+        return self._own_url if self.leads else self._leader
+
+    def readiness(self) -> tuple[int, str]:
+        """How it would answer /readyz as one that stands by."""
+        return self._readiness()
+
+    def knows(self, node: str) -> bool:
+        """Whether it leads the shard and a node of this name has come to it."""
+        return self._serving is not None and self._serving.leads() and self._serving.knows(node)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of the shard where it leads, else that it does not."""
+        return self._serving.metrics.collect() if self._serving is not None else iter(self._metrics.collect())
 
     # --- who leads ----------------------------------------------------------------------------------------------------
 

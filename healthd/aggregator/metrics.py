@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import prometheus_client
@@ -58,6 +58,23 @@ class LeadershipCollector(Collector):
         yield _labelled("healthd_aggregator_leader", about, "shard", {self._shard: float(self._leads())})
         about = "How many leaders the shard has had, as this aggregator knows it."
         yield _labelled("healthd_aggregator_term", about, "shard", {self._shard: self._term()})
+
+
+class ByShard(Collector):
+    """The metrics of several shards as one exposition: each series has the shard as a label."""
+
+    def __init__(self, shards: Mapping[str, Callable[[], Iterable[Metric]]]) -> None:
+        self._shards = shards
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for shard, collect in self._shards.items():
+            for metric in collect():
+                family = found.setdefault(
+                    metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                )
+                family.samples += [one._replace(labels={**one.labels, "shard": shard}) for one in metric.samples]
+        return iter(found.values())
 
 
 class FleetCollector(Collector):
@@ -292,6 +309,10 @@ class FleetMetrics:
     def add(self, collector: Collector) -> None:
         """One more that is asked at each scrape."""
         self._registry.register(collector)
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them as they are now."""
+        return iter(self._registry.collect())
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, as the `Accept` header asks: Prometheus text or OpenMetrics."""

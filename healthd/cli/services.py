@@ -64,7 +64,8 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
 @click.option("--advertise-url", metavar="URL", help="Where nodes and other aggregators reach this one.")
 @click.option("--mode", help="Mode of gates that do not ask for one: enforce or observe.")
 @click.option("--step-down", is_flag=True, help="End the lease of the aggregator that leads; another takes over.")
-def aggregator(mode: str | None, step_down: bool, **options: Any) -> int:
+@click.option("--shard", metavar="S", help="With --step-down: the shard whose leader it is (default: default).")
+def aggregator(mode: str | None, step_down: bool, shard: str | None, **options: Any) -> int:
     """
     The aggregator of a fleet. Several on one PostgreSQL stand in for each other.
 
@@ -78,10 +79,13 @@ def aggregator(mode: str | None, step_down: bool, **options: Any) -> int:
         from healthd.aggregator.store import DEFAULT_SHARD
         from healthd.aggregator.store import step_down as end_lease
 
-        before = end_lease(settings.aggregator.database_url, DEFAULT_SHARD)
+        shard = DEFAULT_SHARD if shard is None else shard
+        before = end_lease(settings.aggregator.database_url, shard)
         where = f" at {before.url}" if before.url else ""
-        click.echo(f"{before.holder or 'nobody'}{where} led {DEFAULT_SHARD} (term {before.term}) and does no more")
+        click.echo(f"{before.holder or 'nobody'}{where} led {shard} (term {before.term}) and does no more")
         return 0
+    if shard is not None:
+        raise ConfigError("--shard goes with --step-down; what the shards are is shard_label under [aggregator]")
     from healthd.aggregator.app import run_aggregator
 
     _log()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from healthd.aggregator.api import Parts, SyncEndpoint
+from healthd.aggregator.api import Parts, ShardList, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.drain import ActuatorSettings
@@ -82,6 +82,7 @@ class SimulatedAggregator:
             actuator=ActuatorSettings(),
             callers_may=frozenset(),
             tasks=Tasks(),
+            shards=lambda: ShardList(aggregator=self.address, shards=()),
         )
         return build(terms, store)
 

@@ -54,13 +54,35 @@ from healthd.core.tasks import Tasks
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShardRow:
+    """
+    A part of the fleet that one aggregator leads, which answers at `leader`; None: nobody leads it, as far as is known.
+
+    `term` counts its leaders. `trouble` says why it is not answered for, None where it is.
+    """
+
+    shard: str
+    leader: str | None
+    term: int
+    trouble: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardList:
+    """All shards by name, as the aggregator that was asked knows them; `aggregator` is its own URL."""
+
+    aggregator: str
+    shards: tuple[ShardRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parts:
     """
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
     `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
     the terms in which a token of scope `gate` may ask for less than the policy does. `shard` is the part of the fleet
-    that this aggregator leads.
+    that this is of, `shards` tells of all of them.
     """
 
     settings: AggregatorSettings
@@ -76,6 +98,7 @@ class Parts:
     drain: DrainController | None = None
     callers_may: frozenset[GateTerm] = frozenset()
     shard: str = DEFAULT_SHARD
+    shards: Callable[[], ShardList] = lambda: ShardList(aggregator="", shards=())
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -320,6 +343,9 @@ Wait = Annotated[float, Depends(wait_seconds)]
 # What the API answers where no record of the model is the answer: lists, summaries, and what a change came to.
 
 
+Unanswered = Mapping[str, str]
+"""Of an answer about the whole fleet: the shards that it lacks, and why each does not answer. Empty: it is whole."""
+
 # --- gates -----------------------------------------------------------------------------------------------------------
 
 
@@ -351,6 +377,7 @@ class GateList:
 
     gates: tuple[GateRow, ...]
     next: str | None
+    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,6 +404,7 @@ class PostmortemList:
 
     postmortems: tuple[PostmortemState, ...]
     next: str | None
+    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +441,8 @@ class FleetSummary:
     overrides: tuple[Override, ...]
     recovering: str | None
     breakers: Mapping[str, Breaker]
+    shards: tuple[ShardRow, ...] = ()
+    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,6 +481,7 @@ class NodeList:
 
     nodes: tuple[NodeRow, ...]
     next: str | None
+    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,7 @@ async def fleet(request: Request) -> FleetSummary:
         overrides=parts.engine.overrides(),
         recovering=parts.engine.recovering(),
         breakers=parts.engine.breakers(),
+        shards=parts.shards().shards,
     )
 
 

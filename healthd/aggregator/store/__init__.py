@@ -1,5 +1,6 @@
 """Tables, migrations and rows: the one place with SQL. It knows records, never logic."""
 
+from healthd.aggregator.store.directory import Directory, check_shard
 from healthd.aggregator.store.reading import HistoryEvent, Loaded
 from healthd.aggregator.store.rows import (
     Change,
@@ -30,7 +31,7 @@ from healthd.aggregator.store.session import (
     boot_seconds,
 )
 from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
-from healthd.aggregator.store.watch import Look, Watch, is_shared, step_down
+from healthd.aggregator.store.watch import Look, Shards, Watch, is_shared, step_down
 
 __all__ = [
     "ANSWER_SECONDS",
@@ -38,6 +39,7 @@ __all__ = [
     "LEASE_SECONDS",
     "LONG_SECONDS",
     "Change",
+    "Directory",
     "FencedError",
     "ForgetNode",
     "HistoryEvent",
@@ -59,11 +61,13 @@ __all__ = [
     "PutPostmortem",
     "PutRecord",
     "RefusedWorkError",
+    "Shards",
     "Store",
     "UnsureError",
     "Watch",
     "apply_changes",
     "boot_seconds",
+    "check_shard",
     "is_shared",
     "reading",
     "rows",

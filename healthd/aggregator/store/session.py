@@ -47,6 +47,7 @@ SERVER_SETTINGS = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
+SEARCH_PATH = "SELECT set_config('search_path', quote_ident(%s) || ', ' || current_setting('search_path'), false)"
 # The same seen from here, in libpq's words: a server that is gone without a word is noticed.
 CLIENT_SETTINGS = {
     "keepalives_idle": 5,
@@ -141,12 +142,15 @@ def remedy_of(line: str) -> tuple[str, bool]:
     return "look at the database and its log", False
 
 
-def make_engine(url: sa.URL) -> sa.Engine:
-    """The engine of a parsed URL; nothing is opened yet."""
-    return _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _server_engine(url)
+def make_engine(url: sa.URL, schema: str | None = None) -> sa.Engine:
+    """
+    The engine of a parsed URL; nothing is opened yet. With `schema` names of tables are looked up there first, and then
+    where the server looks without one.
+    """
+    return _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _server_engine(url, schema)
 
 
-def _server_engine(url: sa.URL) -> sa.Engine:
+def _server_engine(url: sa.URL, schema: str | None) -> sa.Engine:
     libpq = url.get_driver_name() in ("psycopg", "psycopg2")
     defaults = {"connect_timeout": CONNECT_SECONDS, **CLIENT_SETTINGS} if libpq else {}
     bound = {name: value for name, value in defaults.items() if name not in url.query}
@@ -157,6 +161,8 @@ def _server_engine(url: sa.URL) -> sa.Engine:
         with connection.cursor() as cursor:
             for name, value in SERVER_SETTINGS.items():
                 cursor.execute("SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (value, name))
+            if schema is not None:
+                cursor.execute(SEARCH_PATH, (schema,))
         connection.commit()
 
     return engine
@@ -267,7 +273,8 @@ def _in_use(path: Path) -> StoreError:
 
 
 DEFAULT_SHARD = "default"
-"""The one part of the fleet there is."""
+"""The part of the fleet whose nodes have no label of a shard: all of it where shards have no label."""
+SCHEMA_PREFIX = "healthd_"
 CHANNEL = "healthd_leadership"
 """What is notified on PostgreSQL when a leader comes or goes. It carries nothing: who hears it reads the row."""
 RENEW_SECONDS = 2.0
@@ -314,10 +321,19 @@ def clock_of(connection: Connection) -> ColumnElement[float]:
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 
 
-def leadership_of(connection: Connection, shard: str, *, place: str) -> Leadership:
-    """Who leads a shard."""
-    row = connection.execute(_columns(shard)).one_or_none()
-    return _leadership(row, place)
+def schema_of(shard: str) -> str | None:
+    """The PostgreSQL schema with a shard's own tables; None: they are where the common ones are."""
+    return None if shard == DEFAULT_SHARD else SCHEMA_PREFIX + shard
+
+
+def leaders_of(connection: Connection, *, place: str) -> dict[str, Leadership]:
+    """Who leads each shard."""
+    table = LEADERSHIP.c
+    rows = connection.execute(select(table.shard, table.term, table.holder, table.url, table.renewed))
+    found = {row.shard: Leadership(term=row.term, holder=row.holder, url=row.url, renewed=row.renewed) for row in rows}
+    if DEFAULT_SHARD not in found:
+        raise StoreError(f"{place} is damaged (its table leadership is empty); restore a backup")
+    return found
 
 
 def take_over(
@@ -446,6 +462,23 @@ def require_writable(connection: sa.Connection, place: str) -> None:
         raise AwayError(f"{place}: it allows read-only transactions alone; {AWAY['read-only transaction']}")
 
 
+def _require_schema(connection: sa.Connection, schema: str, place: str, *, may_make: bool) -> None:
+    """
+    Make the schema of a shard where there is none. StoreError where it is gone: the server would take the tables of
+    another shard of the same names.
+    """
+    with connection.begin():
+        # The server leaves schemas out of its search path that do not exist or may not be used.
+        if connection.exec_driver_sql("SELECT current_schema()").scalar() == schema:
+            return
+        known = connection.execute(sa.text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": schema})
+        if known.scalar() is not None:
+            raise StoreError(f"{place}: its schema {schema} may not be used by this user; grant it USAGE and CREATE")
+        if not may_make:
+            raise StoreError(f"{place}: its schema {schema} is gone; restore a backup")
+        connection.execute(sa.schema.CreateSchema(schema))
+
+
 class Session:
     """
     See the module. `term` is that of `take_over`; 0 until then. `renewed_at` is when the leadership was renewed last,
@@ -462,7 +495,8 @@ class Session:
         self.term = 0
         self.renewed_at = -math.inf
         path = file_of(url)
-        self._engine = make_engine(url) if engine is None else engine
+        self._schema = schema_of(shard)
+        self._engine = make_engine(url, self._schema) if engine is None else engine
         self._path = path
         self._lock = None if path is None else FileLock(path)
         self._connection: sa.Connection | None = None
@@ -472,6 +506,11 @@ class Session:
         self._taken: Path | None = None
         self._line = Line()
         sa.event.listen(self._engine, "do_connect", self._line.connect)
+
+    @property
+    def schema(self) -> str | None:
+        """See `schema_of`."""
+        return self._schema
 
     @property
     def shared(self) -> bool:
@@ -536,6 +575,8 @@ class Session:
                 connection = self._engine.connect()
                 if connection.dialect.name == "postgresql":
                     require_writable(connection, self.place)
+                    if self._schema is not None:
+                        _require_schema(connection, self._schema, self.place, may_make=not self.term)
             except SQLAlchemyError as error:
                 self._let_go(connection)
                 raise self.failed(error, AwayError) from None

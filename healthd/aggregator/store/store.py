@@ -48,7 +48,7 @@ from healthd.aggregator.store.session import (
     first_line,
     parse,
 )
-from healthd.aggregator.store.tables import LEADERSHIP, META, METADATA, NODES
+from healthd.aggregator.store.tables import COMMON, LEADERSHIP, META, METADATA, NODES, PLACEMENTS
 from healthd.core.errors import BadInputError, StoreError
 
 # The thread that does all work on the database, in the order in which it was submitted.
@@ -460,9 +460,15 @@ class Store:
         await self.run(lambda connection: apply_changes(connection, changes))
 
     async def enrol(self, node: str, key_hash: str, *, now: float) -> str:
-        """The hash of the key that the name belongs to: this one, if it belonged to none."""
+        """
+        The hash of the key that the name belongs to: this one, if it belonged to none. RefusedWorkError for a node of
+        another shard.
+        """
 
         def work(connection: sa.Connection) -> str:
+            of = connection.execute(sa.select(PLACEMENTS.c.shard).where(PLACEMENTS.c.node == node)).scalar_one_or_none()
+            if of not in (None, self.shard):
+                raise RefusedWorkError(f"node {node} is of shard {of}, and not of {self.shard}")
             query = sa.select(NODES.c.key_hash).where(NODES.c.node == node)
             known = connection.execute(query).scalar_one_or_none()
             if known is None:
@@ -585,12 +591,14 @@ def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
     config.set_main_option("script_location", str(importlib.resources.files("healthd.aggregator.store") / "migrations"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
+    config.attributes["schema"] = opened.schema
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     try:
         with connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            current = set(MigrationContext.configure(connection).get_current_heads())
+            of_shard = {"version_table_schema": opened.schema}
+            current = set(MigrationContext.configure(connection, opts=of_shard).get_current_heads())
             if current - known:
                 versions = ", ".join(sorted(current - known))
                 raise StoreError(
@@ -600,9 +608,11 @@ def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
             if current:
                 command.upgrade(config, "head")
             else:
-                METADATA.create_all(connection, checkfirst=False)  # a table of somebody else is never taken over
-                row = {"shard": DEFAULT_SHARD, "term": 0, "holder": "", "url": "", "renewed": 0.0}
-                connection.execute(LEADERSHIP.insert().values(row))
+                made = [one for one in METADATA.sorted_tables if opened.schema is None or one not in COMMON]
+                METADATA.create_all(connection, made, checkfirst=False)  # a table of somebody else is never taken over
+                if opened.schema is None:
+                    row = {"shard": DEFAULT_SHARD, "term": 0, "holder": "", "url": "", "renewed": 0.0}
+                    connection.execute(LEADERSHIP.insert().values(row))
                 command.stamp(config, "head")
     except CommandError as error:
         raise StoreError(f"{opened.place} cannot be migrated: {first_line(error)}") from None

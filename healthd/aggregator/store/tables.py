@@ -54,6 +54,25 @@ A row for each part of the fleet: which aggregator may write; see `session`. `te
 while nobody has it, `url` is where the leader answers, `renewed` is a time of day.
 """
 
+AGGREGATORS = Table(
+    "aggregators",
+    METADATA,
+    Column("url", String(300), primary_key=True),
+    Column("renewed", Double, nullable=False),
+)
+"""The aggregators that share the shards among them, by the URL at which each answers; `renewed` is a time of day."""
+
+PLACEMENTS = Table(
+    "placements",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("shard", String(253), nullable=False),
+)
+"""Of which shard a node is, where there are several: a node is of one."""
+
+COMMON = (LEADERSHIP, AGGREGATORS, PLACEMENTS)
+"""The tables that all shards have together; of every other one each shard has its own."""
+
 NODES = Table(
     "nodes",
     METADATA,

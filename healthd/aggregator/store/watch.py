@@ -1,13 +1,16 @@
 """
-Who leads a shard of a database that several aggregators share: looked at by a thread with a connection of its own.
+Who leads the shards of a database that several aggregators share: looked at by a thread with a connection of its own.
 
-LISTEN wakes it; what wakes it carries nothing, and the row says the rest. It only reads: `Store.open` takes over.
+LISTEN wakes it; what wakes it carries nothing, and the rows say the rest. Of leadership it only reads: `Store.open`
+takes over.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,10 +19,13 @@ from healthd.aggregator.store import session
 from healthd.aggregator.store.session import (
     CHANNEL,
     LEASE_SECONDS,
+    RENEW_SECONDS,
     AwayError,
     Leadership,
     Line,
-    leadership_of,
+    boot_seconds,
+    clock_of,
+    leaders_of,
     make_engine,
     parse,
     place_of,
@@ -27,6 +33,7 @@ from healthd.aggregator.store.session import (
     require_writable,
     said,
 )
+from healthd.aggregator.store.tables import AGGREGATORS
 from healthd.core.errors import ConfigError, StoreError
 
 LOOK_SECONDS = 1.0
@@ -34,9 +41,26 @@ LOOK_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 """The pause after a connection was lost, or none could be made."""
 CLOSE_SECONDS = 2.0
+MOST_AGGREGATORS = 256
+"""Rows of aggregators that are read. One that is gone for FORGET_SECONDS has none."""
+FORGET_SECONDS = 600.0
 
 Look = Leadership | StoreError
 """The row as it is, or why it cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """All rows of `leadership`, by shard; and when each aggregator wrote that it lives, by its URL."""
+
+    leaders: Mapping[str, Leadership]
+    aggregators: Mapping[str, float]
+
+    def over(self, now: float) -> frozenset[str]:
+        """The shards that nobody leads, by the clock of the server."""
+        return frozenset(
+            shard for shard, row in self.leaders.items() if not row.holder or now - row.renewed >= LEASE_SECONDS
+        )
 
 
 def is_shared(url: str) -> bool:
@@ -48,43 +72,48 @@ class Watch:
     """
     `look` blocks, before the start. From `start` on `on_look` is called by a thread of its own with each look, until
     `close`; between two of them pass some `LOOK_SECONDS`, or as long as the server hangs: `cut` ends that.
+
+    With `own_url` it writes every RENEW_SECONDS that the aggregator which answers there lives.
     """
 
-    def __init__(self, url: str, shard: str) -> None:
+    def __init__(self, url: str, own_url: str | None = None) -> None:
         parsed = parse(url)
         self._engine = make_engine(parsed)
-        self._shard = shard
+        self._own_url = own_url
+        self._said_at = -math.inf
         self._place = place_of(parsed)
         self._line = Line()
         sa.event.listen(self._engine, "do_connect", self._line.connect)
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def look(self) -> tuple[Leadership, bool]:
-        """The row, and whether its lease is over by the clock of the server. StoreError, ConfigError."""
+    def look(self) -> tuple[Shards, float]:
+        """All shards, and the time by the clock of the server. StoreError, ConfigError."""
         try:
-            with self._engine.connect() as connection, connection.begin():
-                found = leadership_of(connection, self._shard, place=self._place)
-                now = connection.execute(sa.select(session.clock_of(connection))).scalar_one()
+            with self._engine.begin() as connection:
+                found = self._read(connection)
+                now = connection.execute(sa.select(clock_of(connection))).scalar_one()
         except SQLAlchemyError as error:
             raise self._failed(error) from None
         finally:
             self._line.forget()
-        return found, not found.holder or now - found.renewed >= LEASE_SECONDS
+        return found, now
 
-    def depose(self) -> Leadership:
-        """End the lease of whoever leads; the row as it was. Blocks. StoreError, ConfigError."""
+    def depose(self, shard: str) -> Leadership:
+        """End the lease of whoever leads a shard; the row as it was. Blocks. StoreError, ConfigError."""
         try:
             with self._engine.begin() as connection:
-                before = leadership_of(connection, self._shard, place=self._place)
-                session.depose(connection, self._shard)
+                known = leaders_of(connection, place=self._place)
+                if (before := known.get(shard)) is None:
+                    raise ConfigError(f"{self._place} has no shard {shard[:80]!r}, but: {', '.join(sorted(known))}")
+                session.depose(connection, shard)
         except SQLAlchemyError as error:
             raise self._failed(error) from None
         finally:
             self._line.forget()
         return before
 
-    def start(self, on_look: Callable[[Look], None]) -> None:
+    def start(self, on_look: Callable[[Shards | StoreError], None]) -> None:
         """Begin."""
         self._thread = threading.Thread(target=self._run, args=(on_look,), name="leadership", daemon=True)
         self._thread.start()
@@ -101,7 +130,7 @@ class Watch:
             self._thread.join(CLOSE_SECONDS)
         self._engine.dispose()
 
-    def _run(self, on_look: Callable[[Look], None]) -> None:
+    def _run(self, on_look: Callable[[Shards | StoreError], None]) -> None:
         dialect = self._engine.dialect
         dialect.import_dbapi()
         of_driver: type[Exception] = dialect.loaded_dbapi.Error
@@ -116,7 +145,7 @@ class Watch:
             finally:
                 self._line.forget()
 
-    def _watch(self, connection: sa.Connection, on_look: Callable[[Look], None]) -> None:
+    def _watch(self, connection: sa.Connection, on_look: Callable[[Shards | StoreError], None]) -> None:
         """Until the end, or until the connection is lost."""
         require_writable(connection, self._place)
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -124,13 +153,23 @@ class Watch:
         if listening:
             connection.exec_driver_sql(f"LISTEN {CHANNEL}")
         while not self._ending.is_set():
-            on_look(leadership_of(connection, self._shard, place=self._place))
+            on_look(self._read(connection))
             driver = connection.connection.driver_connection
             if listening and driver is not None:
                 for _ in driver.notifies(timeout=LOOK_SECONDS, stop_after=1):
                     pass
             else:
                 self._ending.wait(LOOK_SECONDS)
+
+    def _read(self, connection: sa.Connection) -> Shards:
+        now = boot_seconds()
+        if self._own_url is not None and now - self._said_at >= RENEW_SECONDS:
+            say_alive(connection, self._own_url)
+            self._said_at = now
+        told = connection.execute(sa.select(AGGREGATORS.c.url, AGGREGATORS.c.renewed).limit(MOST_AGGREGATORS))
+        return Shards(
+            leaders=leaders_of(connection, place=self._place), aggregators={row.url: row.renewed for row in told}
+        )
 
     def _failed(self, error: Exception) -> StoreError | ConfigError:
         """As of an opening: ConfigError for what no attempt could open."""
@@ -143,16 +182,26 @@ class Watch:
         return f"{self._place}: {line}; {remedy}", misconfigured
 
 
+def say_alive(connection: sa.Connection, url: str) -> None:
+    """Write that the aggregator at this URL lives; drops those that have not for long."""
+    now = connection.execute(sa.select(clock_of(connection))).scalar_one()
+    renewed = sa.update(AGGREGATORS).where(AGGREGATORS.c.url == url).values(renewed=now)
+    if not connection.execute(renewed).rowcount:
+        connection.execute(sa.delete(AGGREGATORS).where(AGGREGATORS.c.renewed < now - FORGET_SECONDS))
+        connection.execute(AGGREGATORS.insert().values(url=url, renewed=now))
+        session.notify(connection)
+
+
 def step_down(url: str, shard: str) -> Leadership:
     """
     End the lease of whoever leads the shard, so that another aggregator takes over at once; what the row was. Blocks.
 
-    ConfigError for a database that nobody shares. StoreError.
+    ConfigError for a database that nobody shares, or that has no such shard. StoreError.
     """
     if not is_shared(url):
         raise ConfigError(f"{session.KEY}: SQLite has one aggregator, so nobody could take over; stop it instead")
-    watch = Watch(url, shard)
+    watch = Watch(url)
     try:
-        return watch.depose()
+        return watch.depose(shard)
     finally:
         watch.close()

@@ -543,6 +543,7 @@ def fleet_report(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
     holding = counted(summary["gates_holding"], "gate")
     aside = [f"{summary[name]} {said}" for name, said in ASIDE.items() if summary.get(name)]
     yield f"[bold]{counted(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}"
+    yield from _shard_lines(summary.get("shards", ()))
     if summary["recovering"]:
         yield f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}"
     for breaker in summary.get("breakers", {}).values():
@@ -559,6 +560,15 @@ def fleet_report(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
         sign = HEALTH_SIGNS[Health(node["health"])] + (f" {DRILL}" if _is_drill(node) else "")
         table.add_row(escape(node["node"]), sign, heard, escape(holders), escape(_why(node)))
     yield table
+
+
+def _shard_lines(shards: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Who leads each shard; nothing where there is one, and it is answered for."""
+    for row in shards:
+        if row["trouble"]:
+            yield f"[yellow]! shard {escape(row['shard'])}:[/] {escape(row['trouble'])}"
+        elif len(shards) > 1:
+            yield f"shard {escape(row['shard'])}: led by {escape(row['leader'])} (term {row['term']})"
 
 
 def _why(node: Mapping[str, Any]) -> str:
