@@ -24,7 +24,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -53,7 +53,7 @@ class Workshop:
     """Where images are built. `kept`: the store of images that others use too; None while that is made."""
 
     folder: Path
-    kept: Path | None = None
+    kept: Path | None = field(default=None, kw_only=True)
 
     def buildah(self, *words: str | Path) -> str:
         """What it prints; AssertionError with its last words where it fails."""
@@ -106,7 +106,7 @@ def workshop_with_service(name: str, *, torch: bool = False) -> Iterator[Worksho
     folder.mkdir()
     try:
         with cached(torch=torch) as kept:
-            made = Workshop(folder, kept)
+            made = Workshop(folder, kept=kept)
             made.build("Containerfile", "healthd")
             yield made
     finally:

@@ -45,7 +45,7 @@ def workshop() -> Iterator[NetworkedWorkshop]:
     try:
         subprocess.run(["ip", "-n", netns, "link", "set", "lo", "up"], check=True)
         with workshop_with_service("images") as made:
-            yield NetworkedWorkshop(made.folder, netns)
+            yield NetworkedWorkshop(made.folder, netns, kept=made.kept)
     finally:
         subprocess.run(["ip", "netns", "del", netns], check=True)
 

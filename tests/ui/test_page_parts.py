@@ -350,6 +350,7 @@ def rendered(gate: Gate) -> str:
         more_states=0,
         most_nodes=9,
         leases=(),
+        died=False,
         outcome=None,
         open_api=True,
     )
