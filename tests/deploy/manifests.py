@@ -23,7 +23,7 @@ SINCE = {"MutatingAdmissionPolicy": NEWEST, "MutatingAdmissionPolicyBinding": NE
 KUEUE = {"ResourceFlavor", "AdmissionCheck", "ClusterQueue", "LocalQueue"}
 # Where jobs of other operators have their pods: each is held against the schema of a pod.
 JOBS = {"PyTorchJob", "MPIJob", "RayCluster"}
-OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "Certificate", *JOBS, *KUEUE}
+OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "Certificate", "Cluster", *JOBS, *KUEUE}
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def the(items: tuple[dict[str, Any], ...], kind: str, name: str) -> dict[str, An
 
 def pods(items: Any) -> Iterator[dict[str, Any]]:
     for item in items:
-        if item["kind"] in ("DaemonSet", "Deployment", "Job"):
+        if item["kind"] in ("DaemonSet", "Deployment", "StatefulSet", "Job"):
             yield item["spec"]["template"]["spec"]
 
 
@@ -103,6 +103,9 @@ def other_kind(item: dict[str, Any]) -> None:
         assert item["apiVersion"] == "cert-manager.io/v1"
         assert set(spec) == {"secretName", "duration", "dnsNames", "issuerRef"}
         assert set(spec["issuerRef"]) == {"name", "kind", "group"}
+    elif item["kind"] == "Cluster":
+        assert item["apiVersion"] == "postgresql.cnpg.io/v1"
+        assert set(spec) <= {"instances", "bootstrap", "postgresql", "affinity", "storage"}
     elif item["kind"] == "PodMonitor":
         assert set(spec) <= {"selector", "jobLabel", "podMetricsEndpoints", "attachMetadata", "podTargetLabels"}
         for endpoint in spec["podMetricsEndpoints"]:

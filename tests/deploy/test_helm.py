@@ -16,12 +16,15 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from checks.catalog import TYPES
 from deploy.helm import generate
+from healthd.cli.settings.tree import Settings
+from healthd.core.config import load
 from tests.deploy.manifests import KUBERNETES, ROOT, kustomize, pods, strictly, the
 
 HELM = Path(sys.executable).parent / "helm"
@@ -180,6 +183,10 @@ def test_values_of_chart_testing_pass_and_render_valid_objects(values: Path) -> 
         strictly(item)
 
 
+# They exclude `storage`; ci/rds-values.yaml and ci/cloudnativepg-values.yaml have them.
+SEVERAL = {"replicas", "database"}
+
+
 def test_every_value_that_adds_something_arrives() -> None:
     """`ci/all-values.yaml` sets all of them; what is rendered has each word of it."""
     file = CHART / "ci/all-values.yaml"
@@ -192,7 +199,7 @@ def test_every_value_that_adds_something_arrives() -> None:
     known = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     given = yaml.safe_load(file.read_text(encoding="utf-8"))
     for part in ("node", "aggregator"):
-        missed = set(known[part]) - set(given[part]) - {"enabled", "aggregator", "resources", "settings"}
+        missed = set(known[part]) - set(given[part]) - {"enabled", "aggregator", "resources", "settings", *SEVERAL}
         assert not missed, f"{file.name} leaves out {missed} of {part}"
     (daemon,) = (item for item in items if item["kind"] == "DaemonSet")
     assert "tolerations" not in daemon["spec"]["template"]["spec"]
@@ -237,6 +244,66 @@ def joined(items: dict[str, Any]) -> dict[str, Any]:
     items.pop("ClusterRoleBinding healthd-device-taints")
     items["ClusterRole healthd-actuator"]["rules"] += role["rules"]
     return items
+
+
+SEVERAL_VALUES = ("aggregator.replicas=2", "aggregator.database.urlSecret.name=healthd-database")
+
+
+@pytest.mark.system("kubectl")
+def test_several_aggregators_are_those_of_the_component(tmp_path: Path) -> None:
+    own = (tmp_path / "own").resolve()
+    own.mkdir()
+    reach = os.path.relpath(KUBERNETES, own)
+    (own / "kustomization.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "kustomize.config.k8s.io/v1beta1",
+                "kind": "Kustomization",
+                "namespace": "healthd-system",
+                "resources": [f"{reach}/overlays/cpu/observe"],
+                "components": [f"{reach}/components/postgresql"],
+            }
+        )
+    )
+    for item in kustomize(own):
+        strictly(item)
+    assert plain(rendered("platform=cpu", *SEVERAL_VALUES)) == plain(kustomize(own))
+
+
+def test_each_of_several_aggregators_has_an_address_that_the_certificate_has(tmp_path: Path) -> None:
+    """By which the others and the nodes find the one that leads; and no volume, which only one could have."""
+    issuer = ("aggregator.certificate.enabled=true", "aggregator.certificate.issuerRef.name=ca")
+    items = rendered("platform=cpu", *SEVERAL_VALUES, *issuer)
+    assert not [item for item in items if item["kind"] in ("Deployment", "PersistentVolumeClaim")]
+    several = the(items, "StatefulSet", "healthd-aggregator")["spec"]
+    (container,) = several["template"]["spec"]["containers"]
+    names = [one["name"] for one in container["env"]]
+    assert names.index("POD_NAME") < names.index("HEALTHD_AGGREGATOR_ADVERTISE_URL"), "else it is not filled in"
+    (url,) = (one["value"] for one in container["env"] if one["name"] == "HEALTHD_AGGREGATOR_ADVERTISE_URL")
+    headless = the(items, "Service", several["serviceName"])
+    assert headless["spec"]["clusterIP"] == "None"
+    for service in (headless, the(items, "Service", "healthd-aggregator")):
+        assert service["spec"]["selector"].items() <= several["template"]["metadata"]["labels"].items()
+    certified = the(items, "Certificate", "healthd-aggregator")["spec"]["dnsNames"]
+    for number in range(3):
+        own = url.replace("$(POD_NAME)", f"healthd-aggregator-{number}")
+        assert own == f"https://healthd-aggregator-{number}.{headless['metadata']['name']}.healthd-system.svc:8090"
+        assert urlsplit(own).hostname in certified
+    data = the(items, "ConfigMap", "healthd-aggregator")["data"]
+    environ = {**data, "HEALTHD_AGGREGATOR_ADVERTISE_URL": own, "HEALTHD_AGGREGATOR_DATABASE": "postgresql+psycopg://x/y"}
+    defaults = {"node.name": "x", "node.state_dir": tmp_path, "node.run_dir": tmp_path}
+    loaded = load(Settings, file=None, environ=environ, arguments={}, sections=("aggregator",), defaults=defaults)
+    assert loaded.aggregator.own_url("0.0.0.0:8090") == own
+    assert str(loaded.aggregator.ca_file) == "/etc/healthd/tls/ca.crt"
+    assert the(items, "PodDisruptionBudget", "healthd-aggregator")["spec"]["maxUnavailable"] == 1
+
+
+def test_several_aggregators_without_a_postgresql_are_refused() -> None:
+    told = helm("template", "x", str(CHART), *sets(["platform=cpu", "aggregator.replicas=2"]), wrong=True)
+    assert "aggregator.replicas is 2: several aggregators need a PostgreSQL" in told
+    assert "aggregator.database.urlSecret.name" in told
+    many = sets(["platform=cpu", "aggregator.replicas=4", SEVERAL_VALUES[1]])
+    assert "replicas" in helm("template", "x", str(CHART), *many, wrong=True)
 
 
 @pytest.mark.system("kubectl")

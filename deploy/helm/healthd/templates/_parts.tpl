@@ -65,6 +65,15 @@ imagePullSecrets:
 {{ include "healthd.aggregatorName" . }}.{{ .Release.Namespace }}.svc
 {{- end -}}
 
+{{/* The headless Service that gives each aggregator a name, where there are several. */}}
+{{- define "healthd.aggregatorPods" -}}
+{{ include "healthd.aggregatorName" . }}-pods
+{{- end -}}
+
+{{- define "healthd.aggregatorPodsHost" -}}
+{{ include "healthd.aggregatorPods" . }}.{{ .Release.Namespace }}.svc
+{{- end -}}
+
 {{/* The Secret with the hashes of tokens, for who has no service account; empty for none. */}}
 {{- define "healthd.tokens" -}}
 {{- default (ternary "healthd-tokens" "" .Values.monitoring.enabled) .Values.secrets.tokens -}}
@@ -124,6 +133,10 @@ HEALTHD_AGGREGATOR_TOKEN_FILE: /etc/healthd/tokens/tokens.toml
 {{- end }}
 HEALTHD_AGGREGATOR_TLS_CERT: /etc/healthd/tls/tls.crt
 HEALTHD_AGGREGATOR_TLS_KEY: /etc/healthd/tls/tls.key
+{{- if .Values.aggregator.database.urlSecret.name }}
+# What the aggregators know each other by.
+HEALTHD_AGGREGATOR_CA_FILE: /etc/healthd/tls/ca.crt
+{{- end }}
 # A week of this first: every job is admitted, and what enforce would have said is recorded.
 HEALTHD_POLICY_MODE: observe
 {{- if .Values.actuator.enabled }}
