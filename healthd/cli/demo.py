@@ -394,6 +394,7 @@ def play(stage: Stage) -> None:
     stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n3"), expect=0)
     stage.gate("train-5", *_nodes(), expect=0)
     stage.healthd("fleet", "status", "--aggregator", stage.aggregator, expect=0)
+    stage.end_job("train-5")
 
     training(stage)
     died(stage)
