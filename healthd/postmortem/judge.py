@@ -624,8 +624,7 @@ def _by_summary(chosen: Finding, initiating: Sequence[Finding], summary: Sequenc
 
 
 def _late(case: Case, late: Late, findings: Sequence[Finding]) -> Finding:
-    node = case.nodes.get(late.rank) or next((each.node for each in findings if each.rank == late.rank), "")
-    node = node or (case.ended[0].node if case.ended else "")
+    node = _node_of(case, late.rank) or next((each.node for each in findings if each.rank == late.rank), "")
     return Finding(signature=_ABSENT, node=node, rank=late.rank, at=None, line=late.why, source="Flight Recorder")
 
 
@@ -639,9 +638,16 @@ def _absent(case: Case, findings: Sequence[Finding]) -> Finding | None:
     silent = sorted(set(range(case.world_size)) - waited)
     if len(silent) != 1:
         return None
-    node = case.nodes.get(silent[0]) or (case.ended[0].node if case.ended else "")
+    node = _node_of(case, silent[0])
     why = f"ranks {listed(waited)} waited; of rank {silent[0]} there is no word"
     return Finding(signature=_ABSENT, node=node, rank=silent[0], at=None, line=why, source="output")
+
+
+def _node_of(case: Case, rank: int) -> str:
+    """The node of a rank; "" where nobody knows: it is on a node that has not told, or on any of several."""
+    told = {ended.node for ended in case.ended}
+    alone = next(iter(told)) if len(told) == 1 and not case.nodes else ""
+    return case.nodes.get(rank, alone)
 
 
 def listed(ranks: Iterable[int]) -> str:
