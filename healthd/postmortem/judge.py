@@ -846,10 +846,8 @@ def _measurement(measured: Sequence[Measured]) -> str:
     told = []
     for each in measured:
         failed = "; ".join(f"{problem.reason} {problem.target}: {problem.message}" for problem in each.problems[:3])
-        told.append(
-            f"{each.node}: {each.tier} tier {each.status}"
-            + (f" ({failed or each.note})" if failed or each.note else "")
-        )
+        why = (failed or each.note).replace("; ", ", ")  # a semicolon ends what is said of one run
+        told.append(f"{each.node}: {each.tier} tier {each.status}" + (f" ({why})" if why else ""))
     return "; ".join(told)
 
 

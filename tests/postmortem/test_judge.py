@@ -408,6 +408,13 @@ def test_rank_of_which_there_is_no_word_is_named_where_all_others_waited() -> No
     assert judge(case(*waited[:2], world_size=4)).rank is None  # two are silent: nobody is named
 
 
+def test_what_was_measured_is_told_run_by_run_also_where_a_reason_has_several_parts() -> None:
+    kept_out = Measured(node="n1", tier="quick", status="unknown", note="n1 is quarantined; seen once; out for 10 min")
+    verdict = judge(case("x", measured=(*PASSED, kept_out)))
+    told = ["n1: quick tier pass", "n1: quick tier unknown (n1 is quarantined, seen once, out for 10 min)"]
+    assert verdict.measurement.split("; ") == told
+
+
 def test_a_rank_on_a_node_that_has_not_told_is_laid_to_no_other_node() -> None:
     waited = [f"[rank{rank}]: {EXAMPLES['gloo lost a peer or waited in vain']}" for rank in (0, 1)]
     told = tuple(Ended(node=f"n{rank + 1}", rank=rank, at=900.0, code=1) for rank in (0, 1))
