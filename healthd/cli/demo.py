@@ -293,10 +293,18 @@ def _own_environment(file: Path) -> dict[str, str]:
 
 
 def accuses(decision: Mapping[str, Any], code: str, node: str) -> bool:
-    """Whether a decision names this node for this reason, at the top or where it is left out."""
+    """
+    Whether a decision names this node for this reason, at the top or where it is left out.
+
+    A daemon that checks unprompted may find the fault before the gate does: then a rule keeps the node out for it.
+    """
     reasons = [*decision.get("reasons", ())]
     reasons += [reason for one in decision.get("excluded", ()) for reason in one["reasons"] if one["node"] == node]
-    return any(reason["code"] == code and reason.get("node") in (node, None) for reason in reasons)
+    return any(
+        reason.get("node") in (node, None)
+        and (reason["code"] == code or (reason["code"] == "Quarantined" and f" {code}: " in reason["message"]))
+        for reason in reasons
+    )
 
 
 def _free_ports(count: int) -> list[int]:
@@ -386,6 +394,7 @@ def play(stage: Stage) -> None:
     stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n3"), expect=0)
     stage.gate("train-5", *_nodes(), expect=0)
     stage.healthd("fleet", "status", "--aggregator", stage.aggregator, expect=0)
+    stage.end_job("train-5")
 
     training(stage)
     died(stage)

@@ -624,8 +624,7 @@ def _by_summary(chosen: Finding, initiating: Sequence[Finding], summary: Sequenc
 
 
 def _late(case: Case, late: Late, findings: Sequence[Finding]) -> Finding:
-    node = case.nodes.get(late.rank) or next((each.node for each in findings if each.rank == late.rank), "")
-    node = node or (case.ended[0].node if case.ended else "")
+    node = _node_of(case, late.rank) or next((each.node for each in findings if each.rank == late.rank), "")
     return Finding(signature=_ABSENT, node=node, rank=late.rank, at=None, line=late.why, source="Flight Recorder")
 
 
@@ -639,9 +638,16 @@ def _absent(case: Case, findings: Sequence[Finding]) -> Finding | None:
     silent = sorted(set(range(case.world_size)) - waited)
     if len(silent) != 1:
         return None
-    node = case.nodes.get(silent[0]) or (case.ended[0].node if case.ended else "")
+    node = _node_of(case, silent[0])
     why = f"ranks {listed(waited)} waited; of rank {silent[0]} there is no word"
     return Finding(signature=_ABSENT, node=node, rank=silent[0], at=None, line=why, source="output")
+
+
+def _node_of(case: Case, rank: int) -> str:
+    """The node of a rank; "" where nobody knows: it is on a node that has not told, or on any of several."""
+    told = {ended.node for ended in case.ended}
+    alone = next(iter(told)) if len(told) == 1 and not case.nodes else ""
+    return case.nodes.get(rank, alone)
 
 
 def listed(ranks: Iterable[int]) -> str:
@@ -840,10 +846,8 @@ def _measurement(measured: Sequence[Measured]) -> str:
     told = []
     for each in measured:
         failed = "; ".join(f"{problem.reason} {problem.target}: {problem.message}" for problem in each.problems[:3])
-        told.append(
-            f"{each.node}: {each.tier} tier {each.status}"
-            + (f" ({failed or each.note})" if failed or each.note else "")
-        )
+        why = (failed or each.note).replace("; ", ", ")  # a semicolon ends what is said of one run
+        told.append(f"{each.node}: {each.tier} tier {each.status}" + (f" ({why})" if why else ""))
     return "; ".join(told)
 
 

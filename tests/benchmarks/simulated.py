@@ -1,5 +1,6 @@
 """
-Simulated nodes for `bench_gate.py`: each keeps a connection, its sync held and sent again, and takes its leases.
+Simulated nodes for `bench_gate.py` and `bench_postmortem.py`: each keeps a connection, its sync held and sent again,
+takes its leases, and has run its checks as soon as it is ordered to.
 
 Nodes must cost less than the aggregator, so their JSON is put together from pieces; a test decodes it by the product's
 own types.
@@ -46,6 +47,8 @@ class SimulatedNode:
         self.answer: str | None = None
         self.leases: dict[str, Any] = {}
         self.reports: dict[str, Any] = {}
+        self.ran: set[str] = set()
+        """Orders to run checks that it has carried out."""
         self.told = True
         """False when there is something that a held request would keep to itself."""
 
@@ -85,12 +88,13 @@ class SimulatedNode:
         held = [{"by": "lease", "holder": lease["job"]} for lease in self.leases.values()]
         return (
             STATE.replace(b'"node":"@"', f'"node":"{self.name}"'.encode())
+            .replace(b'"age_seconds":1.0', b'"age_seconds":0.0' if self.ran else b'"age_seconds":1.0')
             .replace(b'"allocated":[]', f'"allocated":{json.dumps(held)}'.encode())
             .replace(b'"leases":[]', f'"leases":{json.dumps(list(self.leases.values()))}'.encode())
         )
 
     def heed(self, text: bytes) -> None:
-        """Take the leases that an answer orders, and end those whose orders are withdrawn."""
+        """Take the leases and run the checks that an answer orders, and end leases whose orders are withdrawn."""
         answer = json.loads(text)
         now = time.monotonic()
         if self.answer is not None:
@@ -101,6 +105,10 @@ class SimulatedNode:
             return
         for order in answer["orders"]:
             order_id, withdrawn = order["id"], order["withdrawn"]
+            if order["kind"] == "run" and not withdrawn and order_id not in self.ran:
+                self.ran.add(order_id)
+                self.reports[order_id] = {"status": "done"}
+                self.told = False
             if order["kind"] != "lease" or withdrawn != (order_id in self.leases):
                 continue
             if withdrawn:

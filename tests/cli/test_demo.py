@@ -106,6 +106,14 @@ def test_a_decision_is_held_against_what_is_told_of_it() -> None:
     assert not accuses({"reasons": [reason]}, "CollectiveFault", "n2")
 
 
+def test_a_node_that_a_rule_keeps_out_for_the_fault_before_the_gate_sees_it_is_named_as_well() -> None:
+    text = "n2 is quarantined by rule:hard: matmul cpu:1 WrongResult: fp32 512x512x512 product is wrong; seen once"
+    kept_out = {"reasons": [{"code": "Quarantined", "node": "n2", "message": text}]}
+    assert accuses(kept_out, "WrongResult", "n2")
+    assert not accuses(kept_out, "WrongResult", "n1")
+    assert not accuses(kept_out, "SilentCorruption", "n2")
+
+
 def _read(terminal: int, *, seconds: float) -> bytes:
     """All that comes until the other side is closed."""
     said, end = b"", time.monotonic() + seconds

@@ -2,7 +2,8 @@
 A rank of a job on gloo that dies of a fault: `RANK=.. WORLD_SIZE=.. MASTER_ADDR=.. MASTER_PORT=.. gloo_rank.py FAULT`.
 
 The last rank has the fault; the others call one more all-reduce, in which they wait for it. Where the variable of the
-dumps is set, each rank writes its Flight Recorder while it waits, as torch does with NCCL.
+dumps is set, each rank writes its Flight Recorder while it waits, as torch does with NCCL. With `outside` no rank has
+a fault: all go on until something happens to them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 
 WAIT_SECONDS = 6.0
@@ -38,6 +40,9 @@ def main(fault: str) -> None:
     for _ in range(3):
         dist.all_reduce(tensor)
     threading.Timer(DUMP_SECONDS, dump).start()
+    while fault == "outside":
+        dist.all_reduce(tensor)
+        time.sleep(0.05)
     if rank == size - 1:
         if fault == "exception":
             raise ValueError("label 17 is out of range")

@@ -408,6 +408,23 @@ def test_rank_of_which_there_is_no_word_is_named_where_all_others_waited() -> No
     assert judge(case(*waited[:2], world_size=4)).rank is None  # two are silent: nobody is named
 
 
+def test_what_was_measured_is_told_run_by_run_also_where_a_reason_has_several_parts() -> None:
+    kept_out = Measured(node="n1", tier="quick", status="unknown", note="n1 is quarantined; seen once; out for 10 min")
+    verdict = judge(case("x", measured=(*PASSED, kept_out)))
+    told = ["n1: quick tier pass", "n1: quick tier unknown (n1 is quarantined, seen once, out for 10 min)"]
+    assert verdict.measurement.split("; ") == told
+
+
+def test_a_rank_on_a_node_that_has_not_told_is_laid_to_no_other_node() -> None:
+    waited = [f"[rank{rank}]: {EXAMPLES['gloo lost a peer or waited in vain']}" for rank in (0, 1)]
+    told = tuple(Ended(node=f"n{rank + 1}", rank=rank, at=900.0, code=1) for rank in (0, 1))
+    verdict = judge(case(*waited, world_size=3, ended=told, nodes={0: "n1", 1: "n2"}))
+    assert (verdict.kind, verdict.rank, verdict.node) == (Kind.UNKNOWN, 2, None)
+    one = judge(case(waited[0], world_size=2, ended=told[:1], nodes={0: "n1"}))
+    assert (one.rank, one.node) == (1, None)
+    assert judge(case(*waited, world_size=3)).node == "n1"  # of one node, where all ranks are below one parent
+
+
 def test_rank_that_the_flight_recorder_names() -> None:
     waited = [f"[rank{rank}]: {EXAMPLES['NCCL timeout'].replace('Rank 1', f'Rank {rank}')}" for rank in (0, 1, 2)]
     verdict = judge(case(*waited, late=(Late(rank=2, why="it is behind"),), nodes={2: "n7"}))
