@@ -142,7 +142,7 @@ async def aggregator(
         course = Course(
             front=front,
             watch=watch,
-            take=take,
+            take=functools.partial(asyncio.to_thread, take),
             leading=lambda store: leading(terms, store, functools.partial(front.drained, drain_seconds)),
             shard=shard,
         )

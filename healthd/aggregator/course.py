@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 from healthd.aggregator.front import Front, Serving
 from healthd.aggregator.leading import Leading
@@ -23,7 +24,6 @@ from healthd.aggregator.store import (
     Look,
     NotVacantError,
     Store,
-    Watch,
     boot_seconds,
 )
 from healthd.core.errors import HealthdError, StoreError
@@ -36,6 +36,16 @@ AGAIN_SECONDS = 0.5
 """The pause after a takeover that failed, or that another one was faster in."""
 HANGS_SECONDS = 5.0
 """A look that takes so long is ended, and the connection made anew."""
+
+
+class Watching(Protocol):
+    """Who looks at the row of the shard, about once a second; a `Watch`."""
+
+    def start(self, on_look: Callable[[Look], None]) -> None:
+        """Begin; `on_look` is called with each look, by any thread."""
+
+    def cut(self) -> None:
+        """End a look that hangs."""
 
 
 class Observed:
@@ -72,12 +82,12 @@ class Course:
         self,
         *,
         front: Front,
-        watch: Watch | None,
-        take: Callable[[Leadership], Store],
+        watch: Watching | None,
+        take: Callable[[Leadership], Awaitable[Store]],
         leading: Callable[[Store], AbstractAsyncContextManager[Leading]],
         shard: str,
     ) -> None:
-        """`take` opens the database and takes the shard over from a leader that is gone; it blocks."""
+        """`take` opens the database and takes the shard over from a leader that is gone."""
         self.settled = asyncio.Event()
         self._front, self._watch, self._take, self._leading, self._shard = front, watch, take, leading, shard
         self._observed = Observed()
@@ -165,7 +175,7 @@ class Course:
 
     async def _try(self, vacant: Leadership) -> Store | None:
         try:
-            store = await asyncio.to_thread(self._take, vacant)
+            store = await self._take(vacant)
         except NotVacantError as error:
             self._trouble.say(f"{self._shard} is not taken over: {error}", logging.INFO)
             return None

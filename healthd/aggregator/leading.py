@@ -47,11 +47,12 @@ class Terms:
 @dataclass(frozen=True, kw_only=True)
 class Leading:
     """
-    The application of a leader with its syncs, and its tasks, whose `failure` tells when it cannot go on. `let_go`
-    answers the nodes that wait.
+    The application of a leader with its syncs, what its handlers work with, and its tasks, whose `failure` tells when
+    it cannot go on. `let_go` answers the nodes that wait.
     """
 
     app: ASGIApp
+    parts: Parts
     tasks: Tasks
     let_go: Callable[[], None]
 
@@ -96,7 +97,7 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
                 on_state=parts.ungated.see,
             )
             try:
-                yield Leading(app=endpoint, tasks=tasks, let_go=parts.fleet.wake_all)
+                yield Leading(app=endpoint, parts=parts, tasks=tasks, let_go=parts.fleet.wake_all)
             finally:
                 tasks.start("end of the store", store.give_up_when_stuck())
                 await _release(parts)

@@ -86,7 +86,7 @@ class Bug:
 BUGS = (
     Bug(
         "a leader of an old term commits",
-        (Edit(session, "check_term", "if row is None or row.term != term:", "if row is None:"),),
+        (Edit(session, "check_term", " or (row.term, row.holder) != (term, holder)", ""),),
     ),
     Bug(
         "a report of a node wakes nobody",

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+
 from tests.simulation.loop import Process, VirtualLoop
 
 Application = Callable[
@@ -47,6 +49,7 @@ class Answered:
 
     status: int
     body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -121,6 +124,7 @@ class Network:
 
     async def _serve(self, to: str, server: _Server, asked: Asked, waiting: asyncio.Future[Answered]) -> None:
         status, parts = 0, []
+        headers: tuple[tuple[bytes, bytes], ...] = ()
         sent = False
 
         async def receive() -> dict[str, Any]:
@@ -131,9 +135,9 @@ class Network:
             return {"type": "http.request", "body": asked.body, "more_body": False}
 
         async def send(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, headers
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, headers = message["status"], tuple(message["headers"])
             else:
                 parts.append(message.get("body", b""))
 
@@ -156,10 +160,14 @@ class Network:
             "server": ("10.0.1.1", 8090),
             "state": {},
         }
-        await server.application(scope, receive, send)
+        try:
+            await server.application(scope, receive, send)
+        except Exception as error:
+            self._loop.errors.append(error)
+            raise
         server.under_way.pop(waiting, None)
         trouble = self.troubles.get((asked.source, to), WELL)
-        answered = Answered(status=status, body=b"".join(parts))
+        answered = Answered(status=status, body=b"".join(parts), headers=headers)
         if not trouble.cut and not self._drawn(trouble.lose_answer):
             self._later(self._delay(trouble), self._answer, to, asked, answered, waiting)
 
@@ -178,6 +186,34 @@ class Network:
 
     def _later(self, seconds: float, work: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_later(seconds, work, *arguments, context=self._world)
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """The way from one server to the others: the host of a URL is the name that a server listens at."""
+
+    def __init__(self, network: Network, source: str) -> None:
+        self._network, self._source = network, source
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """As of a transport."""
+        own = ("host", "content-length")  # the network adds them
+        bounds, to = request.extensions["timeout"], request.url.host
+        asked = Asked(
+            source=self._source,
+            method=request.method,
+            path=request.url.path,
+            query=request.url.query.decode(),
+            headers=tuple((name, value) for name, value in request.headers.items() if name not in own),
+            body=await request.aread(),
+        )
+        if self._network.troubles.get((self._source, to), WELL).cut:
+            await asyncio.sleep(bounds["connect"])
+            raise httpx.ConnectTimeout("no answer")
+        try:
+            answered = await self._network.ask(to, asked, seconds=bounds["read"])
+        except NetworkError as error:
+            raise httpx.ReadError(str(error)) from None
+        return httpx.Response(answered.status, headers=list(answered.headers), stream=httpx.ByteStream(answered.body))
 
 
 def _fail(waiting: asyncio.Future[Answered], why: str) -> None:

@@ -455,7 +455,8 @@ class Session:
     database for people, without its password.
     """
 
-    def __init__(self, url: sa.URL, shard: str, *, engine: sa.Engine | None = None) -> None:
+    def __init__(self, url: sa.URL, shard: str, *, engine: sa.Engine | None = None, shared: bool | None = None) -> None:
+        """`shared`: whether other aggregators may use this database too; None: they may where it is on a server."""
         self.place = place_of(url)
         self.shard = shard
         self.holder = new_holder()
@@ -463,6 +464,7 @@ class Session:
         self.renewed_at = -math.inf
         path = file_of(url)
         self._engine = make_engine(url) if engine is None else engine
+        self.shared = self._engine.dialect.name != "sqlite" if shared is None else shared
         self._path = path
         self._lock = None if path is None else FileLock(path)
         self._connection: sa.Connection | None = None
@@ -472,11 +474,6 @@ class Session:
         self._taken: Path | None = None
         self._line = Line()
         sa.event.listen(self._engine, "do_connect", self._line.connect)
-
-    @property
-    def shared(self) -> bool:
-        """Whether other aggregators may use this database too: on a server."""
-        return self._engine.dialect.name != "sqlite"
 
     def close(self) -> None:
         """Let go of connection and lock. Safe to repeat."""
@@ -510,7 +507,7 @@ class Session:
                 if write and boot_seconds() - self.renewed_at >= RENEW_SECONDS / 2:
                     renewing_at = boot_seconds()
                     renew(connection, self.shard)
-                committing = write and connection.dialect.name != "sqlite"  # a file says whether it has it
+                committing = write and self.shared  # a file says whether it has it
         except (IntegrityError, DataError) as error:
             raise RefusedWorkError(str(self.failed(error))) from None
         except SQLAlchemyError as error:
