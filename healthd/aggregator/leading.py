@@ -111,7 +111,8 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
 def build(terms: Terms, store: Store) -> Parts:
     """What the handlers of a leader work with, made from what the database has. Nothing runs yet."""
     policy, settings = terms.policy, terms.settings
-    clock = steady_clock()
+    loaded = store.load()
+    clock = steady_clock(loaded.gates)
     fleet = Fleet(
         issuer=store.store_id,
         enrol=lambda node, key: store.enrol(node, key, now=clock()),
@@ -122,7 +123,7 @@ def build(terms: Terms, store: Store) -> Parts:
         keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),
         replace_key=lambda node, key, who: engine.rekey(node, who, key),
     )
-    for row in store.load().nodes:
+    for row in loaded.nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
     tasks = Tasks(within=terms.tasks)
     engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)

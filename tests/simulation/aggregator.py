@@ -54,20 +54,23 @@ class SimulatedAggregator:
         self.name, self.address, self.machine, self.disk = name, address, machine, disk
         self.process = Process(name, self.machine)
         self.term = 0
+        self.holder = ""
         self.ended = ""
         self._loop, self._network = loop, network
         self._offset = 0.0
 
     def when(self, at: float) -> float:
-        """The time of the simulation at what this aggregator calls `at`: its clock was read once, at its start."""
+        """The time of the simulation at what this aggregator calls `at`: its clock was read as it came to lead."""
         return at - EPOCH - self._offset
+
+    def _note_clock(self, parts: Parts) -> None:
+        self._offset = parts.engine.now() - EPOCH - self._loop.now
 
     def start(self, on_decided: Callable[[SimulatedAggregator, Gate], None]) -> bool:
         """Open the database and serve; false when it cannot be opened."""
         return self.process.call(lambda: self._start(on_decided))
 
     def _start(self, on_decided: Callable[[SimulatedAggregator, Gate], None]) -> bool:
-        self._offset = self.machine.wall_offset
         try:
             store = self.disk.open(self._loop)
             self.term = store.term
@@ -75,6 +78,7 @@ class SimulatedAggregator:
         except (StoreError, OSError) as error:
             self.ended = str(error)
             return False
+        self._note_clock(parts)
         parts.engine.on_decided.append(lambda gate: on_decided(self, gate))
         parts.tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
         parts.tasks.supervise("leadership", store.lead, OnEnd.FATAL)
@@ -156,8 +160,9 @@ class SharingAggregator(SimulatedAggregator):
 
     @contextlib.asynccontextmanager
     async def _leading(self, store: Store, front: Front, tasks: Tasks) -> AsyncIterator[Leading]:
-        self._offset, self._store, self.term = self.machine.wall_offset, store, store.term
+        self._store, self.term, self.holder = store, store.term, store.holder
         async with leading(_terms(tasks), store, functools.partial(front.drained, SETTINGS.stop_seconds / 2)) as leader:
+            self._note_clock(leader.parts)
             leader.parts.engine.on_decided.append(lambda gate: self._on_decided(self, gate))
             yield leader
 

@@ -148,6 +148,11 @@ class Disk:
                 news, self._news = self._news, asyncio.Event()
                 news.set()
 
+    @property
+    def holder(self) -> str:
+        """Who led by the last commit that changed it; empty: nobody."""
+        return "" if self._leader is None else self._leader[1]
+
     async def news(self, seconds: float) -> None:
         """Until a leader comes or goes; at most so long."""
         with contextlib.suppress(TimeoutError):
@@ -176,6 +181,7 @@ class Disk:
         _ENGINE.dispose()
         self.connection.end()
         self.connection, self.began = self._empty(), 0
+        self._leader = None
 
     def delay(self) -> float:
         """How long the next commit takes, or its answer."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from healthd.aggregator.front import FORWARDED
 from tests.simulation.loop import Process, VirtualLoop
 
 Application = Callable[
@@ -29,6 +30,10 @@ REPEAT_SECONDS = 3.0
 
 class NetworkError(Exception):
     """No answer came: refused, reset, or nothing in time. Whether the request has arrived is not known."""
+
+
+class BrokenPromiseError(AssertionError):
+    """What the simulation is there to find."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,10 @@ WELL = Trouble()
 
 
 class Network:
-    """See the module. `log` is told of everything that arrives."""
+    """
+    See the module. `log` is told of everything that arrives, and `on_answer` of every answer: by whom, what `leads`
+    said of it when it was asked, the request and the status.
+    """
 
     def __init__(self, loop: VirtualLoop, chance: random.Random, log: Callable[[str], None]) -> None:
         self._loop, self._chance, self._log = loop, chance, log
@@ -82,6 +90,12 @@ class Network:
         self._former: list[_Server] = []
         self._world = contextvars.Context()
         self.troubles: dict[tuple[str, str], Trouble] = {}
+        self.leads: Callable[[Process], bool] = lambda _: True
+        self.on_answer: Callable[[Process, bool, Asked, int], None] = lambda _process, _led, _asked, _status: None
+
+    def broken(self, what: str) -> None:
+        """End the simulation: a promise was not kept."""
+        self._loop.errors.append(BrokenPromiseError(what))
 
     def listen(self, name: str, process: Process, application: Application) -> None:
         """From now on this process serves under the name; who served before answers what it has."""
@@ -160,8 +174,10 @@ class Network:
             "server": ("10.0.1.1", 8090),
             "state": {},
         }
+        led = self.leads(server.process)
         try:
             await server.application(scope, receive, send)
+            self.on_answer(server.process, led, asked, status)
         except Exception as error:
             self._loop.errors.append(error)
             raise
@@ -197,6 +213,8 @@ class Transport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """As of a transport."""
         own = ("host", "content-length")  # the network adds them
+        if [name for name, _ in request.headers.raw].count(FORWARDED) > 1:
+            self._network.broken(f"{self._source} sends on what was forwarded to it: {request.method} {request.url}")
         bounds, to = request.extensions["timeout"], request.url.host
         asked = Asked(
             source=self._source,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.store import LEASE_SECONDS
 from healthd.core import wire
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.tasks import wait_for
@@ -27,7 +28,7 @@ from tests.simulation.aggregator import POLICY, SharingAggregator, SimulatedAggr
 from tests.simulation.disk import Disk
 from tests.simulation.loop import Machine, Process, VirtualLoop
 from tests.simulation.machine import CATALOGUE, SimulatedNode
-from tests.simulation.network import Answered, Asked, Network, NetworkError, Trouble
+from tests.simulation.network import Answered, Asked, BrokenPromiseError, Network, NetworkError, Trouble
 from tests.simulation.plan import AGGREGATORS, JOBS, NODES, Event, Plan
 
 HOOK_HOLD_SECONDS = 8.0
@@ -58,10 +59,6 @@ TROUBLES = {
 
 UNSEEN = JOBS[::2]
 """Jobs that open no device: nothing but its lease shows that such a one has a node."""
-
-
-class BrokenPromiseError(AssertionError):
-    """What the simulation is there to find."""
 
 
 @dataclass(eq=False)
@@ -103,6 +100,8 @@ class World:
         self._digest = hashlib.sha256()
         self.lines: list[str] = []
         self.network = Network(loop, self.chance("network"), self.log)
+        if plan.aggregators > 1:
+            self.network.leads, self.network.on_answer = self._leads, self._on_answer
         self.disk = Disk(self.chance("disk"))
         self.disk.on_commit = self._on_commit
         self.addresses = AGGREGATORS[: plan.aggregators]
@@ -131,6 +130,9 @@ class World:
         self.healed = False
         self._killed_at: int | None = None  # after so many steps of the aggregator
         self.admitted = 0
+        self.decided_at: dict[str, float] = {}  # by job
+        self.rebooted_at: dict[str, float] = {}
+        self._clock_set_at = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
         loop.after_step = self._after_step
 
@@ -307,6 +309,7 @@ class World:
 
     def _reboot_node(self, node: str, seconds: str) -> None:
         self.nodes[node].reboot()
+        self.rebooted_at[node] = self.loop.now
         for job in self.jobs.values():
             if node in job.runs_on:
                 job.stop.set()  # it loses a rank
@@ -363,6 +366,7 @@ class World:
     def _clock(self, seconds: str) -> None:
         for host in self.hosts.values():
             host.wall_offset += float(seconds)
+        self._clock_set_at = self.loop.now
 
     def _copy(self) -> None:
         self.disk.keep_copy()
@@ -502,6 +506,10 @@ class World:
         for other in self.jobs.values():
             if other is not job and (both := other.runs_on & job.runs_on):
                 self.broken(f"{sorted(both)} is given to {job.name} while {other.name} runs there")
+        decided_at = self.decided_at.get(job.name, math.inf)
+        if down := {name for name in job.runs_on if self.rebooted_at.get(name, -math.inf) > decided_at}:
+            job.stop.set()  # it hears late of its admission, and a node has ended its lease by then: it lacks a rank
+            job.runs_on -= down
         if job.name not in UNSEEN:
             for name in job.runs_on:
                 self.nodes[name].holders[f"pid {job.name}"] = None
@@ -571,6 +579,8 @@ class World:
     def _on_commit(self, process: Process | None, leader: int) -> None:
         """No leader of an old term commits. Remembers when leases were granted, whatever becomes of who did it."""
         one = next((one for one in self._aggregators() if one.process is process), None)
+        if one is not None and not leader and len(self.addresses) > 1:
+            self._check_takeover(one)
         if one is None or not leader:
             return
         (term,) = self.disk.connection.execute("SELECT term FROM leadership").fetchone()
@@ -578,6 +588,27 @@ class World:
             self.broken(f"{one.name} of term {leader} commits in term {term}")
         for lease, granted_at in self.disk.connection.execute("SELECT id, granted_at FROM leases"):
             self.granted_at.setdefault(lease, one.when(granted_at))
+
+    def _check_takeover(self, one: SimulatedAggregator) -> None:
+        """
+        Nobody takes over while another one may speak as the leader; but for one that was told to step down, and where
+        the clock of the database has just jumped.
+        """
+        holder = self.disk.holder
+        if not holder or self.loop.now - self._clock_set_at < LEASE_SECONDS:
+            return
+        for other in self._aggregators():
+            if other is not one and other.leads() and other.holder == holder:
+                self.broken(f"{one.name} takes over while {other.name} leads")
+
+    def _on_answer(self, process: Process, led: bool, asked: Asked, status: int) -> None:
+        """Only who leads answers nodes. `led`: it did when it was asked."""
+        one = next((one for one in self._aggregators() if one.process is process), None)
+        if asked.path.endswith("/sync") and status == 200 and not led and one is not None and not one.leads():
+            self.broken(f"{one.name} does not lead and answers {asked.source}")
+
+    def _leads(self, process: Process) -> bool:
+        return any(one.process is process and one.leads() for one in self._aggregators())
 
     def _aggregators(self) -> tuple[SimulatedAggregator, ...]:
         return (*self.former, *self.aggregators.values())
@@ -587,6 +618,7 @@ class World:
         decision = gate.decision
         assert decision is not None
         self.log(f"{one.name} has decided {gate.request.job}: {decision.decision.value}")
+        self.decided_at.setdefault(gate.request.job, self.loop.now)
         if decision.decision is not Verdict.ADMIT:
             return
         decided_at, max_age = one.when(decision.decided_at), gate.terms.max_age_seconds
