@@ -213,7 +213,7 @@ def _sharing(terms: Terms, database: _Shared | None, own_url: str) -> Sharing:
         return Course(
             front=front,
             shared=database is not None,
-            take=functools.partial(_take, settings.database_url, shard, own_url),
+            take=lambda seen: asyncio.to_thread(_take, settings.database_url, shard, own_url, seen),
             leading=lambda store: leading(terms, store, drained),
             shard=shard,
             may_take=may_take,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from healthd.aggregator.front import Front, Serving
@@ -76,13 +76,13 @@ class Course:
         *,
         front: Front,
         shared: bool,
-        take: Callable[[Leadership], Store],
+        take: Callable[[Leadership], Awaitable[Store]],
         leading: Callable[[Store], AbstractAsyncContextManager[Leading]],
         shard: str,
         may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         """
-        `take` opens the database and takes the shard over from a leader that is gone; it blocks. `may_take`: whether
+        `take` opens the database and takes the shard over from a leader that is gone. `may_take`: whether
         this aggregator is to lead one more shard that nobody leads.
         """
         self.settled = asyncio.Event()
@@ -191,7 +191,7 @@ class Course:
 
     async def _try(self, vacant: Leadership) -> Store | None:
         try:
-            store = await asyncio.to_thread(self._take, vacant)
+            store = await self._take(vacant)
         except NotVacantError as error:
             self._trouble.say(f"{self._shard} is not taken over: {error}", logging.INFO)
             return None

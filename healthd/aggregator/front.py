@@ -89,10 +89,18 @@ class Front:
     The ASGI application of the process. It is told who leads (`lead`, `stand_by`, `follow`); run `probe` as a task.
 
     `own_url` is where this aggregator itself is reached. `trust` verifies the others; None: nobody else is asked.
+    `transport` None: by HTTP.
     """
 
     def __init__(
-        self, *, guard: Guard, settings: AggregatorSettings, shard: str, own_url: str, trust: ssl.SSLContext | None
+        self,
+        *,
+        guard: Guard,
+        settings: AggregatorSettings,
+        shard: str,
+        own_url: str,
+        trust: ssl.SSLContext | None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._guard = guard
         self._settings = settings
@@ -113,6 +121,7 @@ class Front:
         self._http = httpx.AsyncClient(
             verify=trust if trust is not None else False,  # never used without TLS
             trust_env=False,
+            transport=transport,
             follow_redirects=False,
             limits=httpx.Limits(max_connections=MOST_FORWARDED, keepalive_expiry=30.0),
         )

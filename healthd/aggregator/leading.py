@@ -53,11 +53,12 @@ class Terms:
 @dataclass(frozen=True, kw_only=True)
 class Leading:
     """
-    The application of a leader with its syncs, and its tasks, whose `failure` tells when it cannot go on. `let_go`
-    answers the nodes that wait, `knows` whether a node of this name has come to the shard.
+    The application of a leader with its syncs, what its handlers work with, and its tasks, whose `failure` tells when
+    it cannot go on. `let_go` answers the nodes that wait, `knows` whether a node of this name has come to the shard.
     """
 
     app: ASGIApp
+    parts: Parts
     tasks: Tasks
     let_go: Callable[[], None]
     knows: Callable[[str], bool]
@@ -112,6 +113,7 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
             try:
                 yield Leading(
                     app=endpoint,
+                    parts=parts,
                     tasks=tasks,
                     let_go=parts.fleet.wake_all,
                     knows=lambda node: parts.fleet.node(node) is not None,
@@ -158,7 +160,8 @@ class _Strays:
 def build(terms: Terms, store: Store) -> Parts:
     """What the handlers of a leader work with, made from what the database has. Nothing runs yet."""
     policy, settings = terms.policy, terms.settings
-    clock = steady_clock()
+    loaded = store.load()
+    clock = steady_clock(loaded.gates)
     fleet = Fleet(
         issuer=store.store_id,
         enrol=lambda node, key: store.enrol(node, key, now=clock()),
@@ -169,7 +172,7 @@ def build(terms: Terms, store: Store) -> Parts:
         keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),
         replace_key=lambda node, key, who: engine.rekey(node, who, key),
     )
-    for row in store.load().nodes:
+    for row in loaded.nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
     tasks = Tasks(within=terms.tasks)
     engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -480,6 +481,15 @@ async def test_time_alone_ends_a_gate_on_the_real_clock() -> None:
     assert 0.2 <= decision.duration_seconds < 5 * PATIENCE
     task.cancel()
     store.close()
+
+
+async def test_clock_that_was_set_back_moves_no_deadline_of_an_open_gate_by_a_restart() -> None:
+    world = World(now=time.time() + 86400.0)
+    async with running(world) as run:
+        gate = await run.engine.ask(GateRequest(job="train", nodes=("n1",), wait_seconds=60.0))
+        clock = steady_clock(run.store.load().gates)
+    assert gate.created_at <= clock() < gate.created_at + PATIENCE
+    assert steady_clock()() < gate.created_at
 
 
 async def test_a_pool_gate_takes_nodes_as_they_come() -> None:

@@ -21,12 +21,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--schedules", type=int, default=1, help="how many seeds, from the first one on (1)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"events of a schedule ({STEPS})")
+    parser.add_argument("--aggregators", type=int, choices=(1, 2, 3), help="how many there are (by the seed)")
     parser.add_argument("--log", action="store_true", help="print all that happens")
     parser.add_argument("--no-shrink", action="store_true", help="do not look for the events that matter")
     options = parser.parse_args()
     began, steps = time.process_time(), 0
     for seed in range(options.seed, options.seed + options.schedules):
-        plan = drawn(seed, options.steps)
+        plan = drawn(seed, options.steps, options.aggregators)
         outcome = simulate(plan, keep_log=options.log)
         steps += outcome.steps
         for line in outcome.log:
@@ -47,7 +48,7 @@ def main() -> int:
 def tell(plan: Plan, outcome: Outcome, steps: int, *, shrink: bool) -> None:
     """What was broken, and how to see it again."""
     print(f"seed {plan.seed}: {outcome.broken}")
-    print(f"again: make simulate SEED={plan.seed} STEPS={steps} SCHEDULES=1")
+    print(f"again: make simulate SEED={plan.seed} STEPS={steps} SCHEDULES=1 AGGREGATORS={plan.aggregators}")
     if shrink:
         less, outcome = shrunk(plan, outcome)
         print(f"{len(less.events)} of {len(plan.events)} events are enough for: {outcome.broken}")

@@ -16,16 +16,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from healthd.aggregator import course, front
 from healthd.aggregator.controller import admission, engine, fleet_state, leases
 from healthd.aggregator.gate import machine
 from healthd.aggregator.inventory import node_record
-from healthd.aggregator.store import session
+from healthd.aggregator.store import Loaded, session, store
 from healthd.core import evidence
 from healthd.node.state import store as node_store
+from tests.simulation.loop import PROCESS
 
 
 class StaleBugError(AssertionError):
     """The function that a bug edits has changed."""
+
+
+def remembered(loaded: Loaded) -> Loaded:
+    """What the running process has loaded at first."""
+    before: Loaded = vars(PROCESS.get()).setdefault("loaded", loaded)
+    return before
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Bug:
     edits: tuple[Edit, ...]
     first: int = 0
     schedules: int = 25
+    aggregators: int = 1
 
     @property
     def seeds(self) -> range:
@@ -86,7 +95,7 @@ class Bug:
 BUGS = (
     Bug(
         "a leader of an old term commits",
-        (Edit(session, "check_term", "if row is None or row.term != term:", "if row is None:"),),
+        (Edit(session, "check_term", " or (row.term, row.holder) != (term, holder)", ""),),
     ),
     Bug(
         "a report of a node wakes nobody",
@@ -172,7 +181,7 @@ BUGS = (
     Bug(
         "the deadline of a gate is not kept",
         (Edit(machine, "deadline_of", "return context.gate.deadline\n", "return context.gate.deadline + 1e9\n"),),
-        first=4,
+        first=5,
     ),
     Bug(
         "a gate is decided anew when it is asked for after a restart",
@@ -181,5 +190,61 @@ BUGS = (
             Edit(admission, "open_gate", "if key in fleet_state.keys:", "if False:"),
         ),
         first=11,
+    ),
+    Bug(
+        "a lease is judged over too early",
+        (
+            Edit(course.Observed, "vacant", "now - self._since >= LEASE_SECONDS", "now - self._since >= 1.9"),
+            Edit(session, "take_over", " and _leadership(row, place) != seen", " and row is None"),
+        ),
+        aggregators=2,
+    ),
+    Bug(
+        "a lease is never renewed",
+        (Edit(session.Session, "transact", "renew(connection, self.shard)", "pass"),),
+        aggregators=2,
+    ),
+    Bug(
+        "a leader whose lease is over goes on as one",
+        (Edit(store.Store, "leads", "boot_seconds() - self._session.renewed_at < LEASE_SECONDS", "True"),),
+        first=1,
+        aggregators=3,
+    ),
+    Bug(
+        "a takeover does not look whether the leader has renewed meanwhile",
+        (Edit(session, "take_over", " and _leadership(row, place) != seen", " and row is None"),),
+        aggregators=3,
+    ),
+    Bug(
+        "what was forwarded is forwarded again",
+        (Edit(front.Front, "_forward", "if FORWARDED in headers:", "if False:"),),
+        first=1,
+        aggregators=3,
+    ),
+    Bug(
+        "one that stands by answers nodes itself",
+        (
+            Edit(
+                front.Front,
+                "__call__",
+                'serving is None or not (serving.leads() or scope["path"] in _OWN)',
+                "serving is None",
+            ),
+        ),
+        first=1,
+        aggregators=3,
+    ),
+    Bug(
+        "a new leader has the memory of its last time",
+        (
+            Edit(
+                engine.Engine,
+                "__init__",
+                "self._load(store.load())",
+                "from tests.simulation.bugs import remembered\n    self._load(remembered(store.load()))",
+            ),
+        ),
+        first=36,
+        aggregators=2,
     ),
 )

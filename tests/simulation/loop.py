@@ -18,6 +18,7 @@ import secrets
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar
 
@@ -190,6 +191,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _bury(self) -> None:
         """End what is left of all processes, without letting anything of it run."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of what a `finally` would have started
+            self._close_tasks()
+
+    def _close_tasks(self) -> None:
         for task in self._kept:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]

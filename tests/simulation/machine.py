@@ -30,7 +30,7 @@ from healthd.node.settings import ActiveSettings, LeaseSettings, NodeSettings, S
 from healthd.node.state import files
 from healthd.node.state.saving import StateFile
 from healthd.node.state.store import NodeStore
-from healthd.node.sync import SLACK_SECONDS, SyncClient
+from healthd.node.sync import NOT_LEADER, SLACK_SECONDS, ElsewhereError, SyncClient
 from healthd.runner.settings import OnResult, Plan, Survey
 from tests.node.node_kit import finding, info
 from tests.simulation.loop import EPOCH, Machine, Process, VirtualLoop
@@ -237,9 +237,10 @@ class SimulatedConnection:
         except NetworkError as error:
             raise UnreachableError(f"aggregator {self.url} cannot be reached: {error}") from None
         if answered.status != 200:
-            raise UnreachableError(
-                f"aggregator {self.url} refuses: HTTP {answered.status}: {problem_in(answered.body)}"
-            )
+            said = f"aggregator {self.url} refuses: HTTP {answered.status}: {problem_in(answered.body)}"
+            if answered.status == NOT_LEADER:
+                raise ElsewhereError(said, dict(answered.headers)[b"leader"].decode())
+            raise UnreachableError(said)
         node.note_told(known)
         try:
             return wire.decode(answered.body, SyncAnswer, what="its answer")

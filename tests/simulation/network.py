@@ -13,6 +13,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+
+from healthd.aggregator.front import FORWARDED
 from tests.simulation.loop import Process, VirtualLoop
 
 Application = Callable[
@@ -27,6 +30,10 @@ REPEAT_SECONDS = 3.0
 
 class NetworkError(Exception):
     """No answer came: refused, reset, or nothing in time. Whether the request has arrived is not known."""
+
+
+class BrokenPromiseError(AssertionError):
+    """What the simulation is there to find."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,7 @@ class Answered:
 
     status: int
     body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -71,7 +79,10 @@ WELL = Trouble()
 
 
 class Network:
-    """See the module. `log` is told of everything that arrives."""
+    """
+    See the module. `log` is told of everything that arrives, and `on_answer` of every answer: by whom, what `leads`
+    said of it when it was asked, the request and the status.
+    """
 
     def __init__(self, loop: VirtualLoop, chance: random.Random, log: Callable[[str], None]) -> None:
         self._loop, self._chance, self._log = loop, chance, log
@@ -79,6 +90,12 @@ class Network:
         self._former: list[_Server] = []
         self._world = contextvars.Context()
         self.troubles: dict[tuple[str, str], Trouble] = {}
+        self.leads: Callable[[Process], bool] = lambda _: True
+        self.on_answer: Callable[[Process, bool, Asked, int], None] = lambda _process, _led, _asked, _status: None
+
+    def broken(self, what: str) -> None:
+        """End the simulation: a promise was not kept."""
+        self._loop.errors.append(BrokenPromiseError(what))
 
     def listen(self, name: str, process: Process, application: Application) -> None:
         """From now on this process serves under the name; who served before answers what it has."""
@@ -121,6 +138,7 @@ class Network:
 
     async def _serve(self, to: str, server: _Server, asked: Asked, waiting: asyncio.Future[Answered]) -> None:
         status, parts = 0, []
+        headers: tuple[tuple[bytes, bytes], ...] = ()
         sent = False
 
         async def receive() -> dict[str, Any]:
@@ -131,9 +149,9 @@ class Network:
             return {"type": "http.request", "body": asked.body, "more_body": False}
 
         async def send(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, headers
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, headers = message["status"], tuple(message["headers"])
             else:
                 parts.append(message.get("body", b""))
 
@@ -156,10 +174,16 @@ class Network:
             "server": ("10.0.1.1", 8090),
             "state": {},
         }
-        await server.application(scope, receive, send)
+        led = self.leads(server.process)
+        try:
+            await server.application(scope, receive, send)
+            self.on_answer(server.process, led, asked, status)
+        except Exception as error:
+            self._loop.errors.append(error)
+            raise
         server.under_way.pop(waiting, None)
         trouble = self.troubles.get((asked.source, to), WELL)
-        answered = Answered(status=status, body=b"".join(parts))
+        answered = Answered(status=status, body=b"".join(parts), headers=headers)
         if not trouble.cut and not self._drawn(trouble.lose_answer):
             self._later(self._delay(trouble), self._answer, to, asked, answered, waiting)
 
@@ -178,6 +202,36 @@ class Network:
 
     def _later(self, seconds: float, work: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_later(seconds, work, *arguments, context=self._world)
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """The way from one server to the others: the host of a URL is the name that a server listens at."""
+
+    def __init__(self, network: Network, source: str) -> None:
+        self._network, self._source = network, source
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """As of a transport."""
+        own = ("host", "content-length")  # the network adds them
+        if [name for name, _ in request.headers.raw].count(FORWARDED) > 1:
+            self._network.broken(f"{self._source} sends on what was forwarded to it: {request.method} {request.url}")
+        bounds, to = request.extensions["timeout"], request.url.host
+        asked = Asked(
+            source=self._source,
+            method=request.method,
+            path=request.url.path,
+            query=request.url.query.decode(),
+            headers=tuple((name, value) for name, value in request.headers.items() if name not in own),
+            body=await request.aread(),
+        )
+        if self._network.troubles.get((self._source, to), WELL).cut:
+            await asyncio.sleep(bounds["connect"])
+            raise httpx.ConnectTimeout("no answer")
+        try:
+            answered = await self._network.ask(to, asked, seconds=bounds["read"])
+        except NetworkError as error:
+            raise httpx.ReadError(str(error)) from None
+        return httpx.Response(answered.status, headers=list(answered.headers), stream=httpx.ByteStream(answered.body))
 
 
 def _fail(waiting: asyncio.Future[Answered], why: str) -> None:

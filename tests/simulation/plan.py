@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-AGGREGATOR = "head"
+AGGREGATORS = ("head", "head2", "head3")
+"""The addresses at which aggregators may be."""
 NODES = ("n1", "n2", "n3")
 STEPS = 30
 """Events of a plan, jobs and faults together."""
@@ -38,6 +39,8 @@ class Plan:
     events: tuple[Event, ...]
     ends_at: float
     """When everything is mended."""
+    aggregators: int = 1
+    """How many there are. One has the disk for itself; several share it, and one of them leads."""
 
 
 def _ask(chance: random.Random) -> tuple[str, ...]:
@@ -75,7 +78,7 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], tuple[str, ...]]]] = {
     "freeze-node": (0.7, lambda chance: (*_node(chance), _seconds(chance))),
     "trouble": (4.0, _trouble),
     "disk": (2.5, lambda chance: (chance.choice(("slow", "fails", "fails-after")), _seconds(chance))),
-    "clock": (0.4, lambda chance: (chance.choice(("-5", "30", "86400")),)),
+    "clock": (0.4, lambda chance: (chance.choice(("-86400", "-5", "30", "86400")),)),
     "copy": (0.4, lambda _: ()),
     "restore": (0.3, lambda _: ()),
     "lose": (0.1, lambda _: ()),
@@ -83,13 +86,62 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], tuple[str, ...]]]] = {
 """What may happen: how often, compared with the others, and to what."""
 
 
-def drawn(seed: int, steps: int = STEPS) -> Plan:
-    """The plan of a seed."""
+def _some_seconds(chance: random.Random) -> str:
+    return f"{chance.choice((2.0, 5.0, 8.0, 15.0)) * chance.uniform(0.7, 1.3):.2f}"
+
+
+def _cut_disk(chance: random.Random) -> tuple[str, ...]:
+    return chance.choice(("leader", *AGGREGATORS)), chance.choice(("hangs", "refused")), _some_seconds(chance)
+
+
+def _part(chance: random.Random) -> tuple[str, ...]:
+    one, other = chance.sample(("leader", *AGGREGATORS), 2)
+    return one, other, chance.choice(WAYS), _some_seconds(chance)
+
+
+def _part_client(chance: random.Random) -> tuple[str, ...]:
+    source = chance.choice((*NODES, "hooks", "hooks"))
+    return source, chance.choice(("leader", *AGGREGATORS)), chance.choice(WAYS), _some_seconds(chance)
+
+
+LEADER_KINDS: dict[str, tuple[float, Callable[[random.Random], tuple[str, ...]]]] = {
+    "kill": (1.0, lambda _: ()),
+    "freeze": (2.0, lambda chance: (_some_seconds(chance),)),
+    "stop": (1.0, lambda _: ()),
+    "step-down": (1.5, lambda _: ()),
+    "cut-disk": (3.0, _cut_disk),
+    "part": (2.0, _part),
+    "part-client": (2.0, _part_client),
+}
+"""What may happen besides, where several aggregators share the disk."""
+LEADER_STEPS_RATIO = 0.4
+"""Of such events for each of the others."""
+
+
+def drawn(seed: int, steps: int = STEPS, aggregators: int | None = None) -> Plan:
+    """The plan of a seed. It also says how many aggregators there are, where that is not given."""
+    aggregators = aggregators or (1, 2, 3)[seed % 3]
     chance = random.Random(f"{seed}:plan")
-    weights = [weight for weight, _ in KINDS.values()]
+    ends_at, events = _events(chance, steps, KINDS)
+    if aggregators > 1:
+        more = random.Random(f"{seed}:leaders")
+        _, others = _events(more, round(steps * LEADER_STEPS_RATIO), LEADER_KINDS, most=ends_at)
+        events = sorted([*events, *others], key=lambda event: event.at)
+    return Plan(seed, tuple(events), ends_at + PAUSE_SECONDS, aggregators)
+
+
+Kinds = dict[str, tuple[float, Callable[[random.Random], tuple[str, ...]]]]
+
+
+def _events(chance: random.Random, steps: int, kinds: Kinds, *, most: float | None = None) -> tuple[float, list[Event]]:
+    """Events one after the other, and when the last one is; with `most` anywhere before that."""
+    weights = [weight for weight, _ in kinds.values()]
     at, events = FIRST_AT, []
     for _ in range(steps):
-        at += chance.choice((0.0, 0.02, 0.5, 1.0, 2.0)) * chance.uniform(0.0, PAUSE_SECONDS / 2)
-        (kind,) = chance.choices(list(KINDS), weights)
-        events.append(Event(round(at, 3), kind, KINDS[kind][1](chance)))
-    return Plan(seed, tuple(events), at + PAUSE_SECONDS)
+        if most is None:
+            at += chance.choice((0.0, 0.02, 0.5, 1.0, 2.0)) * chance.uniform(0.0, PAUSE_SECONDS / 2)
+        else:
+            at = chance.uniform(FIRST_AT, most)
+        (kind,) = chance.choices(list(kinds), weights)
+        events.append(Event(round(at, 3), kind, kinds[kind][1](chance)))
+    return at, events

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tests.simulation.plan import Plan
 from tests.simulation.world import Outcome, simulate
 
@@ -15,7 +17,7 @@ def shrunk(plan: Plan, broken: Outcome) -> tuple[Plan, Outcome]:
     while tries < MOST_TRIES:
         at, smaller = 0, False
         while at < len(plan.events) and tries < MOST_TRIES:
-            less = Plan(plan.seed, plan.events[:at] + plan.events[at + size :], plan.ends_at)
+            less = dataclasses.replace(plan, events=plan.events[:at] + plan.events[at + size :])
             outcome = simulate(less)
             tries += 1
             if outcome.broken:

@@ -13,7 +13,9 @@ from tests.simulation.world import simulate
 @pytest.mark.parametrize("bug", bugs.BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_planted_bug_is_found(bug: bugs.Bug) -> None:
     with bug.planted():
-        found = next(filter(None, (simulate(drawn(seed)).broken for seed in bug.seeds)), "")
+        found = next(
+            filter(None, (simulate(drawn(seed, aggregators=bug.aggregators)).broken for seed in bug.seeds)), ""
+        )
     assert found, f"no schedule of {bug.seeds} breaks a promise"
 
 

@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.store import LEASE_SECONDS
 from healthd.core import wire
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.tasks import wait_for
-from tests.simulation.aggregator import POLICY, SimulatedAggregator
+from tests.simulation.aggregator import POLICY, SharingAggregator, SimulatedAggregator
 from tests.simulation.disk import Disk
 from tests.simulation.loop import Machine, Process, VirtualLoop
 from tests.simulation.machine import CATALOGUE, SimulatedNode
-from tests.simulation.network import Answered, Asked, Network, NetworkError, Trouble
-from tests.simulation.plan import AGGREGATOR, JOBS, NODES, Event, Plan
+from tests.simulation.network import Answered, Asked, BrokenPromiseError, Network, NetworkError, Trouble
+from tests.simulation.plan import AGGREGATORS, JOBS, NODES, Event, Plan
 
 HOOK_HOLD_SECONDS = 8.0
 RESTART_SECONDS = 3.0
@@ -37,6 +38,8 @@ AGAIN_SECONDS = 10.0
 """How often a job that runs asks its gate again: what it was told stands."""
 BOUND_SECONDS = 30.0
 """How much later than its wait a gate may be decided once everything is well again: a restart, a sync and a look."""
+TAKEOVER_SECONDS = 10.0
+"""Within this somebody leads, once aggregators, disk and network are well and whoever was killed has started again."""
 RECOVERED_SECONDS = 25.0
 """Within this a node that was mended has been tested and has told so: its retry, its longest pause, and a run."""
 SLACK_SECONDS = 1e-3
@@ -56,10 +59,6 @@ TROUBLES = {
 
 UNSEEN = JOBS[::2]
 """Jobs that open no device: nothing but its lease shows that such a one has a node."""
-
-
-class BrokenPromiseError(AssertionError):
-    """What the simulation is there to find."""
 
 
 @dataclass(eq=False)
@@ -101,10 +100,14 @@ class World:
         self._digest = hashlib.sha256()
         self.lines: list[str] = []
         self.network = Network(loop, self.chance("network"), self.log)
+        if plan.aggregators > 1:
+            self.network.leads, self.network.on_answer = self._leads, self._on_answer
         self.disk = Disk(self.chance("disk"))
         self.disk.on_commit = self._on_commit
-        self.host = Machine("host")  # of the aggregators
-        self.aggregator: SimulatedAggregator | None = None
+        self.addresses = AGGREGATORS[: plan.aggregators]
+        self.hosts = {address: Machine(address) for address in self.addresses}
+        self.aggregators: dict[str, SimulatedAggregator] = {}  # the newest one at each address
+        self._any = self.chance("hooks")
         self.former: list[SimulatedAggregator] = []
         self.starts = 0
         self.nodes = {
@@ -113,7 +116,7 @@ class World:
                 folder / name,
                 loop=loop,
                 network=self.network,
-                aggregators=(AGGREGATOR,),
+                aggregators=self.addresses,
                 chance=self.chance(name),
                 log=self.log,
             )
@@ -127,6 +130,9 @@ class World:
         self.healed = False
         self._killed_at: int | None = None  # after so many steps of the aggregator
         self.admitted = 0
+        self.decided_at: dict[str, float] = {}  # by job
+        self.rebooted_at: dict[str, float] = {}
+        self._clock_set_at = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
         loop.after_step = self._after_step
 
@@ -144,7 +150,14 @@ class World:
 
     async def play(self) -> None:
         """The events of the plan; then everything is mended, and everything that was promised has to come true."""
-        self.start_aggregator()
+        try:
+            await self._play()
+        finally:
+            self.disk.gone = True
+
+    async def _play(self) -> None:
+        for address in self.addresses:
+            self.start_aggregator(address)
         for node in self.nodes.values():
             node.start()
         self._soon(self._keep_up())
@@ -156,22 +169,29 @@ class World:
         await self._examine()
 
     async def _keep_up(self) -> None:
-        """The service manager of the aggregator's machine."""
+        """The service managers of the aggregators' machines."""
         while True:
             await asyncio.sleep(RESTART_SECONDS)
-            if self.aggregator is None or not self.aggregator.process.alive:
-                self.start_aggregator()
+            for address in self.addresses:
+                if not self.aggregators[address].process.alive:
+                    self.start_aggregator(address)
 
     async def _examine(self) -> None:
         """Everything is well from now on: every gate has to be decided, and in the end all nodes are free."""
         self.log("--- all is well")
         self.heal()
+        await self._until(
+            lambda: self.leader is not None, RESTART_SECONDS + TAKEOVER_SECONDS, lambda: "no aggregator leads"
+        )
         deadline = POLICY.wait_seconds + BOUND_SECONDS
         await self._until(
             lambda: all(job.decision is not None or job.ended for job in self.jobs.values()),
             deadline,
             lambda: f"no decision for {[one.name for one in self.jobs.values() if one.decision is None]}",
         )
+        for job in self.jobs.values():
+            for address in self.addresses[1:]:
+                await self._compare(job, address)
         for job in self.jobs.values():
             job.stop.set()
         await self._until(self._all_released, BOUND_SECONDS, lambda: "a release has no answer")
@@ -206,6 +226,7 @@ class World:
         self.network.troubles.clear()
         self.disk.slow_seconds = self.disk.fail_before = self.disk.fail_after = 0.0
         self.disk.kill_at = self._killed_at = None
+        self.disk.cut_off.clear()
         for node in self.nodes.values():
             node.set_bad(False)
             node.start()
@@ -216,17 +237,27 @@ class World:
                 one.process.thaw()
         self.healed = True
 
-    # --- the aggregator -----------------------------------------------------------------------------------------------
+    # --- the aggregators ----------------------------------------------------------------------------------------------
 
-    def start_aggregator(self) -> None:
+    @property
+    def leader(self) -> SimulatedAggregator | None:
+        """The newest one that leads; None where none does."""
+        leading = [one for one in self.aggregators.values() if one.leads()]
+        return max(leading, key=lambda one: one.term, default=None)
+
+    @property
+    def aggregator(self) -> SimulatedAggregator:
+        """The one to which faults happen: the leader, or one of those that stand by."""
+        return self.leader or self.aggregators[self.addresses[0]]
+
+    def start_aggregator(self, address: str) -> None:
         """Another process on the same database; the one before may still be there, frozen."""
         self.starts += 1
-        if self.aggregator is not None:
-            self.former.append(self.aggregator)
-        one = SimulatedAggregator(
-            f"a{self.starts}", AGGREGATOR, self.host, self.disk, loop=self.loop, network=self.network
-        )
-        self.aggregator = one
+        if address in self.aggregators:
+            self.former.append(self.aggregators[address])
+        kind = SimulatedAggregator if len(self.addresses) == 1 else SharingAggregator
+        one = kind(f"a{self.starts}", address, self.hosts[address], self.disk, loop=self.loop, network=self.network)
+        self.aggregators[address] = one
         try:
             started = one.start(self._check_decided)
         except BaseException as error:
@@ -278,6 +309,7 @@ class World:
 
     def _reboot_node(self, node: str, seconds: str) -> None:
         self.nodes[node].reboot()
+        self.rebooted_at[node] = self.loop.now
         for job in self.jobs.values():
             if node in job.runs_on:
                 job.stop.set()  # it loses a rank
@@ -291,8 +323,7 @@ class World:
             self.loop.call_later(float(seconds), process.thaw)
 
     def _kill(self) -> None:
-        if self.aggregator is not None:
-            self.aggregator.kill()
+        self.aggregator.kill()
 
     def _kill_at_step(self, step: str) -> None:
         self._killed_at = int(step)
@@ -302,16 +333,40 @@ class World:
 
     def _freeze(self, seconds: str) -> None:
         one = self.aggregator
-        if one is not None and one.process.alive:
+        if one.process.alive:
             one.process.freeze()
             self.loop.call_later(float(seconds), one.process.thaw)
 
     def _take_over(self, seconds: str) -> None:
         self._freeze(seconds)
-        self.start_aggregator()
+        if len(self.addresses) == 1:
+            self.start_aggregator(self.addresses[0])
+
+    def _stop(self) -> None:
+        self.aggregator.stop()
+
+    def _step_down(self) -> None:
+        self.disk.depose()
+
+    def _named(self, name: str) -> str:
+        return self.aggregator.address if name == "leader" else name
+
+    def _cut_disk(self, name: str, kind: str, seconds: str) -> None:
+        address = self._named(name)
+        self.disk.cut_off[address] = kind == "hangs"
+        self.loop.call_later(float(seconds), self.disk.cut_off.pop, address, None)
+
+    def _part(self, one: str, other: str, kind: str, seconds: str) -> None:
+        self._disturb(self._named(one), self._named(other), kind, seconds)
+        self._disturb(self._named(other), self._named(one), kind, seconds)
+
+    def _part_client(self, source: str, address: str, kind: str, seconds: str) -> None:
+        self._disturb(source, self._named(address), kind, seconds)
 
     def _clock(self, seconds: str) -> None:
-        self.host.wall_offset += float(seconds)
+        for host in self.hosts.values():
+            host.wall_offset += float(seconds)
+        self._clock_set_at = self.loop.now
 
     def _copy(self) -> None:
         self.disk.keep_copy()
@@ -344,13 +399,17 @@ class World:
                 self._soon(self._release(job))
 
     def _trouble(self, source: str, kind: str, seconds: str) -> None:
-        trouble = TROUBLES[kind]
-        self.network.troubles[source, AGGREGATOR] = trouble
-        self.loop.call_later(float(seconds), self._end_trouble, source, trouble)
+        for address in self.addresses:
+            self._disturb(source, address, kind, seconds)
 
-    def _end_trouble(self, source: str, trouble: Trouble) -> None:
-        if self.network.troubles.get((source, AGGREGATOR)) is trouble:
-            del self.network.troubles[source, AGGREGATOR]
+    def _disturb(self, source: str, to: str, kind: str, seconds: str) -> None:
+        trouble = TROUBLES[kind]
+        self.network.troubles[source, to] = trouble
+        self.loop.call_later(float(seconds), self._end_trouble, (source, to), trouble)
+
+    def _end_trouble(self, way: tuple[str, str], trouble: Trouble) -> None:
+        if self.network.troubles.get(way) is trouble:
+            del self.network.troubles[way]
 
     def _disk(self, kind: str, seconds: str) -> None:
         if kind == "slow":
@@ -366,13 +425,16 @@ class World:
 
     # --- hooks and people ---------------------------------------------------------------------------------------------
 
-    async def call(self, source: str, method: str, path: str, query: str = "", body: object = None) -> Answered | None:
-        """One request to the aggregator's API; None where no answer came."""
+    async def call(
+        self, source: str, method: str, path: str, query: str = "", body: object = None, *, to: str = ""
+    ) -> Answered | None:
+        """One request to the API of any aggregator; None where no answer came."""
+        to = to or self._any.choice(self.addresses)
         encoded = b"" if body is None else wire.encode(body)
         headers = (("content-type", "application/json"),)
         asked = Asked(source=source, method=method, path=path, query=query, body=encoded, headers=headers)
         try:
-            answered = await self.network.ask(AGGREGATOR, asked, seconds=HOOK_HOLD_SECONDS + 8.0)
+            answered = await self.network.ask(to, asked, seconds=HOOK_HOLD_SECONDS + 8.0)
         except NetworkError as error:
             self.log(f"{source} {method} {path}: {error}")
             return None
@@ -444,6 +506,10 @@ class World:
         for other in self.jobs.values():
             if other is not job and (both := other.runs_on & job.runs_on):
                 self.broken(f"{sorted(both)} is given to {job.name} while {other.name} runs there")
+        decided_at = self.decided_at.get(job.name, math.inf)
+        if down := {name for name in job.runs_on if self.rebooted_at.get(name, -math.inf) > decided_at}:
+            job.stop.set()  # it hears late of its admission, and a node has ended its lease by then: it lacks a rank
+            job.runs_on -= down
         if job.name not in UNSEEN:
             for name in job.runs_on:
                 self.nodes[name].holders[f"pid {job.name}"] = None
@@ -454,10 +520,10 @@ class World:
             self.nodes[name].holders.pop(f"pid {job.name}", None)
         job.runs_on = frozenset()
 
-    async def _compare(self, job: Job) -> None:
-        """A hook that started again asks once more: what it was told stands."""
+    async def _compare(self, job: Job, to: str = "") -> None:
+        """A hook that started again asks once more: what it was told stands, whoever is asked."""
         before, lost, running = job.decision, self.lost, bool(job.runs_on) and not job.stop.is_set()
-        answered = await self.call("hooks", "POST", "/v1/gates", "wait=0", job.request)
+        answered = await self.call("hooks", "POST", "/v1/gates", "wait=0", job.request, to=to)
         if answered is None or before is None or lost != self.lost:
             return
         running = running and bool(job.runs_on) and not job.stop.is_set()
@@ -503,32 +569,56 @@ class World:
         for node in self.nodes.values():
             if node.leases is not None and len(node.leases.held) > 1:
                 self.broken(f"{node.name} is in two leases: {[one.lease.id for one in node.leases.held]}")
-        if self._killed_at is not None and self.aggregator is not None and process is self.aggregator.process:
+        if self._killed_at is not None and process is (one := self.aggregator).process:
             self._killed_at -= 1
             if self._killed_at <= 0:
                 self._killed_at = None
-                self.log(f"{self.aggregator.name} is killed")
-                self.aggregator.kill()
+                self.log(f"{one.name} is killed")
+                one.kill()
 
-    def _on_commit(self, process: Process | None) -> None:
+    def _on_commit(self, process: Process | None, leader: int) -> None:
         """No leader of an old term commits. Remembers when leases were granted, whatever becomes of who did it."""
         one = next((one for one in self._aggregators() if one.process is process), None)
-        if one is None or not one.term:
+        if one is not None and not leader and len(self.addresses) > 1:
+            self._check_takeover(one)
+        if one is None or not leader:
             return
         (term,) = self.disk.connection.execute("SELECT term FROM leadership").fetchone()
-        if one.term != term:
-            self.broken(f"{one.name} of term {one.term} commits in term {term}")
+        if leader != term:
+            self.broken(f"{one.name} of term {leader} commits in term {term}")
         for lease, granted_at in self.disk.connection.execute("SELECT id, granted_at FROM leases"):
             self.granted_at.setdefault(lease, one.when(granted_at))
 
+    def _check_takeover(self, one: SimulatedAggregator) -> None:
+        """
+        Nobody takes over while another one may speak as the leader; but for one that was told to step down, and where
+        the clock of the database has just jumped.
+        """
+        holder = self.disk.holder
+        if not holder or self.loop.now - self._clock_set_at < LEASE_SECONDS:
+            return
+        for other in self._aggregators():
+            if other is not one and other.leads() and other.holder == holder:
+                self.broken(f"{one.name} takes over while {other.name} leads")
+
+    def _on_answer(self, process: Process, led: bool, asked: Asked, status: int) -> None:
+        """Only who leads answers nodes. `led`: it did when it was asked."""
+        one = next((one for one in self._aggregators() if one.process is process), None)
+        if asked.path.endswith("/sync") and status == 200 and not led and one is not None and not one.leads():
+            self.broken(f"{one.name} does not lead and answers {asked.source}")
+
+    def _leads(self, process: Process) -> bool:
+        return any(one.process is process and one.leads() for one in self._aggregators())
+
     def _aggregators(self) -> tuple[SimulatedAggregator, ...]:
-        return (*self.former, *filter(None, [self.aggregator]))
+        return (*self.former, *self.aggregators.values())
 
     def _check_decided(self, one: SimulatedAggregator, gate: Gate) -> None:
         """No admission without fresh evidence of every node; `gate` is decided and on disk."""
         decision = gate.decision
         assert decision is not None
         self.log(f"{one.name} has decided {gate.request.job}: {decision.decision.value}")
+        self.decided_at.setdefault(gate.request.job, self.loop.now)
         if decision.decision is not Verdict.ADMIT:
             return
         decided_at, max_age = one.when(decision.decided_at), gate.terms.max_age_seconds

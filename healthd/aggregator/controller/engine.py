@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -804,9 +804,15 @@ def _internal_error() -> HealthdError:
     return HealthdError("internal error; the aggregator's log has more")
 
 
-def steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch as of now, from here on by CLOCK_BOOTTIME: no jump of the clock moves a deadline."""
-    start, boot = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+def steady_clock(open_gates: Iterable[Gate] = ()) -> Callable[[], float]:
+    """
+    Seconds since the epoch as of now, from here on by CLOCK_BOOTTIME: no jump of the clock moves a deadline.
+
+    It begins no earlier than the newest time in a gate that is open: a clock that was set back since then, or that of
+    another host, moves no deadline either. A clock that was ahead is followed no longer than its last gate is open.
+    """
+    newest = [at for gate in open_gates for at in (gate.since, *(one.granted_at for one in gate.granted.values()))]
+    start, boot = max([time.time(), *newest]), time.clock_gettime(time.CLOCK_BOOTTIME)
     return lambda: start + time.clock_gettime(time.CLOCK_BOOTTIME) - boot
 
 

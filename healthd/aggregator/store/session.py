@@ -488,7 +488,8 @@ class Session:
     database for people, without its password.
     """
 
-    def __init__(self, url: sa.URL, shard: str, *, engine: sa.Engine | None = None) -> None:
+    def __init__(self, url: sa.URL, shard: str, *, engine: sa.Engine | None = None, shared: bool | None = None) -> None:
+        """`shared`: whether other aggregators may use this database too; None: they may where it is on a server."""
         self.place = place_of(url)
         self.shard = shard
         self.holder = new_holder()
@@ -497,6 +498,7 @@ class Session:
         path = file_of(url)
         self._schema = schema_of(shard)
         self._engine = make_engine(url, self._schema) if engine is None else engine
+        self.shared = self._engine.dialect.name != "sqlite" if shared is None else shared
         self._path = path
         self._lock = None if path is None else FileLock(path)
         self._connection: sa.Connection | None = None
@@ -511,11 +513,6 @@ class Session:
     def schema(self) -> str | None:
         """See `schema_of`."""
         return self._schema
-
-    @property
-    def shared(self) -> bool:
-        """Whether other aggregators may use this database too: on a server."""
-        return self._engine.dialect.name != "sqlite"
 
     def close(self) -> None:
         """Let go of connection and lock. Safe to repeat."""
@@ -549,7 +546,7 @@ class Session:
                 if write and boot_seconds() - self.renewed_at >= RENEW_SECONDS / 2:
                     renewing_at = boot_seconds()
                     renew(connection, self.shard)
-                committing = write and connection.dialect.name != "sqlite"  # a file says whether it has it
+                committing = write and self.shared  # a file says whether it has it
         except (IntegrityError, DataError) as error:
             raise RefusedWorkError(str(self.failed(error))) from None
         except SQLAlchemyError as error:

@@ -348,6 +348,7 @@ class Store:
         advertised: str = "",
         seen: Leadership | None = None,
         engine: sa.Engine | None = None,
+        shared: bool | None = None,
         make_writer: Callable[[Session], Writer] = Writer,
     ) -> Self:
         """
@@ -356,13 +357,13 @@ class Store:
         `advertised` is the URL at which its leader answers from now on. With `seen` it is taken over only from the
         leader that was seen to be gone: NotVacantError where that one works, or somebody else was faster.
 
-        `engine` is used instead of one made for the URL, and `make_writer` runs the jobs: a simulation has neither
-        files nor threads.
+        `engine` is used instead of one made for the URL, `shared` says whether several aggregators may use it, and
+        `make_writer` runs the jobs: a simulation has neither servers nor files nor threads.
 
         ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
         and the remedy, and never the password.
         """
-        session = Session(parse(url), shard, engine=engine)
+        session = Session(parse(url), shard, engine=engine, shared=shared)
         store = cls(session, make_writer(session))
         try:
             store._prepare(advertised, seen)
@@ -536,9 +537,11 @@ class Store:
     # --- at the start -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def prepare(url: str) -> None:
-        """Open or make a database, bring its schema up to date and leave it. Errors as of `open`. Blocks."""
-        opened = Session(parse(url), DEFAULT_SHARD)
+    def prepare(url: str, *, engine: sa.Engine | None = None) -> None:
+        """
+        Open or make a database, bring its schema up to date and leave it. `engine` and errors as of `open`. Blocks.
+        """
+        opened = Session(parse(url), DEFAULT_SHARD, engine=engine)
         try:
             _bring_up_to_date(opened, opened.connect())
         except SQLAlchemyError as error:
