@@ -506,7 +506,7 @@ class World:
         for other in self.jobs.values():
             if other is not job and (both := other.runs_on & job.runs_on):
                 self.broken(f"{sorted(both)} is given to {job.name} while {other.name} runs there")
-        decided_at = self.decided_at.get(job.name, math.inf)
+        decided_at = self.decided_at.get(job.name, job.asked_at)  # its leader may have died as it decided
         if down := {name for name in job.runs_on if self.rebooted_at.get(name, -math.inf) > decided_at}:
             job.stop.set()  # it hears late of its admission, and a node has ended its lease by then: it lacks a rank
             job.runs_on -= down
