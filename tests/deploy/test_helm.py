@@ -290,7 +290,11 @@ def test_each_of_several_aggregators_has_an_address_that_the_certificate_has(tmp
         assert own == f"https://healthd-aggregator-{number}.{headless['metadata']['name']}.healthd-system.svc:8090"
         assert urlsplit(own).hostname in certified
     data = the(items, "ConfigMap", "healthd-aggregator")["data"]
-    environ = {**data, "HEALTHD_AGGREGATOR_ADVERTISE_URL": own, "HEALTHD_AGGREGATOR_DATABASE": "postgresql+psycopg://x/y"}
+    environ = {
+        **data,
+        "HEALTHD_AGGREGATOR_ADVERTISE_URL": own,
+        "HEALTHD_AGGREGATOR_DATABASE": "postgresql+psycopg://x/y",
+    }
     defaults = {"node.name": "x", "node.state_dir": tmp_path, "node.run_dir": tmp_path}
     loaded = load(Settings, file=None, environ=environ, arguments={}, sections=("aggregator",), defaults=defaults)
     assert loaded.aggregator.own_url("0.0.0.0:8090") == own
