@@ -102,7 +102,7 @@ def test_gate_that_is_held_is_answered_by_the_next_leader_and_nothing_answered_i
         assert before.items() <= after.items(), "an answer was lost"
     print(f"{name}: another aggregator led after {led:.1f} s, the gate was answered after {answered:.1f} s")
     cluster.kubectl("uncordon", node)
-    fleet.delete(name)
     fleet.delete(f"runs-{name}")
+    fleet.delete(name)
     standing = ("rollout", "status", "statefulset/healthd-aggregator", "-n", SYSTEM, "--timeout=120s")
     cluster.kubectl(*standing)
