@@ -44,9 +44,13 @@ def wait_until_ready(url: str) -> None:
 
 
 class Server:
-    """Made in `place`, an empty directory. `url` names its database; skips the test where PostgreSQL is missing."""
+    """
+    Made in `place`, an empty directory. `url` names its database; skips the test where PostgreSQL is missing.
 
-    def __init__(self, place: Path) -> None:
+    `also` is a further address of this machine by which it can be reached, from anywhere and without a password.
+    """
+
+    def __init__(self, place: Path, also: str | None = None) -> None:
         programs = Path(os.path.realpath(POSTGRES)).parent if POSTGRES else None
         if programs is None or not (programs / "initdb").exists():
             pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
@@ -61,6 +65,11 @@ class Server:
         init = [str(programs / "initdb"), "-D", self._data, "-U", "healthd", "-A", "trust"]
         init += ["--no-sync", "-E", "UTF8", "--locale=C"]
         subprocess.run(init, check=True, capture_output=True, user=self._uid, cwd=place)
+        self._listen = "127.0.0.1"
+        if also is not None:
+            self._listen += f",{also}"
+            with Path(self._data, "pg_hba.conf").open("a") as rules:
+                rules.write("host all all all trust\n")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -69,7 +78,7 @@ class Server:
 
     def start(self) -> None:
         """Start it, and wait until it lets somebody in."""
-        command = [str(self._programs / "postgres"), "-D", self._data, "-p", str(self.port), "-h", "127.0.0.1"]
+        command = [str(self._programs / "postgres"), "-D", self._data, "-p", str(self.port), "-h", self._listen]
         command += ["-c", f"unix_socket_directories={self._place}", "-c", "fsync=off"]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, user=self._uid, cwd=self._place, stdout=quiet, stderr=quiet)
@@ -118,10 +127,10 @@ def _children(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[Server]:
+def serving(also: str | None = None) -> Iterator[Server]:
     """A server for as long as the block; not below pytest's own folder, which is closed to the server's user."""
     with tempfile.TemporaryDirectory(prefix="postgres-") as place:
-        server = Server(Path(place))
+        server = Server(Path(place), also)
         try:
             server.start()
             yield server

@@ -188,6 +188,27 @@ class Cluster:
             until(f"{program} is started again", lambda: int(pid.read_text() or before) != before)
 
     @contextmanager
+    def cut_off(self, node: str) -> Iterator[None]:
+        """A node is off the network, with all that runs there, as one that has lost its power; and back at the end."""
+        assert self.folder is not None
+        pid = (self.folder / f"kubelet-{node.rpartition('-')[2]}.pid").read_text().strip()
+        told = subprocess.run(
+            ["nsenter", f"--target={pid}", "--net", "ip", "-o", "link", "show", "eth0"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        other = re.search(r"eth0@if(\d+)", told)
+        assert other is not None, told
+        links = Path("/sys/class/net").iterdir()
+        (link,) = (one.name for one in links if (one / "ifindex").read_text().strip() == other[1])
+        subprocess.run(["ip", "link", "set", link, "down"], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["ip", "link", "set", link, "up"], check=True)
+
+    @contextmanager
     def namespace(self, name: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
         """A namespace that is gone, with all in it, at the end."""
         metadata = {"name": name, "labels": dict(labels or {})}
@@ -339,8 +360,9 @@ def secrets(cluster: Cluster, folder: Path, namespace: str = SYSTEM) -> Path:
     """The Secret of the guide in a namespace; the folder has the certificates."""
     folder.mkdir(parents=True, exist_ok=True)
     program = [sys.executable, "-m", "healthd"]
-    host = f"healthd-aggregator.{namespace}.svc"
-    subprocess.run([*program, "tls", "init", host, "--dir", str(folder)], check=True, capture_output=True, cwd=ROOT)
+    hosts = [f"healthd-aggregator.{namespace}.svc"]
+    hosts += [f"healthd-aggregator-{number}.healthd-aggregator-pods.{namespace}.svc" for number in range(3)]
+    subprocess.run([*program, "tls", "init", *hosts, "--dir", str(folder)], check=True, capture_output=True, cwd=ROOT)
     files = {"healthd-aggregator-tls": {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"}}
     cluster.apply(
         *(
