@@ -367,6 +367,19 @@ def test_keys_pools_and_words_survive_a_restart(tmp_path: Path) -> None:
     scenario(second, tmp_path)
 
 
+def test_leases_of_nodes_that_have_yet_to_report_are_shown_after_a_restart(tmp_path: Path) -> None:
+    async def first(client: httpx.AsyncClient) -> None:
+        async with living(client, "n1"):
+            await client.post("/v1/gates?wait=5", json={"job": "train", "nodes": ["n1"]})
+
+    async def second(client: httpx.AsyncClient) -> None:
+        (row,) = (await client.get("/v1/nodes")).json()["nodes"]
+        assert (row["health"], [one["job"] for one in row["leases"]]) == ("unknown", ["train"])
+
+    scenario(first, tmp_path)
+    scenario(second, tmp_path)
+
+
 def test_liveness_readiness_and_metrics(tmp_path: Path) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         await Daemon(client, "n1").sync()

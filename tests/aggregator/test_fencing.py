@@ -234,8 +234,8 @@ with driver.pipeline() as pipeline:
     sys.stdin.read()
 """
     with opened_elsewhere(url, code):
-        watch = Watch(url, "default")
-        seen, _ = watch.look()
+        watch = Watch(url)
+        seen = watch.look()[0].leaders["default"]
         end = time.monotonic() + 2 * LEASE_SECONDS * PATIENCE
         while True:
             try:

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from healthd.aggregator.api import ASGIApp
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.front import Front, Serving
+from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.settings import AggregatorSettings
+from tests.aggregator.parts import fleet
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 10\r\n\r\n"
 
@@ -93,6 +96,11 @@ async def test_gate_is_asked_again_of_who_leads_next_and_other_changes_are_not(f
     assert (sent[0]["status"], b"".join(one.get("body", b"") for one in sent)) == (200, b"0123456789")
 
 
+def serving(app: ASGIApp, *, leads: bool, trouble: str | None) -> Serving:
+    metrics = FleetMetrics(fleet(), holding=lambda: 0, overrides=lambda: 0)
+    return Serving(app=app, leads=lambda: leads, trouble=lambda: trouble, knows=lambda _: False, metrics=metrics)
+
+
 async def test_request_that_waits_is_answered_here_once_this_one_leads(front: Front) -> None:
     async def own(_scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
@@ -101,7 +109,7 @@ async def test_request_that_waits_is_answered_here_once_this_one_leads(front: Fr
 
     waiting = asyncio.create_task(asked(front, "POST", "/v1/gates"))
     await asyncio.sleep(0)
-    front.lead(Serving(app=own, leads=lambda: True, trouble=lambda: None))
+    front.lead(serving(own, leads=True, trouble=None))
     assert (await waiting)[-1]["body"] == b"own:{}"
 
 
@@ -109,7 +117,7 @@ async def test_leader_whose_lease_is_over_answers_nobody_and_says_so(front: Fron
     async def own(_scope: Any, _receive: Any, _send: Any) -> None:
         raise AssertionError("it must not be asked")
 
-    front.lead(Serving(app=own, leads=lambda: False, trouble=lambda: "the database is away"))
+    front.lead(serving(own, leads=False, trouble="the database is away"))
     ready = await asked(front, "GET", "/readyz")
     assert (ready[0]["status"], b"the database is away" in ready[1]["body"]) == (503, True)
     sync = await asked(front, "POST", "/v1/nodes/n1/sync")

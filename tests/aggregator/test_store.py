@@ -168,6 +168,8 @@ def test_a_database_of_the_first_schema_gets_the_tables_of_today(url: str) -> No
     engine = sa.create_engine(url)
     today = tables_of(engine)
     with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE aggregators")
+        connection.exec_driver_sql("DROP TABLE placements")
         connection.exec_driver_sql("DROP TABLE notes")
         connection.exec_driver_sql("DROP TABLE postmortems")
         connection.exec_driver_sql("CREATE TABLE baselines (id VARCHAR(16) PRIMARY KEY, record TEXT, samples TEXT)")
@@ -193,6 +195,8 @@ def test_a_database_of_the_third_schema_keeps_its_term_as_that_of_the_only_shard
     Store.open(url).close()
     engine = sa.create_engine(url)
     with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE aggregators")
+        connection.exec_driver_sql("DROP TABLE placements")
         connection.exec_driver_sql("DROP TABLE leadership")
         columns = "id INTEGER PRIMARY KEY, term INTEGER, holder VARCHAR(300), renewed DOUBLE PRECISION"
         connection.exec_driver_sql(f"CREATE TABLE leadership ({columns})")

@@ -74,12 +74,7 @@ def without_node(cluster: Cluster, pod: str, node: str) -> AbstractContextManage
     return cluster.cut_off(node)
 
 
-OPEN = pytest.mark.xfail(
-    reason="the job is admitted and completes, and then a check fails: not understood yet", strict=False
-)
-
-
-@pytest.mark.parametrize("gone", [without_pod, pytest.param(without_node, marks=OPEN)])
+@pytest.mark.parametrize("gone", [without_pod, without_node])
 def test_gate_that_is_held_is_answered_by_the_next_leader_and_nothing_answered_is_lost(
     several: Several, gone: Callable[[Cluster, str, str], AbstractContextManager[None]]
 ) -> None:

@@ -244,7 +244,7 @@ BUGS = (
                 "from tests.simulation.bugs import remembered\n    self._load(remembered(store.load()))",
             ),
         ),
-        first=36,
+        first=130,
         aggregators=2,
     ),
 )

@@ -275,7 +275,8 @@ def _row(parts: Parts, view: NodeView) -> dict[str, Any]:
         "instance_type": state.instance_type if state else None,
         "address": state.address if state else None,
         "allocated": state.allocated if state else (),
-        "leases": state.leases if state else (),
+        # Of a node that was not heard since the start: what the database says that it holds.
+        "leases": state.leases if state else parts.engine.leases_on(view.node.node),
         "faults": state.faults if state else (),
         "running": state.running if state else None,
         "maintenance": state.maintenance if state else None,

@@ -55,7 +55,7 @@ from healthd.aggregator.store import (
 from healthd.aggregator.validation import add
 from healthd.core.errors import ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.evidence import reason
-from healthd.core.model import Decision, GateRequest, NodeState, Quarantine, Reason
+from healthd.core.model import Decision, GateRequest, Lease, NodeState, Quarantine, Reason
 from healthd.core.tasks import Backoff
 from healthd.core.text import ago, plain
 
@@ -341,6 +341,11 @@ class Engine:
     def leases(self) -> tuple[LeaseRow, ...]:
         """All leases that are not closed."""
         return tuple(self._memory.fleet_state.leases.values())
+
+    def leases_on(self, node: str) -> tuple[Lease, ...]:
+        """The leases of a node that are not closed."""
+        fleet_state = self._memory.fleet_state
+        return tuple(fleet_state.leases[one].lease for one in fleet_state.leases_of.get(node, ()))
 
     async def release_node(self, node: str, owner: str) -> tuple[LeaseRow, ...]:
         """End every lease on a node, no matter which gate gave it: those that end now, and those still held there."""
