@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, unquote
 
 from prometheus_client import CollectorRegistry
 
+from checks.json_text import parse_json
 from healthd.aggregator import merging
 from healthd.aggregator.api import (
     MEDIA_TYPE,
@@ -77,7 +78,7 @@ class Answer:
     def json(self) -> Any:
         """None where it is none."""
         try:
-            return json.loads(self.body)
+            return parse_json(self.body)
         except ValueError:
             return None
 
@@ -232,7 +233,7 @@ class Router:
     async def _place(self, node: str, body: bytes) -> str:
         """Of which shard a new node is, by the label that it says."""
         try:
-            said = json.loads(body)
+            said = parse_json(body)
             state = said.get("state")
             labels = {} if state is None else state.get("labels", {})
             value = labels.get(self._label, DEFAULT_SHARD)
@@ -291,7 +292,7 @@ class Router:
     async def _shard_of_gate(self, body: bytes, scope: ASGIScope) -> str:
         """BadInputError for one whose nodes are of two. What makes no sense, a leader tells."""
         try:
-            said = json.loads(body)
+            said = parse_json(body)
         except ValueError:
             return DEFAULT_SHARD
         asked = said if isinstance(said, dict) else {}

@@ -277,7 +277,14 @@ def test_settings_in_the_docs_are_settings_that_healthd_has(page: str, tmp_path:
     from healthd.core.config import load as load_config
 
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    example = {"WAIT": "1m", "MODE": "observe", "TOKEN_FILE": "/t", "ATTEMPT": "1", "ON_COLD_CACHE": "compile"}
+    example = {
+        "WAIT": "1m",
+        "MODE": "observe",
+        "TOKEN_FILE": "/t",
+        "ATTEMPT": "1",
+        "ON_COLD_CACHE": "compile",
+        "RUN": "true",
+    }
     for variable in set(re.findall(r"HEALTHD_(?:PREFLIGHT|PROBE)_[A-Z_]+", text)):
         load_settings({variable: example.get(variable.split("_", 2)[2], "/x")})
     for number, block in enumerate(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)):
