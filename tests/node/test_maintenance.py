@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from healthd.core.platforms.kubernetes import ApiServer, KubernetesError
 from healthd.node.http.health import readiness
-from healthd.node.maintenance import maintenance_of
+from healthd.node.maintenance import NEEDS, MaintenanceWatch, maintenance_of
 from healthd.node.settings import MAINTENANCE, KubernetesSettings, parse_maintenance_sign
 from healthd.node.state.store import NodeStore, digest_of
-from tests.node.node_kit import BOOT, MovedClock, settings, specs
+from tests.node.node_kit import BOOT, MovedClock, eventually, settings, specs
 
 SIGNS = tuple(parse_maintenance_sign(one) for one in MAINTENANCE)
 
@@ -68,3 +71,33 @@ def test_daemon_in_maintenance_is_not_ready_and_tells_the_aggregator_at_once(tmp
     after = store.snapshot()
     assert readiness(after)["maintenance"] == "in maintenance: taint medik8s.io/drain"
     assert digest_of(after) != digest_of(before)
+
+
+class StartingServer(ApiServer):
+    """Refuses the first three calls, as one does that has yet to read its roles."""
+
+    async def follow(
+        self, path: str, query: Mapping[str, str], *, seconds: float, needs: str
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        assert (query, needs) == ({"fieldSelector": "metadata.name=n1"}, NEEDS)
+        REFUSALS.append(path)
+        if len(REFUSALS) <= 3:
+            raise KubernetesError("forbidden", status=403)
+        yield {"kind": "NodeList", "items": [node(taints=({"key": "medik8s.io/drain"},))]}
+        await asyncio.sleep(seconds)
+
+
+REFUSALS: list[str] = []
+
+
+async def test_server_that_has_just_started_and_refuses_is_asked_again_soon(tmp_path: Path) -> None:
+    REFUSALS.clear()
+    store = NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=BOOT)
+    server = StartingServer(url="https://127.0.0.1:1", service_account=tmp_path)
+    watch = MaintenanceWatch(store, server, node="n1", signs=MAINTENANCE, first_pause_seconds=0.01)
+    task = asyncio.create_task(watch.run())
+    try:
+        await eventually(lambda: store.maintenance == "taint medik8s.io/drain")
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -35,8 +35,9 @@ WATCH_SECONDS = (300.0, 600.0)
 # A watch that ends sooner is followed by longer pauses.
 SHORT_SECONDS = 30.0
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
-# A right that is missing does not come by waiting.
-HOPELESS, HOPELESS_SECONDS = (401, 403), 300.0
+# A right that is missing does not come by waiting. But a server that has just started refuses until it has read its
+# roles, so a refusal is believed only after so many in a row.
+HOPELESS, HOPELESS_SECONDS, REFUSALS_BELIEVED = (401, 403), 300.0, 6
 IDLE_SECONDS = 3600.0
 # How often a pod is listed anew that the kubelet has no more and the API server still shows.
 RELIST_SECONDS = 30.0
@@ -268,6 +269,7 @@ class PodWatch:
     async def _watch(self, server: ApiServer, pod: Pod) -> None:
         """Follow one pod for ever: list it, watch it from there, and begin anew when that ends."""
         backoff, failures = Backoff(self._first_pause_seconds, MOST_PAUSE_SECONDS), 0
+        refusals = 0
         loop = asyncio.get_running_loop()
         while True:
             began, least = loop.time(), 0.0
@@ -278,7 +280,10 @@ class PodWatch:
                     self._note_api(pod, None, answers=False)
                     self._complain(error)
                     asked = min(error.retry_after_seconds or 0.0, HOPELESS_SECONDS)
-                    least = HOPELESS_SECONDS if error.status in HOPELESS else asked
+                    refusals = refusals + 1 if error.status in HOPELESS else 0
+                    least = HOPELESS_SECONDS if refusals >= REFUSALS_BELIEVED else asked
+            else:
+                refusals = 0
             # Whatever ended it so soon, such as a proxy that holds no answer open, must not be a storm of calls.
             failures = failures + 1 if loop.time() - began < SHORT_SECONDS else 1
             await asyncio.sleep(max(least, backoff.after(failures) * random.uniform(0.75, 1.25)))  # noqa: S311
