@@ -36,6 +36,7 @@ MOST_SHARDS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,52}")
 MOST_SECONDS = 4
 """So long one statement may take: who waits for it has a bound of its own."""
+CLOSE_SECONDS = 0.5
 
 T = TypeVar("T")
 Table = sa.Table
@@ -62,12 +63,17 @@ class Directory:
         sa.event.listen(self._engine, "do_connect", self._line.connect)
         self._turn = threading.Lock()
         self._connection: sa.Connection | None = None
+        self._ending = False
 
     def close(self) -> None:
-        """Safe to repeat; ends a call that hangs."""
+        """Safe to repeat; ends a call that hangs. One that waits for a frozen server to let it in is left to itself."""
+        self._ending = True
         self._line.cut()
-        with self._turn:
-            self._disconnect()
+        if self._turn.acquire(timeout=CLOSE_SECONDS):
+            try:
+                self._disconnect()
+            finally:
+                self._turn.release()
 
     def claim_label(self, label: str | None) -> None:
         """
@@ -207,7 +213,7 @@ class Directory:
                         return work(self._connection)
                 except SQLAlchemyError as error:
                     self._disconnect()
-                    if not again:
+                    if not again or self._ending:
                         raise self._failed(error) from None
                 except StoreError:
                     self._disconnect()

@@ -40,7 +40,7 @@ LOOK_SECONDS = 1.0
 """How often the row is read where nothing wakes us. A read of one row by its key."""
 RETRY_SECONDS = 0.5
 """The pause after a connection was lost, or none could be made."""
-CLOSE_SECONDS = 2.0
+CLOSE_SECONDS = 0.5
 MOST_AGGREGATORS = 256
 """Rows of aggregators that are read. One that is gone for FORGET_SECONDS has none."""
 FORGET_SECONDS = 600.0
@@ -123,7 +123,7 @@ class Watch:
         self._line.cut()
 
     def close(self) -> None:
-        """End it; two seconds at most. Safe to repeat."""
+        """End it; half a second at most. Safe to repeat."""
         self._ending.set()
         self._line.cut()
         if self._thread is not None:
