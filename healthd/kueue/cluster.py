@@ -11,13 +11,22 @@ import asyncio
 import contextlib
 import datetime
 import logging
-import random
 import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from healthd.core.platforms.kubernetes import APPLY, MERGE, ApiServer, KubernetesError, members, node_path, records
-from healthd.core.tasks import Backoff, LogOnce
+from healthd.core.platforms.kubernetes import (
+    APPLY,
+    MERGE,
+    ApiServer,
+    KubernetesError,
+    keep_following,
+    members,
+    node_path,
+    records,
+    watch_seconds,
+)
+from healthd.core.tasks import LogOnce
 from healthd.kueue.controller import Queues
 from healthd.kueue.judge import Write
 from healthd.kueue.workloads import (
@@ -43,9 +52,6 @@ FOLLOWED = ("admissionchecks", "resourceflavors", "workloads")
 MANAGER = "healthd-kueue"
 # A Workload of many pod sets is some 100 KB; a page stays below 10 MB.
 PAGE = 100
-WATCH_SECONDS = (300.0, 600.0)
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
-SHORT_SECONDS = 30.0
 MOST_NODE_PAGES = 400
 NODE_PAGE = 50
 
@@ -70,21 +76,10 @@ class Followed(Generic[T]):
 
     async def run(self) -> None:
         """Follow for ever: list, watch from there, and begin anew when that ends."""
-        backoff, failures = Backoff(FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS), 0
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            try:
-                await self._follow()
-                self._trouble.clear()
-            except KubernetesError as error:
-                if error.status != 410:
-                    self._trouble.say(f"{self.resource} of Kueue: {error}")
-            failures = failures + 1 if loop.time() - began < SHORT_SECONDS else 1
-            await asyncio.sleep(backoff.after(failures) * random.uniform(0.75, 1.25))  # noqa: S311
+        await keep_following(self._follow, lambda error: self._trouble.say(f"{self.resource} of Kueue: {error}"))
 
     async def _follow(self) -> None:
-        seconds = random.uniform(*WATCH_SECONDS)  # noqa: S311
+        seconds = watch_seconds()
         needs = f"list and watch on {self.resource}.kueue.x-k8s.io"
         listed: dict[str, T] = {}
         told = self._server.follow(f"{BASE}/{self.resource}", {"limit": str(PAGE)}, seconds=seconds, needs=needs)

@@ -8,28 +8,26 @@ out with that reason. What is not known is no maintenance; what was known last s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import random
 
 from checks.printable import printable_line
-from healthd.core.platforms.kubernetes import ApiServer, KubernetesError, members, records
-from healthd.core.tasks import Backoff, LogOnce
+from healthd.core.platforms.kubernetes import (
+    FIRST_PAUSE_SECONDS,
+    ApiServer,
+    KubernetesError,
+    keep_following,
+    members,
+    records,
+    watch_seconds,
+)
+from healthd.core.tasks import LogOnce
 from healthd.node.settings import MaintenanceSign, parse_maintenance_sign
 from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
 
 NEEDS = "list and watch on nodes"
-# As clients of Kubernetes do it: each watch ends by itself, at another time on each node.
-WATCH_SECONDS = (300.0, 600.0)
-# A watch that ends sooner is followed by longer pauses.
-SHORT_SECONDS = 30.0
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0
-# A right that is missing does not come by waiting. But a server that has just started refuses until it has read its
-# roles, so a refusal is believed only after so many in a row.
-HOPELESS, HOPELESS_SECONDS, REFUSALS_BELIEVED = (401, 403), 300.0, 6
 
 
 def maintenance_of(node: object, signs: tuple[MaintenanceSign, ...]) -> str | None:
@@ -74,30 +72,16 @@ class MaintenanceWatch:
 
     async def run(self) -> None:
         """Follow the node for ever: list it, watch it from there, and begin anew when that ends."""
-        backoff, failures = Backoff(self._first_pause_seconds, MOST_PAUSE_SECONDS), 0
-        refusals = 0
-        loop = asyncio.get_running_loop()
-        while True:
-            began, least = loop.time(), 0.0
-            try:
-                await self._follow()
-            except KubernetesError as error:
-                if error.status != 410:  # there too much has changed since: what is true now is to be listed
-                    self._trouble.say(f"maintenance of node {self._node}: {error}")
-                    asked = min(error.retry_after_seconds or 0.0, HOPELESS_SECONDS)
-                    refusals = refusals + 1 if error.status in HOPELESS else 0
-                    least = HOPELESS_SECONDS if refusals >= REFUSALS_BELIEVED else asked
-            else:
-                refusals = 0
-            # Whatever ended it so soon, such as a proxy that holds no answer open, must not be a storm of calls.
-            failures = failures + 1 if loop.time() - began < SHORT_SECONDS else 1
-            await asyncio.sleep(max(least, backoff.after(failures) * random.uniform(0.75, 1.25)))  # noqa: S311
+        await keep_following(
+            self._follow,
+            lambda error: self._trouble.say(f"maintenance of node {self._node}: {error}"),
+            first_pause_seconds=self._first_pause_seconds,
+        )
 
     async def _follow(self) -> None:
         """Note the node as it is and as it changes, until the server ends that."""
         query = {"fieldSelector": f"metadata.name={self._node}"}
-        seconds = random.uniform(*WATCH_SECONDS)  # noqa: S311
-        told = self._server.follow("/api/v1/nodes", query, seconds=seconds, needs=NEEDS)
+        told = self._server.follow("/api/v1/nodes", query, seconds=watch_seconds(), needs=NEEDS)
         async with contextlib.aclosing(told) as answers:
             async for answer in answers:
                 found = members(answer, "object")

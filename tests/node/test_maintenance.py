@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,25 +74,24 @@ def test_daemon_in_maintenance_is_not_ready_and_tells_the_aggregator_at_once(tmp
     assert digest_of(after) != digest_of(before)
 
 
+@dataclass(frozen=True, kw_only=True)
 class StartingServer(ApiServer):
     """Refuses the first three calls, as one does that has yet to read its roles."""
+
+    calls: list[str] = field(default_factory=list)
 
     async def follow(
         self, path: str, query: Mapping[str, str], *, seconds: float, needs: str
     ) -> AsyncGenerator[dict[str, Any], None]:
         assert (query, needs) == ({"fieldSelector": "metadata.name=n1"}, NEEDS)
-        REFUSALS.append(path)
-        if len(REFUSALS) <= 3:
+        self.calls.append(path)
+        if len(self.calls) <= 3:
             raise KubernetesError("forbidden", status=403)
         yield {"kind": "NodeList", "items": [node(taints=({"key": "medik8s.io/drain"},))]}
         await asyncio.sleep(seconds)
 
 
-REFUSALS: list[str] = []
-
-
 async def test_server_that_has_just_started_and_refuses_is_asked_again_soon(tmp_path: Path) -> None:
-    REFUSALS.clear()
     store = NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=BOOT)
     server = StartingServer(url="https://127.0.0.1:1", service_account=tmp_path)
     watch = MaintenanceWatch(store, server, node="n1", signs=MAINTENANCE, first_pause_seconds=0.01)

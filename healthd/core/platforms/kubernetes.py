@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import ssl
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from healthd.core import wire
 from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError
 from healthd.core.http.client import read_token
+from healthd.core.tasks import Backoff
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -33,6 +35,14 @@ ANSWER_BYTES = 16 << 20
 MOST_PAGES = 1000
 # Beyond what a watch was asked for: the server ends it by itself.
 WATCH_SLACK_SECONDS = 10.0
+# As clients of Kubernetes do it: each watch ends by itself, at another time for each client.
+WATCH_SECONDS = (300.0, 600.0)
+# A watch that ends sooner is followed by longer pauses.
+SHORT_SECONDS = 30.0
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
+# A right that is missing does not come by waiting. But a server that has just started refuses until it has read its
+# roles, so a refusal is believed only after so many in a row.
+HOPELESS, HOPELESS_SECONDS, REFUSALS_BELIEVED = (401, 403), 300.0, 6
 
 
 class KubernetesError(HealthdError):
@@ -237,6 +247,41 @@ class ApiServer:
             return ssl.create_default_context(cafile=str(file))
         except (OSError, ssl.SSLError) as error:
             raise KubernetesError(f"{file}: not a CA file: {error}; is the service account mounted?") from None
+
+
+def watch_seconds() -> float:
+    """For how long to ask a watch this time."""
+    return random.uniform(*WATCH_SECONDS)  # noqa: S311
+
+
+async def keep_following(
+    once: Callable[[], Awaitable[None]],
+    failed: Callable[[KubernetesError], None],
+    *,
+    first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+) -> None:
+    """
+    Call `once` for ever: it lists, watches from there, and returns when the server ends that.
+
+    `failed` hears its errors but 410, after which what is true now is to be listed. Whatever ends a watch soon, such as
+    a proxy that holds no answer open, makes the pauses longer, so that it is no storm of calls.
+    """
+    backoff, failures, refusals = Backoff(first_pause_seconds, MOST_PAUSE_SECONDS), 0, 0
+    loop = asyncio.get_running_loop()
+    while True:
+        began, least, refused = loop.time(), 0.0, False
+        try:
+            await once()
+        except KubernetesError as error:
+            if error.status != 410:
+                failed(error)
+                refused = error.status in HOPELESS
+                least = min(error.retry_after_seconds or 0.0, HOPELESS_SECONDS)
+        refusals = refusals + 1 if refused else 0
+        if refusals >= REFUSALS_BELIEVED:
+            least = HOPELESS_SECONDS
+        failures = failures + 1 if loop.time() - began < SHORT_SECONDS else 1
+        await asyncio.sleep(max(least, backoff.after(failures) * random.uniform(0.75, 1.25)))  # noqa: S311
 
 
 def api_server(environ: Mapping[str, str], service_account: Path, url: str | None = None) -> ApiServer:

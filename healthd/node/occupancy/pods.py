@@ -15,13 +15,21 @@ import enum
 import logging
 import math
 import os
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from healthd.core.platforms.kubernetes import ApiServer, KubernetesError, members, pods_path, records
-from healthd.core.tasks import Backoff, Tasks, wait_for
+from healthd.core.platforms.kubernetes import (
+    FIRST_PAUSE_SECONDS,
+    ApiServer,
+    KubernetesError,
+    keep_following,
+    members,
+    pods_path,
+    records,
+    watch_seconds,
+)
+from healthd.core.tasks import Tasks, wait_for
 from healthd.core.threads import in_thread
 from healthd.core.workload import Pod
 from healthd.node.occupancy import kubelet
@@ -30,14 +38,6 @@ from healthd.node.settings import AllocationSettings
 log = logging.getLogger(__name__)
 
 NEEDS = "list and watch on pods"
-# As clients of Kubernetes do it: each watch ends by itself, at another time on each node.
-WATCH_SECONDS = (300.0, 600.0)
-# A watch that ends sooner is followed by longer pauses.
-SHORT_SECONDS = 30.0
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
-# A right that is missing does not come by waiting. But a server that has just started refuses until it has read its
-# roles, so a refusal is believed only after so many in a row.
-HOPELESS, HOPELESS_SECONDS, REFUSALS_BELIEVED = (401, 403), 300.0, 6
 IDLE_SECONDS = 3600.0
 # How often a pod is listed anew that the kubelet has no more and the API server still shows.
 RELIST_SECONDS = 30.0
@@ -268,31 +268,17 @@ class PodWatch:
 
     async def _watch(self, server: ApiServer, pod: Pod) -> None:
         """Follow one pod for ever: list it, watch it from there, and begin anew when that ends."""
-        backoff, failures = Backoff(self._first_pause_seconds, MOST_PAUSE_SECONDS), 0
-        refusals = 0
-        loop = asyncio.get_running_loop()
-        while True:
-            began, least = loop.time(), 0.0
-            try:
-                await self._follow(server, pod)
-            except KubernetesError as error:
-                if error.status != 410:  # there too much has changed since: what is true now is to be listed
-                    self._note_api(pod, None, answers=False)
-                    self._complain(error)
-                    asked = min(error.retry_after_seconds or 0.0, HOPELESS_SECONDS)
-                    refusals = refusals + 1 if error.status in HOPELESS else 0
-                    least = HOPELESS_SECONDS if refusals >= REFUSALS_BELIEVED else asked
-            else:
-                refusals = 0
-            # Whatever ended it so soon, such as a proxy that holds no answer open, must not be a storm of calls.
-            failures = failures + 1 if loop.time() - began < SHORT_SECONDS else 1
-            await asyncio.sleep(max(least, backoff.after(failures) * random.uniform(0.75, 1.25)))  # noqa: S311
+
+        def failed(error: KubernetesError) -> None:
+            self._note_api(pod, None, answers=False)
+            self._complain(error)
+
+        await keep_following(lambda: self._follow(server, pod), failed, first_pause_seconds=self._first_pause_seconds)
 
     async def _follow(self, server: ApiServer, pod: Pod) -> None:
         """Note a pod as it is and as it changes, until the server ends that."""
-        seconds = random.uniform(*WATCH_SECONDS)  # noqa: S311
         query = {"fieldSelector": f"metadata.name={pod.name}"}
-        told = server.follow(pods_path(pod.namespace), query, seconds=seconds, needs=NEEDS)
+        told = server.follow(pods_path(pod.namespace), query, seconds=watch_seconds(), needs=NEEDS)
         async with contextlib.aclosing(told) as answers:
             async for answer in answers:
                 found = members(answer, "object")
