@@ -566,9 +566,9 @@ class World:
         raise error
 
     def _after_step(self, process: Process | None) -> None:
-        for node in self.nodes.values():
-            if node.leases is not None and len(node.leases.held) > 1:
-                self.broken(f"{node.name} is in two leases: {[one.lease.id for one in node.leases.held]}")
+        node = None if process is None else self.nodes.get(process.machine.name)
+        if node is not None and node.leases is not None and len(node.leases.held) > 1:
+            self.broken(f"{node.name} is in two leases: {[one.lease.id for one in node.leases.held]}")
         if self._killed_at is not None and process is (one := self.aggregator).process:
             self._killed_at -= 1
             if self._killed_at <= 0:

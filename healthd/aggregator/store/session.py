@@ -378,6 +378,10 @@ def end_stalled(connection: Connection) -> None:
     )
 
 
+_TERM = select(LEADERSHIP.c.term, LEADERSHIP.c.holder).where(LEADERSHIP.c.shard == sa.bindparam("shard"))
+_LOCKED_TERM = _TERM.with_for_update()
+
+
 def check_term(connection: Connection, shard: str, term: int, holder: str, *, place: str, lock: bool) -> None:
     """
     Refuse the transaction with FencedError unless `term` is the stored one and its holder this one.
@@ -385,8 +389,7 @@ def check_term(connection: Connection, shard: str, term: int, holder: str, *, pl
     `lock` keeps it so until the transaction ends: who takes over waits for that. Without it this suits reading alone.
     SQLite has no such lock and needs none: its transactions begin with the write lock.
     """
-    query = select(LEADERSHIP.c.term, LEADERSHIP.c.holder).where(LEADERSHIP.c.shard == shard)
-    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    row = connection.execute(_LOCKED_TERM if lock else _TERM, {"shard": shard}).one_or_none()
     if row is None or (row.term, row.holder) != (term, holder):
         other = f"{row.holder} (term {row.term})" if row is not None and row.holder else "somebody who left it again"
         raise FencedError(
@@ -518,6 +521,8 @@ class Session:
         """Let go of connection and lock. Safe to repeat."""
         self._disconnect()
         self._engine.dispose()
+        if sa.event.contains(self._engine, "do_connect", self._line.connect):  # the engine may outlive this session
+            sa.event.remove(self._engine, "do_connect", self._line.connect)
         if self._lock is not None:
             self._lock.close()
 
