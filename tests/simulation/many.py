@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import multiprocessing
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
@@ -30,11 +30,11 @@ class WorkerError(Exception):
     """A process ended before its schedules did."""
 
 
-def play_many(seeds: range, *, steps: int, aggregators: int | None, processes: int) -> Iterator[Played]:
+def play_many(seeds: range, *, steps: int, aggregators: int | None, processes: int) -> Generator[Played, None, None]:
     """All seeds, in the order in which they are done. Closing the iterator ends the processes. WorkerError."""
     context = multiprocessing.get_context("fork")
     shares = [share for share in (seeds[number::processes] for number in range(processes)) if share]
-    workers: dict[Connection, multiprocessing.process.BaseProcess] = {}
+    workers: dict[Connection, multiprocessing.context.ForkProcess] = {}
     try:
         for share in shares:
             reader, writer = context.Pipe(duplex=False)
@@ -44,8 +44,8 @@ def play_many(seeds: range, *, steps: int, aggregators: int | None, processes: i
             workers[reader] = worker
         left = dict(zip(workers, map(len, shares), strict=True))
         while left:
-            for reader in wait(list(left)):
-                assert isinstance(reader, Connection)
+            ready = wait(list(left))
+            for reader in [one for one in left if one in ready]:
                 try:
                     played: Played = reader.recv()
                 except EOFError:

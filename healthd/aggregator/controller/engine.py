@@ -422,21 +422,24 @@ class Engine:
 
     # --- quarantines and the rules that set them ----------------------------------------------------------------------
 
-    async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
+    async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> Quarantine | None:
         """
         Keep a node out of admissions from now on. Gates that have it see it at once.
 
-        None lifts the quarantine, and the rules drop all that they hold against the node; `why` is for people.
+        None lifts the quarantine, and the rules drop all that they hold against the node; `why` is for people. Returns
+        it with its number.
         """
 
-        def act(batch: Batch) -> None:
+        def act(batch: Batch) -> Quarantine | None:
+            stored = None
             if quarantine is None:
                 self._memory.rules.release(batch, node)
             if quarantine is not None or node in self._memory.fleet_state.quarantines:
-                self._memory.fleet_state.put_quarantine(batch, node, quarantine, why=why)
+                stored = self._memory.fleet_state.put_quarantine(batch, node, quarantine, why=why)
             self._memory.rules.look_again(batch, node)
+            return stored
 
-        await self.submit(act)
+        return await self.submit(act)
 
     def quarantines(self) -> Mapping[str, Quarantine]:
         """All quarantines, by node; those whose time is over may still be among them."""

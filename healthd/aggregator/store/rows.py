@@ -157,9 +157,11 @@ class Kind(str, enum.Enum):
     """Each `Latch` on a device or machine, by its serial number, its instance id, else its node's name."""
     MACHINE = "machine"
     """Which machine a node was last, as `healthd.aggregator.inventory.node_record.machine_of` writes it."""
+    QUARANTINED = "quarantined"
+    """The number of the last quarantine of a node, also of one that was lifted."""
 
 
-Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str
+Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str | int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -338,12 +338,12 @@ def leaders_of(connection: Connection, *, place: str) -> dict[str, Leadership]:
 
 def take_over(
     connection: Connection, *, shard: str, holder: str, url: str, place: str, seen: Leadership | None
-) -> tuple[int, float]:
+) -> int:
     """
     Raise the term; from the commit on, transactions of every former holder are refused.
 
     With `seen` only if the row is still as it was then and no transaction of its leader is under way: NotVacantError.
-    Returns the new term, and when the former holder wrote last: in an old copy, when that was made.
+    Returns the new term.
     """
     query = _columns(shard).with_for_update(skip_locked=seen is not None)
     row = connection.execute(query).one_or_none()
@@ -352,12 +352,11 @@ def take_over(
         raise NotVacantError(f"{place} has a leader of {shard} in the middle of a transaction")
     if seen is not None and _leadership(row, place) != seen:
         raise NotVacantError(f"{place} has a leader of {shard} that works")
-    stored = _leadership(row, place)
-    term = stored.term + 1
+    term = _leadership(row, place).term + 1
     told = fit(LEADERSHIP, {"term": term, "holder": holder, "url": url})
     connection.execute(_row(shard).values(**told, renewed=clock_of(connection)))
     notify(connection)
-    return term, stored.renewed
+    return term
 
 
 def end_stalled(connection: Connection) -> None:

@@ -566,7 +566,7 @@ class Store:
             _bring_up_to_date(self._session, connection)
             began = boot_seconds()
             with connection.begin():
-                term, left_at = session.take_over(
+                term = session.take_over(
                     connection,
                     shard=self._session.shard,
                     holder=self._session.holder,
@@ -577,7 +577,7 @@ class Store:
                 known = {row.key: row.value for row in connection.execute(sa.select(META))}
                 self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
                 lease_key = known.get("lease_key") or secrets.token_hex(32)
-                facts = {"store_id": self.store_id, "lease_key": lease_key, "left_at": str(left_at)}
+                facts = {"store_id": self.store_id, "lease_key": lease_key}
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
             self._session.term, self._session.renewed_at = term, began
         except SQLAlchemyError as error:
