@@ -336,9 +336,7 @@ def leaders_of(connection: Connection, *, place: str) -> dict[str, Leadership]:
     return found
 
 
-def take_over(
-    connection: Connection, *, shard: str, holder: str, url: str, place: str, seen: Leadership | None
-) -> int:
+def take_over(connection: Connection, *, shard: str, holder: str, url: str, place: str, seen: Leadership | None) -> int:
     """
     Raise the term; from the commit on, transactions of every former holder are refused.
 
