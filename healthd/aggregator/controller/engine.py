@@ -1260,7 +1260,7 @@ def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
     names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.well]
     names += [n.node for n in gate.decision.excluded]
     found = [snapshot.nodes.get(name) for name in names]
-    return tuple(s for s in (node.current() for node in found if node is not None) if s is not None)
+    return tuple(s for s in (node.kept() for node in found if node is not None) if s is not None)
 
 
 def _reason(fault: Fault) -> Reason:
