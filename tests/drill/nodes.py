@@ -21,7 +21,7 @@ from checks.contract import Status, Tier
 from healthd.core.tasks import Backoff
 from healthd.core.wire import encode
 from tests.aggregator.parts import result, spec, state
-from tests.benchmarks.simulated import KEY, PASSIVE, QUICK, SimulatedNode
+from tests.benchmarks.simulated import PASSIVE, QUICK, SimulatedNode
 
 POOL = "bench"
 SILENT_SECONDS = 3.0
@@ -99,7 +99,6 @@ class Node(SimulatedNode):
         """`bad`: one of its checks fails from the beginning on."""
         super().__init__(name, 0, sync_seconds)
         self.ports: Sequence[int] = ()
-        self.key = f"{KEY}-{name}"  # else a node that was forgotten would be taken for another one with a new name
         self.bad = bad
         self.at, self.twice, self.boots = 0, 0, 0
         self.facts: deque[Fact] = deque(maxlen=KEPT_FACTS)
