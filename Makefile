@@ -125,6 +125,15 @@ simulate: $(STAMP) ## a site in virtual time with faults at random (SEED, SCHEDU
 drill: $(STAMP) ## a game day: three aggregators on a PostgreSQL, killed, frozen and cut off; what was lost (two minutes; PostgreSQL)
 	@$(BIN)/python -m tests.drill
 
+.PHONY: drill-short
+drill-short: $(STAMP) ## two faults of the drill: the leader and the database are killed (half a minute; PostgreSQL)
+	@$(BIN)/python -m tests.drill --short
+
+MINUTES ?= 60
+.PHONY: soak-fleet
+soak-fleet: $(STAMP) ## two aggregators, 500 nodes, 10,000 gates, faults: does anything grow? (MINUTES, an hour; PostgreSQL)
+	@$(BIN)/python -m tests.drill.soak --minutes $(MINUTES)
+
 docs: $(STAMP) ## generate docs/checks, docs/reasons.md, docs/runbooks/reasons, and the walks of docs/architecture.md
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m tests.walks

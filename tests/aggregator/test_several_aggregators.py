@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -125,6 +126,7 @@ def test_leader_that_is_told_to_step_down_stands_by_and_answers_on(pair: Pair, u
         metrics = service.get("/metrics").text
         assert f'healthd_aggregator_leader{{shard="default"}} {leads}.0' in metrics
         assert 'healthd_aggregator_term{shard="default"} 3.0' in metrics
+        assert re.search(r"^healthd_aggregator_tasks [1-9]", metrics, re.MULTILINE)
 
 
 def test_request_is_forwarded_once_and_its_errors_come_back_as_they_are(pair: Pair) -> None:

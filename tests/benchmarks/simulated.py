@@ -107,10 +107,20 @@ class SimulatedNode:
         self.digest += full
         since = json.dumps(time.monotonic() - self.received if self.answer else None)
         last = json.dumps(self.answer)
-        said = f'"incarnation":"i1","seq":{self.seq},"last_answer":{last},"since_answer_seconds":{since}'
+        said = (
+            f'"incarnation":"{self.incarnation()}","seq":{self.seq},"last_answer":{last},"since_answer_seconds":{since}'
+        )
         more = f'"digest":"{self.digest}","orders":{json.dumps(self.reports)},"issuer":null'
-        state, ages = (self.state(), b"{}") if full else (b"null", AGES)
+        state, ages = (self.state(), b"{}") if full else (b"null", self.ages())
         return b'{"protocol":1,%s,%s,"state":%s,"ages":%s}' % (said.encode(), more.encode(), state, ages)
+
+    def incarnation(self) -> str:
+        """Which start of its daemon it is."""
+        return "i1"
+
+    def ages(self) -> bytes:
+        """How old its results are, as JSON."""
+        return AGES
 
     def state(self) -> bytes:
         """What it would report of itself."""

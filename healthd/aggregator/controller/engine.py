@@ -135,7 +135,7 @@ class Engine:
         self._one_at_a_time = asyncio.Lock()
         self._followers = Followers()
         self._retries = Retries()
-        self._pruning = Pruning(self._clock())
+        self._pruning = Pruning(self._clock(), policy.tuning.prune_seconds)
         registry.listen(self._on_report)
 
     # --- gates --------------------------------------------------------------------------------------------------------
@@ -1302,11 +1302,7 @@ class ReadOnce(Mapping[str, T]):
         return len(self._keys())
 
 
-PRUNE_SECONDS = 3600.0
-"""How often what is old is dropped from the database: it grows by some MB an hour at the very most."""
 DAY_SECONDS = 86400.0
-KEEP_EVENTS = 200
-"""The newest events kept of each node and job."""
 
 
 class Pruning:
@@ -1316,8 +1312,8 @@ class Pruning:
     `expiring` is whether the second is still to be done.
     """
 
-    def __init__(self, now: float) -> None:
-        self.due_at = now + PRUNE_SECONDS
+    def __init__(self, now: float, every_seconds: float) -> None:
+        self.due_at = now + every_seconds
         self.expiring = False
 
     async def run(self, store: Store, memory: Memory, policy: Policy, now: float) -> None:
@@ -1326,7 +1322,7 @@ class Pruning:
 
         StoreError, and memory stays; it is tried again after the usual time.
         """
-        self.due_at = now + PRUNE_SECONDS
+        self.due_at = now + policy.tuning.prune_seconds
         before, history = now - policy.keep_days * DAY_SECONDS, now - HISTORY_DAYS * DAY_SECONDS
         forgotten, times = memory.rules.old(now), memory.reconciler.unwritten_times()
         written: list[Change] = [*(PutRecord(kind=Kind.RULES, key=node, record=None) for node in forgotten), *times]
@@ -1336,7 +1332,7 @@ class Pruning:
                 connection,
                 before=before,
                 most_gates=policy.keep_gates,
-                most_events=KEEP_EVENTS,
+                most_events=policy.tuning.keep_events,
                 history_before=history,
             )
             apply_changes(connection, written)

@@ -18,8 +18,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
@@ -320,8 +321,32 @@ T = TypeVar("T")
 
 LONG_SECONDS = 30.0
 """For what goes over the whole database: loading all of it, dropping what is old."""
+MOST_ENROLLED = 500
+"""Nodes whose keys are written in one transaction."""
 CLOSE_SECONDS = 0.75
 """So long a database has to take what still waits when the aggregator ends, and again to let go of it."""
+
+
+@dataclass
+class _Newcomer:
+    """A key that waits to be written under its name; `answer` is the hash of the key that has the name."""
+
+    key: PutKey
+    answer: str | StoreError | None = None
+
+
+def _keys_of(connection: sa.Connection, wanted: Sequence[PutKey], shard: str) -> Mapping[str, str | StoreError]:
+    """By name the hash of the key that has it, those of names that nobody had being written; or why it may not be."""
+    names = [one.node for one in wanted]
+    placed = sa.select(PLACEMENTS.c.node, PLACEMENTS.c.shard).where(PLACEMENTS.c.node.in_(names))
+    elsewhere = {name: of for name, of in connection.execute(placed) if of != shard}
+    query = sa.select(NODES.c.node, NODES.c.key_hash).where(NODES.c.node.in_(names))
+    known = {name: key_hash for name, key_hash in connection.execute(query) if key_hash is not None}
+    apply_changes(connection, [one for one in wanted if one.node not in elsewhere and one.node not in known])
+    refused = {
+        name: RefusedWorkError(f"node {name} is of shard {of}, and not of {shard}") for name, of in elsewhere.items()
+    }
+    return {one.node: one.key_hash or "" for one in wanted} | known | refused
 
 
 class Store:
@@ -338,6 +363,8 @@ class Store:
         self._session = session
         self._writer = writer
         self._closed = False
+        self._newcomers: list[_Newcomer] = []
+        self._enrolling = asyncio.Lock()
 
     @classmethod
     def open(
@@ -464,19 +491,33 @@ class Store:
         """
         The hash of the key that the name belongs to: this one, if it belonged to none. RefusedWorkError for a node of
         another shard.
+
+        Nodes that come at once are looked up and written together: a new fleet comes as a whole. A name is given by one
+        caller at a time.
         """
+        mine = _Newcomer(PutKey(node=node, key_hash=key_hash, seen_at=now))
+        self._newcomers.append(mine)
+        async with self._enrolling:
+            while mine.answer is None:
+                batch, self._newcomers = self._newcomers[:MOST_ENROLLED], self._newcomers[MOST_ENROLLED:]
+                await self._enrol(batch)
+        if isinstance(mine.answer, StoreError):
+            raise mine.answer
+        return mine.answer
 
-        def work(connection: sa.Connection) -> str:
-            of = connection.execute(sa.select(PLACEMENTS.c.shard).where(PLACEMENTS.c.node == node)).scalar_one_or_none()
-            if of not in (None, self.shard):
-                raise RefusedWorkError(f"node {node} is of shard {of}, and not of {self.shard}")
-            query = sa.select(NODES.c.key_hash).where(NODES.c.node == node)
-            known = connection.execute(query).scalar_one_or_none()
-            if known is None:
-                apply_changes(connection, [PutKey(node=node, key_hash=key_hash, seen_at=now)])
-            return known or key_hash
-
-        return await self.run(work)
+    async def _enrol(self, batch: Sequence[_Newcomer]) -> None:
+        """Give each its answer. Cancelled, it leaves them to the callers that wait."""
+        try:
+            answers = await self.run(lambda connection: _keys_of(connection, [one.key for one in batch], self.shard))
+        except StoreError as error:
+            for one in batch:
+                one.answer = error
+        except asyncio.CancelledError:
+            self._newcomers = [*batch, *self._newcomers]
+            raise
+        else:
+            for one in batch:
+                one.answer = answers[one.key.node]
 
     async def confirm(self) -> None:
         """Return if nobody else has taken the database over; FencedError, or StoreError when it does not answer."""
