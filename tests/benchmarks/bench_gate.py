@@ -68,7 +68,13 @@ class GateRun:
 
 
 async def ask(
-    port: int, number: int, count: int, *, tls: ssl.SSLContext | None = None, connecting: bool = False
+    port: int,
+    number: int,
+    count: int,
+    *,
+    pool: str = "bench",
+    tls: ssl.SSLContext | None = None,
+    connecting: bool = False,
 ) -> tuple[float, float]:
     """
     One gate: seconds up to the grant, and as its caller sees it; its nodes are given back.
@@ -77,7 +83,7 @@ async def ask(
     """
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16 << 20, ssl=tls)
-    body = encode(GateRequest(job=f"job-{number}", pool="bench", count=count))
+    body = encode(GateRequest(job=f"job-{number}", pool=pool, count=count))
     began = began if connecting else time.perf_counter()
     writer.write(b"POST /v1/gates?wait=25 HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     grant_ms, answer = await read_answer(reader)
@@ -133,10 +139,10 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int) -> GateRun:
     )
 
 
-async def join(nodes: Sequence[SimulatedNode]) -> None:
+async def join(nodes: Sequence[SimulatedNode], *, at_once: int = JOINING_AT_ONCE) -> None:
     """Make all of them known, some at once."""
-    for start in range(0, len(nodes), JOINING_AT_ONCE):
-        await asyncio.gather(*(node.open() for node in nodes[start : start + JOINING_AT_ONCE]))
+    for start in range(0, len(nodes), at_once):
+        await asyncio.gather(*(node.open() for node in nodes[start : start + at_once]))
 
 
 async def idle_costs(nodes: Sequence[SimulatedNode], pid: int, *, seconds: int) -> AsyncIterator[float]:

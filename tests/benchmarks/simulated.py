@@ -86,9 +86,9 @@ class SimulatedNode:
         held.close()
         await self.live()
 
-    async def live(self) -> None:
-        """Sync for ever, from a moment of its own on."""
-        await asyncio.sleep(random.uniform(0, self.sync_seconds))
+    async def live(self, *, spread_seconds: float | None = None) -> None:
+        """Sync for ever, from a moment of its own on, within that time; None: within the time that a sync is held."""
+        await asyncio.sleep(random.uniform(0, self.sync_seconds if spread_seconds is None else spread_seconds))
         while True:
             full, self.told = not self.told, True
             await self.sync(full=full, wait=0 if full else self.sync_seconds)
