@@ -122,8 +122,9 @@ SEED ?= 0
 SCHEDULES ?= 100
 STEPS ?= 30
 .PHONY: simulate
-simulate: $(STAMP) ## a site in virtual time with faults at random (SEED, SCHEDULES, STEPS; docs/simulation.md)
-	@$(BIN)/python -m tests.simulation --seed $(SEED) --schedules $(SCHEDULES) --steps $(STEPS) $(if $(AGGREGATORS),--aggregators $(AGGREGATORS))
+simulate: $(STAMP) ## a site in virtual time with faults at random (SEED, SCHEDULES, STEPS, PROCESSES; docs/simulation.md)
+	@$(BIN)/python -m tests.simulation --seed $(SEED) --schedules $(SCHEDULES) --steps $(STEPS) \
+	  $(if $(AGGREGATORS),--aggregators $(AGGREGATORS)) $(if $(PROCESSES),--processes $(PROCESSES))
 
 .PHONY: drill
 drill: $(STAMP) ## a game day: three aggregators on a PostgreSQL, killed, frozen and cut off; what was lost (two minutes; PostgreSQL)

@@ -320,7 +320,8 @@ class NodeRecord:
 
     `synced`: a daemon or a hook has spoken under this name, in this process or as the store knows. `listed`: the roster
     lists it as a member. `orders` None means that no statement is made. `revision` counts what the node is to be told;
-    an answer remembers the revision that it told, so that a lost answer is told again. `refused_key_hash` is the last
+    an answer remembers the revision that it told, so that a lost answer is told again; `read` is the newest one that
+    the node has shown to have read. `refused_key_hash` is the last
     key that was not the node's. `kept_duplicate` is what is on disk of `duplicate`. `moved_to` is the name under which
     a daemon with the same key started since this name was last heard.
     """
@@ -353,6 +354,7 @@ class NodeRecord:
     quarantine: Quarantine | None = None
     acknowledged: frozenset[str] = frozenset()
     revision: int = 0
+    read: int = -1
     answers: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
     held: asyncio.Future[None] | None = None
     # by whose word this daemon is the node: the pod, what no other pod has, and which pods were the node before
@@ -393,6 +395,8 @@ class NodeRecord:
         since = request.since_answer_seconds
         known = sent is not None and since is not None
         self.proven = self.proven or known
+        if sent is not None:
+            self.read = max(self.read, sent[1])
         unaccounted = max(0.0, now - sent[0] - since) if sent is not None and since is not None else 0.0
         based_at = now - unaccounted
         self.heard_at = based_at if self.heard_at is None else max(self.heard_at, based_at)

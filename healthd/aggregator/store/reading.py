@@ -53,6 +53,7 @@ class Loaded:
     keys: Mapping[tuple[str, int], str]
     leases: tuple[LeaseRow, ...]
     quarantines: Mapping[str, Quarantine]
+    quarantined: Mapping[str, int]
     overrides: Mapping[str, Override]
     nodes: tuple[NodeRow, ...]
     meta: Mapping[str, str]
@@ -67,6 +68,7 @@ _RECORDS: Mapping[Kind, Any] = {
     Kind.RULES: RuleRecord,
     Kind.LATCHES: tuple[Latch, ...],
     Kind.MACHINE: str,
+    Kind.QUARANTINED: int,
 }
 
 
@@ -90,6 +92,7 @@ def load(connection: Connection) -> Loaded:
             wire.decode(r.record.encode(), LeaseRow, what=f"lease {r.id}") for r in connection.execute(open_leases)
         ),
         quarantines=records[Kind.QUARANTINE],
+        quarantined=records[Kind.QUARANTINED],
         overrides=records[Kind.OVERRIDE],
         nodes=tuple(
             NodeRow(

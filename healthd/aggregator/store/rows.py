@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, Table, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Insert, Row, Select, Table, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, GateEnding, GateFacts
@@ -156,9 +157,11 @@ class Kind(str, enum.Enum):
     """Each `Latch` on a device or machine, by its serial number, its instance id, else its node's name."""
     MACHINE = "machine"
     """Which machine a node was last, as `healthd.aggregator.inventory.node_record.machine_of` writes it."""
+    QUARANTINED = "quarantined"
+    """The number of the last quarantine of a node, also of one that was lifted."""
 
 
-Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str
+Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str | int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,10 +335,16 @@ def upsert(
     """Insert rows of the same columns, or replace all but those of `keep`; the same on SQLite and PostgreSQL."""
     if not rows:
         return
-    insert = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    statement = _upsert(connection.dialect.name, table, tuple(rows[0]), keep)
+    connection.execute(statement, [fit(table, row) for row in rows])
+
+
+@functools.lru_cache(maxsize=256)  # each kind of change has one
+def _upsert(dialect: str, table: Table, columns: tuple[str, ...], keep: tuple[str, ...]) -> Insert:
+    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
     keys = [column.name for column in table.primary_key]
-    new = {name: insert.excluded[name] for name in rows[0] if name not in keys and name not in keep}
-    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=new), [fit(table, row) for row in rows])
+    new = {name: insert.excluded[name] for name in columns if name not in keys and name not in keep}
+    return insert.on_conflict_do_update(index_elements=keys, set_=new)
 
 
 def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:

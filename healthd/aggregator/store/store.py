@@ -607,7 +607,7 @@ class Store:
             _bring_up_to_date(self._session, connection)
             began = boot_seconds()
             with connection.begin():
-                term, left_at = session.take_over(
+                term = session.take_over(
                     connection,
                     shard=self._session.shard,
                     holder=self._session.holder,
@@ -618,7 +618,7 @@ class Store:
                 known = {row.key: row.value for row in connection.execute(sa.select(META))}
                 self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
                 lease_key = known.get("lease_key") or secrets.token_hex(32)
-                facts = {"store_id": self.store_id, "lease_key": lease_key, "left_at": str(left_at)}
+                facts = {"store_id": self.store_id, "lease_key": lease_key}
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
             self._session.term, self._session.renewed_at = term, began
         except SQLAlchemyError as error:
@@ -629,27 +629,39 @@ MIGRATION_LOCK = 0x6865616C746864
 """PostgreSQL advisory lock of who brings the schema up to date: "healthd" in ASCII. Several may start at once."""
 
 
-def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
-    """Make the tables, or migrate them. StoreError for those of a newer healthd."""
+def _migration_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(importlib.resources.files("healthd.aggregator.store") / "migrations"))
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    config.attributes["schema"] = opened.schema
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    return config
+
+
+@functools.cache
+def _migrations() -> ScriptDirectory:
+    """The migrations, read once: each takeover looks whether there is one to be run."""
+    return ScriptDirectory.from_config(_migration_config())
+
+
+def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
+    """Make the tables, or migrate them. StoreError for those of a newer healthd."""
+    scripts = _migrations()
+    heads = set(scripts.get_heads())
     try:
         with connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            of_shard = {"version_table_schema": opened.schema}
-            current = set(MigrationContext.configure(connection, opts=of_shard).get_current_heads())
-            if current - known:
-                versions = ", ".join(sorted(current - known))
+            versions = MigrationContext.configure(connection, opts={"version_table_schema": opened.schema})
+            current = set(versions.get_current_heads())
+            if current == heads:
+                return
+            if unknown := current - {script.revision for script in scripts.walk_revisions()}:
                 raise StoreError(
                     f"{opened.place} is of a newer healthd, or of a development version before 0.1.0 (schema "
-                    f"{versions}); upgrade healthd, or use another database"
+                    f"{', '.join(sorted(unknown))}); upgrade healthd, or use another database"
                 )
             if current:
+                config = _migration_config()
+                config.attributes.update(connection=connection, schema=opened.schema)
                 command.upgrade(config, "head")
             else:
                 made = [one for one in METADATA.sorted_tables if opened.schema is None or one not in COMMON]
@@ -657,6 +669,6 @@ def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
                 if opened.schema is None:
                     row = {"shard": DEFAULT_SHARD, "term": 0, "holder": "", "url": "", "renewed": 0.0}
                     connection.execute(LEADERSHIP.insert().values(row))
-                command.stamp(config, "head")
+                versions.stamp(scripts, "head")
     except CommandError as error:
         raise StoreError(f"{opened.place} cannot be migrated: {first_line(error)}") from None
