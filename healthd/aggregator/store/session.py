@@ -408,9 +408,10 @@ def give_up(connection: Connection, shard: str) -> None:
     notify(connection)
 
 
-def depose(connection: Connection, shard: str) -> None:
-    """End the lease of whoever leads, from outside: it is refused from the commit on."""
-    connection.execute(_row(shard).values(term=LEADERSHIP.c.term + 1, holder="", url=""))
+def depose(connection: Connection, shard: str | None) -> None:
+    """End the lease of whoever leads (None: of every shard), from outside: it is refused from the commit on."""
+    rows = update(LEADERSHIP) if shard is None else _row(shard)
+    connection.execute(rows.values(term=LEADERSHIP.c.term + 1, holder="", url=""))
     notify(connection)
 
 
