@@ -84,7 +84,7 @@ def _migrate(
     come first, so this is decided with them.
     """
     steps = [step for step in scripts.iterate_revisions(scripts.get_current_head(), current) if step is not None]
-    breaks = connection.dialect.name == "postgresql" and opened.schema is None and not all(map(_additive, steps))
+    breaks = opened.schema is None and _is_shared(connection) and not all(map(_additive, steps))
     if breaks and (living := _living(connection, own_url)):
         raise StoreError(
             f"{opened.place} would be migrated from schema {current} to {scripts.get_current_head()}, with which the "
@@ -95,10 +95,15 @@ def _migrate(
         session.depose(connection, None)
 
 
+def _is_shared(connection: Connection) -> bool:
+    """Whether others may use it. An aggregator whose schema has no table for that holds the migration lock for life."""
+    if connection.dialect.name != "postgresql":
+        return False
+    return connection.exec_driver_sql("SELECT to_regclass(%s)", (AGGREGATORS.name,)).scalar() is not None
+
+
 def _living(connection: Connection, own_url: str | None) -> Sequence[str]:
-    """The other aggregators that have written lately that they live; none of a schema that has no table for it."""
-    if connection.exec_driver_sql("SELECT to_regclass('aggregators')").scalar() is None:
-        return ()
+    """The other aggregators that have written lately that they live."""
     lately = AGGREGATORS.c.renewed > clock_of(connection) - LEASE_SECONDS
     query = sa.select(AGGREGATORS.c.url).where(lately, AGGREGATORS.c.url != (own_url or ""))
     return connection.execute(query.order_by(AGGREGATORS.c.url)).scalars().all()
