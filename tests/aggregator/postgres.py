@@ -16,8 +16,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-# Debian keeps the server's programs off PATH.
-POSTGRES = shutil.which("postgres") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))), None)
+FOLDER = os.environ.get("TESTS_POSTGRES")
+"""The folder with the server's programs, for a version other than that of this machine: docs/operations.md has which."""
+# Debian keeps them off PATH.
+POSTGRES = (
+    f"{FOLDER}/postgres"
+    if FOLDER
+    else shutil.which("postgres") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))), None)
+)
 
 
 def user_of_postgres() -> int | None:
@@ -52,6 +58,8 @@ class Server:
 
     def __init__(self, place: Path, also: str | None = None) -> None:
         programs = Path(os.path.realpath(POSTGRES)).parent if POSTGRES else None
+        if FOLDER and not Path(FOLDER, "initdb").exists():
+            pytest.fail(f"TESTS_POSTGRES={FOLDER} has no initdb; name the folder with the server's programs")
         if programs is None or not (programs / "initdb").exists():
             pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
         pytest.importorskip("psycopg", reason="psycopg is not installed; pip install '.[postgresql]'")
