@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import signal
@@ -19,7 +18,7 @@ from tests.aggregator.cluster import Cluster, release
 from tests.aggregator.postgres import connected
 from tests.aggregator.proxy import Proxy, Rule
 from tests.aggregator.secured import secure
-from tests.aggregator.service import Service, until
+from tests.aggregator.service import Service, readiness, until
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.system, pytest.mark.parametrize("url", ["postgresql"], indirect=True)]
@@ -45,12 +44,6 @@ class Pair:
         began = time.monotonic()
         until(lambda: self.leads(self.standby), seconds, self.standby.said)
         return time.monotonic() - began
-
-
-def readiness(service: Service) -> str:
-    with contextlib.suppress(httpx.TransportError):
-        return service.get("/readyz", timeout=2.0).text
-    return "nobody answers"
 
 
 @pytest.fixture

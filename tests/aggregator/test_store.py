@@ -256,11 +256,15 @@ def test_a_database_of_the_third_schema_keeps_its_term_as_that_of_the_only_shard
     engine.dispose()
 
 
-def test_a_database_of_another_schema_is_refused(url: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["DELETE FROM meta WHERE key = 'schema_readable_by'", "UPDATE meta SET value = '9998'"]
+)
+def test_a_database_of_another_schema_is_refused(url: str, change: str) -> None:
     Store.open(url).close()
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql(change)
     engine.dispose()
     with pytest.raises(StoreError, match=r"\(schema 9999\); upgrade healthd, or use another"):
         Store.open(url)

@@ -61,6 +61,11 @@ CLIENT_SETTINGS = {
 WRONG = {
     "password authentication failed": f"correct user and password in {KEY}",
     "no password supplied": f"put the password into {KEY}, or let libpq find it (PGPASSFILE)",
+    "certificate verify failed": f"name the CA of the server's certificate as sslrootcert in {KEY}",
+    "does not match host name": f"call the server by the name in its certificate in {KEY}",
+    "does not support SSL": f"turn ssl on at the server, or correct sslmode in {KEY}",
+    "permission denied": f"grant it to the user of {KEY}, or make that the owner of the database",
+    "must be owner": f"make the user of {KEY} the owner of the database, at least for an upgrade",
     "does not exist": f"create it, or correct {KEY}",
     "pg_hba.conf": "allow this host and user there, and reload the server",
     "invalid port": f"correct the port in {KEY}",
@@ -408,9 +413,10 @@ def give_up(connection: Connection, shard: str) -> None:
     notify(connection)
 
 
-def depose(connection: Connection, shard: str) -> None:
-    """End the lease of whoever leads, from outside: it is refused from the commit on."""
-    connection.execute(_row(shard).values(term=LEADERSHIP.c.term + 1, holder="", url=""))
+def depose(connection: Connection, shard: str | None) -> None:
+    """End the lease of whoever leads (None: of every shard), from outside: it is refused from the commit on."""
+    rows = update(LEADERSHIP) if shard is None else _row(shard)
+    connection.execute(rows.values(term=LEADERSHIP.c.term + 1, holder="", url=""))
     notify(connection)
 
 

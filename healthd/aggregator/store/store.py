@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import enum
 import functools
-import importlib.resources
 import logging
 import math
 import secrets
@@ -24,17 +23,13 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from healthd.aggregator.store import reading as rows
 from healthd.aggregator.store import session
 from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
+from healthd.aggregator.store.schema import bring_up_to_date
 from healthd.aggregator.store.session import (
     DEFAULT_SHARD,
     LEASE_SECONDS,
@@ -49,7 +44,7 @@ from healthd.aggregator.store.session import (
     first_line,
     parse,
 )
-from healthd.aggregator.store.tables import COMMON, LEADERSHIP, META, METADATA, NODES, PLACEMENTS
+from healthd.aggregator.store.tables import META, NODES, PLACEMENTS
 from healthd.core.errors import BadInputError, StoreError
 
 # The thread that does all work on the database, in the order in which it was submitted.
@@ -578,13 +573,14 @@ class Store:
     # --- at the start -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def prepare(url: str, *, engine: sa.Engine | None = None) -> None:
+    def prepare(url: str, own_url: str | None = None, *, engine: sa.Engine | None = None) -> None:
         """
-        Open or make a database, bring its schema up to date and leave it. `engine` and errors as of `open`. Blocks.
+        Open or make a database, bring its schema up to date and leave it. The aggregator that answers at `own_url`
+        counts as one that uses it from then on. `engine` and errors as of `open`. Blocks.
         """
         opened = Session(parse(url), DEFAULT_SHARD, engine=engine)
         try:
-            _bring_up_to_date(opened, opened.connect())
+            bring_up_to_date(opened, opened.connect(), own_url)
         except SQLAlchemyError as error:
             raise opened.failed(error) from None
         except BaseException:
@@ -604,7 +600,7 @@ class Store:
                     f"{self._session.place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file "
                     "away: nodes report their leases again"
                 )
-            _bring_up_to_date(self._session, connection)
+            bring_up_to_date(self._session, connection)
             began = boot_seconds()
             with connection.begin():
                 term = session.take_over(
@@ -623,52 +619,3 @@ class Store:
             self._session.term, self._session.renewed_at = term, began
         except SQLAlchemyError as error:
             raise self._session.failed(error) from None
-
-
-MIGRATION_LOCK = 0x6865616C746864
-"""PostgreSQL advisory lock of who brings the schema up to date: "healthd" in ASCII. Several may start at once."""
-
-
-def _migration_config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(importlib.resources.files("healthd.aggregator.store") / "migrations"))
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-@functools.cache
-def _migrations() -> ScriptDirectory:
-    """The migrations, read once: each takeover looks whether there is one to be run."""
-    return ScriptDirectory.from_config(_migration_config())
-
-
-def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
-    """Make the tables, or migrate them. StoreError for those of a newer healthd."""
-    scripts = _migrations()
-    heads = set(scripts.get_heads())
-    try:
-        with connection.begin():
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            versions = MigrationContext.configure(connection, opts={"version_table_schema": opened.schema})
-            current = set(versions.get_current_heads())
-            if current == heads:
-                return
-            if unknown := current - {script.revision for script in scripts.walk_revisions()}:
-                raise StoreError(
-                    f"{opened.place} is of a newer healthd, or of a development version before 0.1.0 (schema "
-                    f"{', '.join(sorted(unknown))}); upgrade healthd, or use another database"
-                )
-            if current:
-                config = _migration_config()
-                config.attributes.update(connection=connection, schema=opened.schema)
-                command.upgrade(config, "head")
-            else:
-                made = [one for one in METADATA.sorted_tables if opened.schema is None or one not in COMMON]
-                METADATA.create_all(connection, made, checkfirst=False)  # a table of somebody else is never taken over
-                if opened.schema is None:
-                    row = {"shard": DEFAULT_SHARD, "term": 0, "holder": "", "url": "", "renewed": 0.0}
-                    connection.execute(LEADERSHIP.insert().values(row))
-                versions.stamp(scripts, "head")
-    except CommandError as error:
-        raise StoreError(f"{opened.place} cannot be migrated: {first_line(error)}") from None

@@ -246,7 +246,7 @@ class Aggregator:
 
         `hold_seconds` is how long the other side may hold the answer back, as it was asked to.
         """
-        content = None if body is None else wire.encode(body)
+        content = None if body is None else wire.encode(wire.sparse(body))
         headers = {} if content is None else {"Content-Type": "application/json"}
         if token := self._token.now():
             headers["Authorization"] = f"Bearer {token}"
