@@ -39,8 +39,6 @@ LABEL = "part"
 HOLD_SECONDS = 60
 START_SECONDS = 60.0
 JOINING_AT_ONCE = 25
-SPREAD_SECONDS = 5.0
-"""They have joined one after the other, and so their syncs stay apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +82,7 @@ async def simulate(port: int, shard: str, count: int) -> None:
     nodes = [SimulatedNode(f"{shard}-{n:05}", port, HOLD_SECONDS, template=template) for n in range(count)]
     await join(nodes, at_once=JOINING_AT_ONCE)
     before = sum(node.seq for node in nodes)
-    tasks = [asyncio.create_task(node.live(spread_seconds=SPREAD_SECONDS)) for node in nodes]
+    tasks = [asyncio.create_task(node.live()) for node in nodes]
     print("joined", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     syncs = sum(node.seq for node in nodes) - before

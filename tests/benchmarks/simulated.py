@@ -86,12 +86,13 @@ class SimulatedNode:
         held.close()
         await self.live()
 
-    async def live(self, *, spread_seconds: float | None = None) -> None:
-        """Sync for ever, from a moment of its own on, within that time; None: within the time that a sync is held."""
-        await asyncio.sleep(random.uniform(0, self.sync_seconds if spread_seconds is None else spread_seconds))
+    async def live(self) -> None:
+        """Keep a sync held; the first one for a part of the time, so that the nodes of a fleet spread out."""
+        wait = random.uniform(min(1.0, self.sync_seconds), self.sync_seconds)
         while True:
             full, self.told = not self.told, True
-            await self.sync(full=full, wait=0 if full else self.sync_seconds)
+            await self.sync(full=full, wait=0 if full else wait)
+            wait = self.sync_seconds
 
     async def sync(self, *, full: bool = False, wait: float) -> None:
         """One request and its answer. An answer that is none ends the benchmark."""
