@@ -29,6 +29,7 @@ from healthd.aggregator.api import (
     KEY_HEADER,
     MEDIA_TYPE,
     MIN_KEY_LENGTH,
+    OF_SHARD,
     READ,
     SYNC,
     ApiRoute,
@@ -266,7 +267,7 @@ async def metrics(request: Request) -> Response:
     return Response(body, headers={"content-type": content_type})
 
 
-@router.get("/v1/sd/prometheus", dependencies=[READ])
+@router.get("/v1/sd/prometheus", dependencies=[READ, OF_SHARD])
 async def targets(request: Request, pool: str | None = None) -> list[TargetGroup]:
     """
     Every node as a target of Prometheus' http_sd.

@@ -29,6 +29,7 @@ from healthd.aggregator.api import (
     Receive,
     Send,
     ShardList,
+    no_shard,
     problem_of,
     read_body,
     respond,
@@ -37,7 +38,7 @@ from healthd.aggregator.auth import Guard, Scope
 from healthd.aggregator.front import FORWARDED, Front
 from healthd.aggregator.metrics import ByShard
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import DEFAULT_SHARD, Directory, check_shard
+from healthd.aggregator.store import DEFAULT_SHARD, Directory, check_shard, shard_by
 from healthd.core.errors import BadInputError, HealthdError, StoreError
 from healthd.core.http.server import exposition
 from healthd.core.tasks import Tasks
@@ -46,7 +47,7 @@ from healthd.core.wire import encode
 log = logging.getLogger(__name__)
 
 SHARD = b"x-healthd-shard"
-"""The header of a request that is for this shard, whatever it names: one that was forwarded has it."""
+"""The header by which aggregators tell each other for which shard a request is; callers say `?shard=`."""
 PART_SECONDS = 5.0
 """How long a shard may take for its part of an answer about the fleet: who asked waits 10 s for it."""
 PART_BYTES = 64 << 20
@@ -61,8 +62,10 @@ _NODE = re.compile(r"/(?:v1/)?nodes/([^/]+)(?:/.*)?")
 _OF_GATE = re.compile(r"(/postmortem|/evidence|/lease|/outcome|/notes|/handshake|/members/.*|/override)$")
 _GATE = re.compile(r"(?:/v1/gates|/v1/validations|/gates|/jobs)/(.+)")
 _ALL = re.compile(r"(?:POST /v1/fleet/recover|POST /v1/fleet/breaker/reset|(?:PUT|DELETE) /v1/overrides/.+)")
-_ONE = re.compile(r"/v1/(?:report|fleet/(?:stragglers|samples|digests|steps))")
-"""What is counted or compared within a shard: who asks says which."""
+_ALL_OF_FLEET = ("/v1/fleet/recover", "/v1/fleet/breaker/reset")
+"""What changes something in all shards, or in the one of `?shard=`."""
+_ONE = ("/v1/report",)
+"""What is counted within a shard and makes no sense added up: who asks says which."""
 
 T = TypeVar("T")
 
@@ -133,27 +136,40 @@ class Router:
 
     async def _route(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         method, path, headers = scope["method"], scope["path"], dict(scope["headers"])
-        if SHARD in headers:
+        if FORWARDED in headers:
+            if SHARD not in headers:
+                raise HttpError(503, "an aggregator without shard_label has sent this; set it on every one", {})
             await self._front(headers[SHARD].decode("latin-1"))(scope, receive, send)
-        elif FORWARDED in headers:
-            raise HttpError(503, "an aggregator without shard_label has sent this; set it on every one", {})
         elif path in _OWN and method in ("GET", "HEAD"):
             await self._own(path, scope, send)
+        elif path in _BY_SHARD and (shard := await self._shard_asked(scope)) is not None:
+            await self._pass(shard, scope, receive, send)
         elif method == "GET" and path in merging.MERGED:
             await self._merge(scope, send)
         elif method == "POST" and path in ("/v1/gates", "/v1/validations"):
             await self._ask_gate(scope, receive, send)
         elif _ALL.fullmatch(f"{method} {path}"):
             await self._ask_all(scope, receive, send)
-        elif _ONE.fullmatch(path):
-            known = ", ".join(self._shards.fronts)
-            raise BadInputError(f"{path} is about one shard; name it in the header {SHARD.decode()}, one of: {known}")
         elif match := _NODE.fullmatch(path):
             await self._of_node(match[1], scope, receive, send)
         elif path == "/v1/gates/lease" or (match := _GATE.fullmatch(path)):
             await self._of_gate(_gate_named(scope), scope, receive, send)
         else:
             await self._anywhere(scope, receive, send)
+
+    async def _shard_asked(self, scope: ASGIScope) -> str | None:
+        """The shard of `?shard=`; None where the whole fleet is meant. BadInputError for one that there is not."""
+        authorization = dict(scope["headers"]).get(b"authorization")
+        await self._guard.admit(_text(authorization), Scope.READ)
+        known = sorted(self._shards.fronts)
+        shard = _query(scope).get("shard")
+        if shard is None and scope["path"] in _ONE:
+            raise BadInputError(
+                f"{scope['path']} is about one shard: name it with ?shard= (--shard), one of: {', '.join(known)}"
+            )
+        if shard is not None and shard not in known:
+            raise no_shard(shard, known)
+        return shard
 
     def _front(self, shard: str) -> Front:
         front = self._shards.fronts.get(shard)
@@ -215,11 +231,10 @@ class Router:
     async def _sync(self, node: str, scope: ASGIScope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         fronts = self._shards.fronts
-        if SHARD not in headers:
-            known = self._placed.get(node)
-            if known is not None and (front := fronts.get(known[0])) is not None and front.knows(node):
-                await front(scope, receive, send)
-                return
+        known = self._placed.get(node)
+        if known is not None and (front := fronts.get(known[0])) is not None and front.knows(node):
+            await front(scope, receive, send)
+            return
         wanted = Scope.GATE if "executor" in _query(scope) else Scope.SYNC
         caller = await self._guard.admit(_text(headers.get(b"authorization")), wanted)
         caller.check_speaks_for((node,))
@@ -236,7 +251,7 @@ class Router:
             said = parse_json(body)
             state = said.get("state")
             labels = {} if state is None else state.get("labels", {})
-            value = labels.get(self._label, DEFAULT_SHARD)
+            value = shard_by(self._label, labels)
         except (ValueError, AttributeError):
             raise BadInputError("sync: the body is no sync; update the older side") from None
         if state is None:
@@ -489,6 +504,8 @@ class Router:
 
 
 _OWN = ("/livez", "/readyz", "/metrics", "/v1/shards")
+_BY_SHARD = frozenset((*merging.MERGED, *_ALL_OF_FLEET, *_ONE))
+"""The paths of the fleet, which know `?shard=`."""
 COOKIE = "healthd_shard"
 
 

@@ -190,9 +190,26 @@ def test_requests_find_the_shard_by_what_they_name(fleet: Fleet) -> None:
     assert other.get("/v1/gates/nothing").status_code == 404
     assert other.get("/v1/nodes/nobody").status_code == 404
     assert other.get("/v1/nodes?limt=1").status_code == 400
-    assert "X-Healthd-Shard".lower() in other.get("/v1/report").json()["detail"].lower()
-    assert other.get("/v1/report", headers={"x-healthd-shard": "b"}).status_code == 200
-    assert other.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"][0]["node"] == "n2"
+    assert "name it with ?shard= (--shard), one of: b, default" in other.get("/v1/report").json()["detail"]
+    assert other.get("/v1/report?shard=b").status_code == 200
+    assert [row["node"] for row in other.get("/v1/nodes?shard=b").json()["nodes"]] == ["n2"]
+    assert "no shard is named 'x'; there are: b, default" in other.get("/v1/nodes?shard=x").json()["detail"]
+    for name, lists in (
+        ("stragglers", {"nodes", "confirmed", "suspects"}),
+        ("digests", {"nodes", "compared", "accused", "suspects"}),
+        ("steps", {"jobs", "slow"}),
+    ):
+        whole, one = (other.get(f"/v1/fleet/{name}{query}").json() for query in ("", "?shard=b"))
+        assert whole.keys() == one.keys() == {*lists, "unanswered"}
+    assert other.get("/v1/fleet/samples").json().keys() == {"series"}
+    assert other.get("/v1/claims?workload=pod").json() == {"claims": []}
+    at_other = ("--aggregator", other.url)
+    missing = fleet.cluster.healthd("fleet", "report", *at_other)
+    assert missing.code == 2
+    assert "one of: b, default" in missing.err
+    assert fleet.cluster.healthd("fleet", "report", "--shard", "b", *at_other).code == 0
+    listed = fleet.cluster.healthd("fleet", "status", "--shard", "b", *at_other)
+    assert ("n2" in listed.out, "n1" in listed.out, listed.code) == (True, False, 0)
     assert "b: leader of b" in of_b.get("/readyz").text
     assert f"b: standby (leader: {of_b.url})" in other.get("/readyz").text
 
@@ -212,7 +229,7 @@ def test_node_whose_label_changes_stays_until_it_is_forgotten(fleet: Fleet) -> N
     first = fleet.add()
     fleet.node("n1", "b")
     fleet.cluster.healthy("n1")
-    until(lambda: first.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"] != [], 20, fleet.said)
+    until(lambda: first.get("/v1/nodes?shard=b").json()["nodes"] != [], 20, fleet.said)
     node = fleet.cluster.services["n1"]
     node.kill()
     fleet.node("n1", "c")
@@ -222,9 +239,14 @@ def test_node_whose_label_changes_stays_until_it_is_forgotten(fleet: Fleet) -> N
 
     until(lambda: "stays in shard b until" in history(), 30, fleet.said)
     assert fleet.led(first).keys() == {"default", "b"}
+    said = "is placed in shard b, and its label says c: it stays until 'healthd fleet forget n1'"
+    for command in (("status",), ("show", "n1")):
+        shown = fleet.cluster.healthd("fleet", *command, "--aggregator", first.url)
+        assert said in " ".join(shown.out.split()), shown.out
+    assert "its label says c" in first.get("/nodes/n1").text
     fleet.cluster.services["n1"].kill()
     assert fleet.cluster.healthd("fleet", "forget", "n1", "--aggregator", first.url).code == 0
     fleet.node("n1", "c")
     until(lambda: "c" in fleet.led(first), 30, fleet.said)
-    until(lambda: first.get("/v1/nodes", headers={"x-healthd-shard": "c"}).json()["nodes"] != [], 30, fleet.said)
-    assert first.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"] == []
+    until(lambda: first.get("/v1/nodes?shard=c").json()["nodes"] != [], 30, fleet.said)
+    assert first.get("/v1/nodes?shard=b").json()["nodes"] == []

@@ -2,6 +2,7 @@
 
 from healthd.aggregator.api.gates import ValidationBody, request_of
 from healthd.aggregator.api.handling import (
+    OF_SHARD,
     READ,
     SYNC,
     ApiRoute,
@@ -12,6 +13,7 @@ from healthd.aggregator.api.handling import (
     Wait,
     check_origin,
     check_request,
+    no_shard,
     parts_of,
     problems,
 )
@@ -36,6 +38,7 @@ __all__ = [
     "MEDIA_TYPE",
     "MIN_KEY_LENGTH",
     "MOST_ID",
+    "OF_SHARD",
     "READ",
     "SYNC",
     "ASGIApp",
@@ -55,6 +58,7 @@ __all__ = [
     "check_origin",
     "check_request",
     "gates",
+    "no_shard",
     "nodes",
     "parts_of",
     "peers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import ipaddress
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -340,6 +340,25 @@ async def wait_seconds(
 Wait = Annotated[float, Depends(wait_seconds)]
 
 
+async def _of_this_shard(
+    request: Request,
+    shard: Annotated[
+        str | None, Query(max_length=80, description="Only this shard of the fleet; see /v1/shards.")
+    ] = None,
+) -> None:
+    """A dependency of what is about the fleet: BadInputError where a shard is asked for that this is not."""
+    if shard is not None and shard != (own := parts_of(request).shard):
+        raise no_shard(shard, (own,))
+
+
+def no_shard(shard: str, known: Iterable[str]) -> BadInputError:
+    """What is said of a shard that there is not."""
+    return BadInputError(f"no shard is named {shard[:80]!r}; there are: {', '.join(sorted(known))}")
+
+
+OF_SHARD = Depends(_of_this_shard)
+
+
 # What the API answers where no record of the model is the answer: lists, summaries, and what a change came to.
 
 
@@ -453,6 +472,8 @@ class NodeRow:
     `confirmed`: it has answered the aggregator. `duplicate`: two daemons seem to have this name. `accused` is the
     newest accusation by a validation that stands; `removed` why the node is out of the scheduler's way; `maintenance`
     by what it shows that it is in maintenance. What only the node can tell is None or empty until it has.
+
+    `shard` is where the node is placed; `shard_by_label` where its label says now, None where that is the same.
     """
 
     node: str
@@ -473,6 +494,8 @@ class NodeRow:
     faults: tuple[str, ...]
     running: str | None
     maintenance: str | None
+    shard: str
+    shard_by_label: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from healthd.aggregator.store.session import (
     RefusedWorkError,
     UnsureError,
     boot_seconds,
+    shard_by,
 )
 from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
 from healthd.aggregator.store.watch import Look, Shards, Watch, is_shared, step_down
@@ -71,5 +72,6 @@ __all__ = [
     "is_shared",
     "reading",
     "rows",
+    "shard_by",
     "step_down",
 ]

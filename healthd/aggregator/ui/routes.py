@@ -10,6 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
 from healthd.aggregator.api import MOST_ID, Parts, parts_of
+from healthd.aggregator.api import nodes as nodes_api
 from healthd.aggregator.auth import AuthError
 from healthd.aggregator.model.policy import HISTORY_DAYS
 from healthd.aggregator.ui import actions, docs, gate_view, job_view, node_view, overview, rendering
@@ -74,6 +75,8 @@ async def node(
         quarantine=view.node.quarantine,
         accused=parts.accusations.of(node),
         removed=None if parts.drain is None else parts.drain.out().get(node),
+        shard=parts.shard,
+        elsewhere=nodes_api.elsewhere(parts, state),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
         measured=node_view.measured(rows),
