@@ -136,7 +136,7 @@ def _reached(value: object, schemas: dict[str, Any]) -> set[str]:
 def make_app(parts: Parts) -> Application:
     """The application: every path but syncs."""
     app = Application(preflight=parts.settings.preflight)
-    app.state.parts = parts
+    app.state.parts = app.state.door = parts
     add_page_to(app, parts)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

@@ -114,7 +114,7 @@ class Sharing:
     def shown(self) -> ShardList:
         """All shards, for people."""
         rows = []
-        for shard, front in self.fronts.items():
+        for shard, front in sorted(self.fronts.items()):
             status, text = (200, "") if front.leads else front.readiness()
             trouble = text if status != 200 else None
             rows.append(ShardRow(shard=shard, leader=front.leader, term=self.rows[shard].term, trouble=trouble))

@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.aggregator.cluster import AGGREGATOR, Cluster, release
-from tests.aggregator.service import Service, free_port, until
+from tests.aggregator.cluster import Cluster, release
+from tests.aggregator.service import until
+from tests.aggregator.sharded import Fleet
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.system, pytest.mark.parametrize("url", ["postgresql"], indirect=True)]
 
-SHARDED = f'{AGGREGATOR}\n[aggregator]\nshard_label = "part"\n'
 TAKEOVER_SECONDS = 10.0
-
-
-class Fleet:
-    """Aggregators on one database, made one after another, and what they say of the shards."""
-
-    def __init__(self, cluster: Cluster, url: str) -> None:
-        self.cluster, self._url = cluster, url
-        self.aggregators: list[Service] = []
-        self._addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
-
-    def add(self) -> Service:
-        number = len(self.aggregators)
-        asked = ("--database", self._url, "--listen", self._addresses[number])
-        service = self.cluster.aggregator(*asked, config=SHARDED, name=f"agg{number + 1}").start()
-        self.aggregators.append(service)
-        return service
-
-    def node(self, name: str, part: str | None) -> None:
-        label = () if part is None else ("--label", f"part={part}")
-        urls = [argument for one in self._addresses for argument in ("--aggregator", f"http://{one}")]
-        self.cluster.node(name, *urls, *label).start()
-
-    def led(self, asked: Service) -> dict[str, str | None]:
-        """Who leads each shard, as one of them knows it."""
-        with contextlib.suppress(httpx.TransportError):
-            found: Any = asked.get("/v1/shards").json()
-            return {row["shard"]: row["leader"] for row in found["shards"]}
-        return {}
-
-    def counts(self, asked: Service) -> list[int]:
-        leaders = list(self.led(asked).values())
-        return sorted(leaders.count(leader) for leader in {*leaders})
-
-    def wait_for_shares(self, asked: Service, shares: list[int], seconds: float = 20.0) -> None:
-        until(lambda: self.counts(asked) == shares and None not in self.led(asked).values(), seconds, self.said)
-
-    def said(self) -> str:
-        return "\n".join(one.said() for one in self.aggregators)
 
 
 @pytest.fixture
@@ -212,11 +172,6 @@ def test_requests_find_the_shard_by_what_they_name(fleet: Fleet) -> None:
     assert ("n2" in listed.out, "n1" in listed.out, listed.code) == (True, False, 0)
     assert "b: leader of b" in of_b.get("/readyz").text
     assert f"b: standby (leader: {of_b.url})" in other.get("/readyz").text
-
-    chosen = other.get("/?shard=b")
-    assert (chosen.status_code, "healthd_shard=b" in chosen.headers["set-cookie"]) == (303, True)
-    page = other.get("/", headers={"cookie": "healthd_shard=b"})
-    assert (page.status_code, "n2" in page.text) == (200, True)
 
     word = {"reason": "not yet"}
     ahead = httpx.put(f"{other.url}/v1/nodes/n9/quarantine?unseen=true", json=word, trust_env=False, timeout=30)
