@@ -19,7 +19,6 @@ from checks.contract import Tier
 from healthd.core.wire import encode
 from tests.aggregator.parts import result, spec, state
 
-KEY = "0123456789abcdef0123456789abcdef"
 PASSIVE, QUICK = [f"passive_{n}" for n in range(12)], [f"quick_{n}" for n in range(7)]
 
 
@@ -42,6 +41,8 @@ class SimulatedNode:
 
     def __init__(self, name: str, port: int, sync_seconds: float, tls: ssl.SSLContext | None = None) -> None:
         self.name, self.port, self.sync_seconds, self.tls = name, port, sync_seconds, tls
+        # One of its own: a key that many names share is that of one node which changed its name again and again.
+        self.key = f"key-of-{name:-<32}"
         self.gap_seconds = 0.0
         self.seq, self.digest, self.received = 0, 0, 0.0
         self.answer: str | None = None
@@ -68,7 +69,8 @@ class SimulatedNode:
     async def sync(self, *, full: bool = False, wait: float) -> None:
         """One request and its answer. An answer that is none ends the benchmark."""
         body = self.body(full=full)
-        head = f"POST /v1/nodes/{self.name}/sync?wait={wait:.0f} HTTP/1.1\r\nhost: a\r\nx-healthd-node-key: {KEY}\r\n"
+        path = f"/v1/nodes/{self.name}/sync?wait={wait:.0f}"
+        head = f"POST {path} HTTP/1.1\r\nhost: a\r\nx-healthd-node-key: {self.key}\r\n"
         self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.heed((await read_answer(self.reader))[1])
 

@@ -59,6 +59,26 @@ async def test_plain_request_is_answered_without_extra_headers() -> None:
         assert await say(address, GET) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
+async def test_short_answer_is_one_packet_and_the_head_of_a_long_one_waits_for_nothing() -> None:
+    more = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        if scope["path"] == "/slow":
+            await more.wait()
+        await send({"type": "http.response.body", "body": b"slow"})
+
+    async with served(slow) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(GET)
+        assert (await reader.read(65536)).endswith(b"\r\n\r\nslow"), "head and body came one by one"
+        writer.write(GET.replace(b"/", b"/slow", 1))
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20 * PATIENCE)).startswith(b"HTTP/1.1 200 OK")
+        more.set()
+        assert await reader.readexactly(4) == b"slow"
+        writer.close()
+
+
 async def test_server_at_rest_does_not_wake_up() -> None:
     async with served() as address:
         await say(address, GET)

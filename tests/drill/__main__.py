@@ -34,7 +34,7 @@ from tests.aggregator.parts import result, spec, state
 from tests.aggregator.postgres import Server, serving
 from tests.aggregator.proxy import Proxy, Rule
 from tests.aggregator.service import Service
-from tests.benchmarks.simulated import KEY, PASSIVE, QUICK, SimulatedNode
+from tests.benchmarks.simulated import PASSIVE, QUICK, SimulatedNode
 
 LIMIT_SECONDS = 112.0
 OF_ONE_GATE = 8
@@ -106,7 +106,8 @@ class Node(SimulatedNode):
     async def sync(self, *, full: bool = False, wait: float) -> None:
         assert self.writer is not None
         body = self.body(full=full)
-        head = f"POST /v1/nodes/{self.name}/sync?wait={wait:.0f} HTTP/1.1\r\nhost: a\r\nx-healthd-node-key: {KEY}\r\n"
+        path = f"/v1/nodes/{self.name}/sync?wait={wait:.0f}"
+        head = f"POST {path} HTTP/1.1\r\nhost: a\r\nx-healthd-node-key: {self.key}\r\n"
         self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         async with asyncio.timeout(wait + SILENT_SECONDS):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")

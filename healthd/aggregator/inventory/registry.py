@@ -669,8 +669,9 @@ class Fleet:
         if not started or record.key_hash is None:
             return
         for name in self._by_key.get(record.key_hash, set()) - {record.node}:
-            self._records[name].moved_to = record.node
-            self._notify(name)
+            if self._records[name].moved_to != record.node:
+                self._records[name].moved_to = record.node
+                self._notify(name)
 
     def _index(self, record: NodeRecord, pool: str | None) -> None:
         if record.pool is not None:

@@ -173,6 +173,8 @@ class Connection(HttpToolsProtocol):
         full = not self._asking.make_room(self) or len(self.tasks) >= 2 * self._limits.connections
         self.limit_concurrency = 0 if full else None  # with 0 uvicorn answers this one request 503
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = _JoinedHead(self.transport, self.loop)  # type: ignore[assignment]
         self._note_state()
 
     def on_body(self, body: bytes) -> None:
@@ -227,6 +229,39 @@ class Connection(HttpToolsProtocol):
         head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\nconnection: close\r\n"
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(text) + text)
         self.transport.close()
+
+
+class _JoinedHead:
+    """
+    The transport of one answer: uvicorn writes its head by itself, which costs a system call more and a packet more.
+    Here it goes with the first of the body, or at the end of this turn of the loop.
+    """
+
+    __slots__ = ("_begun", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._begun, self._head = False, b""
+
+    def write(self, data: bytes) -> None:
+        if self._begun:
+            head, self._head = self._head, b""
+            self._transport.write(head + data if head else data)
+        else:
+            self._begun, self._head = True, data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
 
 
 def _peer_is_owner(transport: asyncio.Transport) -> bool:
