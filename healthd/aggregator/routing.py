@@ -273,6 +273,8 @@ class Router:
         if shard not in self._shards.fronts:
             await self._look_up(lambda: self._directory.register(shard))
         found = await self._look_up(lambda: self._directory.place(node, shard))
+        if found is None:
+            raise HttpError(503, f"shard {shard} was removed just now; ask again", {"retry-after": "1"})
         self._remember({node: found})
         return found
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from tests.aggregator.cluster import Cluster, release
-from tests.aggregator.service import until
+from tests.aggregator.service import Said, until
 from tests.aggregator.sharded import Fleet
 from tests.patience import PATIENCE
 
@@ -205,3 +206,47 @@ def test_node_whose_label_changes_stays_until_it_is_forgotten(fleet: Fleet) -> N
     until(lambda: "c" in fleet.led(first), 30, fleet.said)
     until(lambda: first.get("/v1/nodes?shard=c").json()["nodes"] != [], 30, fleet.said)
     assert first.get("/v1/nodes?shard=b").json()["nodes"] == []
+
+
+def test_shard_without_nodes_is_removed_and_one_with_something_is_not(fleet: Fleet, url: str) -> None:
+    first, second = fleet.add(), fleet.add()
+    fleet.node("n1", "b")
+    fleet.wait_for_shares(first, [1, 1])
+    fleet.cluster.healthy("n1")
+    admitted = fleet.cluster.gate(first.url, "train", "--node", "n1", "--wait", "60s")
+    assert admitted.code == 0, admitted.err
+    gate = admitted.json["id"]
+
+    def remove(shard: str = "b") -> Said:
+        return fleet.cluster.healthd("aggregator", "--database", url, "--remove-shard", shard)
+
+    with_nodes = remove()
+    assert (with_nodes.code, "shard b has 1 node (n1); forget each" in with_nodes.err) == (1, True)
+    release(first.url, gate)
+    until(lambda: first.get("/v1/fleet").json()["leased"] == 0, 20, fleet.said)
+    fleet.cluster.services["n1"].kill()
+    forgotten = fleet.cluster.healthd("fleet", "forget", "n1", "--aggregator", first.url)
+    assert forgotten.code == 0, forgotten.err + fleet.said()
+    with_table(url, "INSERT INTO healthd_b.leases VALUES ('l', 'g', 'n', 'granted', 0, false, '{}')")
+    assert "shard b has 1 lease; release" in remove().err
+    with_table(url, "DELETE FROM healthd_b.leases WHERE id = 'l'; UPDATE healthd_b.gates SET phase = 'checking'")
+    assert "shard b has 1 open gate; release" in remove().err
+    with_table(url, "UPDATE healthd_b.gates SET phase = 'decided'")
+    assert fleet.led(first).keys() == {"default", "b"}
+    removed = remove()
+    assert (removed.code, removed.out) == (0, "shard b is removed, and with it 1 decided gate\n"), removed.err
+    for asked in (first, second):
+        until(lambda asked=asked: fleet.led(asked).keys() == {"default"}, 10, fleet.said)
+        assert asked.get("/v1/fleet").json()["unanswered"] == {}
+    for shard, told in (("b", "has no shard 'b', but: default"), ("default", "cannot be removed")):
+        refused = remove(shard)
+        assert (refused.code, told in refused.err) == (2, True), refused.err
+    fleet.node("n1", "b")
+    until(lambda: "b" in fleet.led(first) and first.get("/v1/nodes?shard=b").json().get("nodes"), 30, fleet.said)
+
+
+def with_table(url: str, statements: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statements)
+    engine.dispose()

@@ -1,6 +1,6 @@
 """Tables, migrations and rows: the one place with SQL. It knows records, never logic."""
 
-from healthd.aggregator.store.directory import Directory, check_shard
+from healthd.aggregator.store.directory import Directory, check_shard, remove_shard
 from healthd.aggregator.store.reading import HistoryEvent, Loaded
 from healthd.aggregator.store.rows import (
     Change,
@@ -71,6 +71,7 @@ __all__ = [
     "check_shard",
     "is_shared",
     "reading",
+    "remove_shard",
     "rows",
     "shard_by",
     "step_down",
