@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from healthd.cli.settings.options import Command, common_options, load_settings
+from healthd.cli.settings.options import Command, aggregator_option, common_options, load_settings
 from healthd.cli.terminal.output import log_to_stderr
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.node_name import check_name
@@ -111,7 +111,7 @@ def aggregator(mode: str | None, step_down: bool, remove_shard: str | None, shar
 
 @click.command(cls=Command, short_help="Gate the jobs of Kueue: the controller of its AdmissionChecks.")
 @common_options
-@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@aggregator_option
 @click.option("--api-server", metavar="URL", help="URL of the API server (default: as every pod is told).")
 def kueue(**options: Any) -> int:
     """

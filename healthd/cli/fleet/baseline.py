@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.cli.fleet.line import aggregator_of, shard_option
-from healthd.cli.settings.options import Command, common_options
+from healthd.cli.settings.options import Command, aggregator_option, common_options
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError, words_of
 
@@ -45,7 +45,7 @@ MOST_SHOWN = 20
 @click.option(
     "--share-ratio", type=float, metavar="SHARE", help="Least distance of a limit from the median (default 0.1)."
 )
-@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
+@aggregator_option
 @shard_option
 @common_options
 def baseline(

@@ -465,7 +465,7 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     from healthd.core.model import Decision
 
     settings = load_settings(options, section="gate")
-    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with GateClient(settings.endpoint()) as aggregator:
         job, colon, attempt = gate.rpartition(":")
         asked = aggregator.gate_of(job, int(attempt)) if colon and job and attempt.isdecimal() else None
         path = f"/v1/gates/{segment(asked or gate)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.options import aggregator_option, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.config import parse_duration
 from healthd.core.errors import BadInputError, ConfigError
@@ -27,7 +27,7 @@ def fleet_options(command: F) -> F:
     """The options of every command that speaks to an aggregator."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-        click.option("--aggregator", metavar="URL", help="URL of the aggregator."),
+        aggregator_option,
         common_options,
     ):
         command = option(command)
@@ -46,7 +46,7 @@ def aggregator_of(options: Mapping[str, Any]) -> Iterator[Aggregator]:
     from healthd.core.http.client import BAD_REQUEST, Aggregator, RefusedError
 
     settings = load_settings(options, section="gate")
-    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with Aggregator(settings.endpoint()) as aggregator:
         try:
             yield aggregator
         except RefusedError as error:
@@ -58,7 +58,7 @@ def gate_client(settings: Settings) -> Iterator[GateClient]:
     """The aggregator that is asked for gates. A refusal that no second try can change becomes a ConfigError."""
     from healthd.core.http.client import GateClient, RefusedError
 
-    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with GateClient(settings.endpoint()) as aggregator:
         try:
             yield aggregator
         except RefusedError as error:
