@@ -169,3 +169,25 @@ def trust_in(folder: Path) -> Any:
     import ssl
 
     return ssl.create_default_context(cafile=str(folder / "ca.pem"))
+
+
+def test_hook_and_commands_that_know_both_go_on_with_the_other_one(pair: Pair) -> None:
+    both = ("--aggregator", pair.leader.url, "--aggregator", pair.standby.url)
+    first = pair.cluster.gate(pair.leader.url, "first", "--node", "n1")
+    assert first.code == 0, first.err
+    hook = pair.cluster.start("gate", *both, "--job", "second", "--node", "n1", "--wait", "90s")
+    until(lambda: bool(gates_of(pair.leader, "second")), 15, pair.leader.said)
+    pair.leader.kill()
+    pair.after_takeover()
+    shown = pair.cluster.healthd("fleet", "status", "--aggregator", f"{pair.leader.url},{pair.standby.url}")
+    assert shown.code == 0, shown.err
+    release(pair.standby.url, first.json["id"])
+    said = hook.said(60)
+    assert said.code == 0, said.err
+    pair.standby.kill()
+    nobody = pair.cluster.healthd("fleet", "status", *both)
+    assert nobody.code == 1
+    (line,) = nobody.err.splitlines()
+    assert line.startswith("healthd: none of 2 aggregators answers: ")
+    assert pair.leader.url in line
+    assert pair.standby.url in line
