@@ -16,12 +16,12 @@ from healthd.aggregator.auth import Guard
 from healthd.aggregator.controller import Engine, Handshakes, steady_clock
 from healthd.aggregator.drain import ActuatorCollector, ActuatorSettings, make_drain_controller
 from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, Fleet, UngatedJobs
-from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector
+from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import DEFAULT_SHARD, PutDuplicate, PutEvent, Store
+from healthd.aggregator.store import PutDuplicate, PutEvent, Store, shard_by
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.aggregator.webhook import Webhook
 from healthd.core.errors import StoreError
@@ -140,7 +140,7 @@ class _Strays:
         """Take in what a node says."""
         if self._label is None:
             return
-        value = state.labels.get(self._label, DEFAULT_SHARD)
+        value = shard_by(self._label, state.labels)
         if value == self._store.shard:
             self._told.pop(state.node, None)
         elif self._told.get(state.node) != value:
@@ -190,6 +190,8 @@ def build(terms: Terms, store: Store) -> Parts:
         now=clock,
     )
     metrics.add(LeadershipCollector(store.shard, store.leads, lambda: store.term))
+    if settings.shard_label is None:  # else `routing` shows it once for all shards
+        metrics.add(tasks_metric())
     accusations = Accusations(keep_seconds=ACCUSED_WINDOW_SECONDS, clock=clock)
     drain = make_drain_controller(terms.actuator, engine, fleet)
     metrics.add(ActuatorCollector(drain))

@@ -16,7 +16,7 @@ from checks.contract import Status
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.core.model import OrderReport, SyncRequest
+from healthd.core.model import PROTOCOL, OrderReport, SyncRequest
 from healthd.core.wire import encode
 from tests.aggregator.api_kit import POLICY, Daemon, living, running, scenario
 from tests.aggregator.described import check_now
@@ -361,6 +361,21 @@ def test_a_duplicate_is_settled_by_an_admin(tmp_path: Path) -> None:
         assert (await client.delete("/v1/nodes/n1")).status_code == 200
         assert (await client.get("/v1/nodes/n1")).status_code == 404
         assert (await client.post("/v1/nodes/n1/sync", content=request, headers=own)).status_code == 200
+
+    scenario(test, tmp_path)
+
+
+def test_a_node_whose_protocol_is_not_spoken_here_is_told_to_update(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        request = encode(SyncRequest(
+            protocol=PROTOCOL + 1, incarnation="i1", seq=1, last_answer=None, since_answer_seconds=None,
+            state=state("n1"), digest="d", ages={}, orders={}, issuer=None,
+        ))  # fmt: skip
+        headers = {"x-healthd-node-key": KEY}
+        refused = await client.post("/v1/nodes/n1/sync", content=request, headers=headers)
+        assert refused.status_code == 400
+        assert f"protocol {PROTOCOL + 1} is not spoken here, only {PROTOCOL}; update the older side" in refused.text
+        assert (await client.get("/v1/nodes/n1")).status_code == 404
 
     scenario(test, tmp_path)
 

@@ -135,7 +135,7 @@ class Engine:
         self._one_at_a_time = asyncio.Lock()
         self._followers = Followers()
         self._retries = Retries()
-        self._pruning = Pruning(self._clock())
+        self._pruning = Pruning(self._clock(), policy.tuning.prune_seconds)
         registry.listen(self._on_report)
 
     # --- gates --------------------------------------------------------------------------------------------------------
@@ -1291,7 +1291,7 @@ def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
     names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.well]
     names += [n.node for n in gate.decision.excluded]
     found = [snapshot.nodes.get(name) for name in names]
-    return tuple(s for s in (node.current() for node in found if node is not None) if s is not None)
+    return tuple(s for s in (node.kept() for node in found if node is not None) if s is not None)
 
 
 def _reason(fault: Fault) -> Reason:
@@ -1333,11 +1333,7 @@ class ReadOnce(Mapping[str, T]):
         return len(self._keys())
 
 
-PRUNE_SECONDS = 3600.0
-"""How often what is old is dropped from the database: it grows by some MB an hour at the very most."""
 DAY_SECONDS = 86400.0
-KEEP_EVENTS = 200
-"""The newest events kept of each node and job."""
 
 
 class Pruning:
@@ -1347,8 +1343,8 @@ class Pruning:
     `expiring` is whether the second is still to be done.
     """
 
-    def __init__(self, now: float) -> None:
-        self.due_at = now + PRUNE_SECONDS
+    def __init__(self, now: float, every_seconds: float) -> None:
+        self.due_at = now + every_seconds
         self.expiring = False
 
     async def run(self, store: Store, memory: Memory, policy: Policy, now: float) -> None:
@@ -1357,7 +1353,7 @@ class Pruning:
 
         StoreError, and memory stays; it is tried again after the usual time.
         """
-        self.due_at = now + PRUNE_SECONDS
+        self.due_at = now + policy.tuning.prune_seconds
         before, history = now - policy.keep_days * DAY_SECONDS, now - HISTORY_DAYS * DAY_SECONDS
         forgotten, times = memory.rules.old(now), memory.reconciler.unwritten_times()
         written: list[Change] = [*(PutRecord(kind=Kind.RULES, key=node, record=None) for node in forgotten), *times]
@@ -1367,7 +1363,7 @@ class Pruning:
                 connection,
                 before=before,
                 most_gates=policy.keep_gates,
-                most_events=KEEP_EVENTS,
+                most_events=policy.tuning.keep_events,
                 history_before=history,
             )
             apply_changes(connection, written)

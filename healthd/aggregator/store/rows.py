@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, GateEnding, GateFacts
 from healthd.aggregator.model.gates import Gate, LeaseRow, Override
+from healthd.aggregator.model.kept_state import pack_all
 from healthd.aggregator.model.nodes import Duplicate
 from healthd.aggregator.model.postmortems import Postmortem
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
@@ -404,12 +404,6 @@ def _put_duplicates(connection: Connection, changes: Sequence[PutDuplicate]) -> 
         connection.execute(update(NODES).where(NODES.c.node == change.node).values(duplicate=record))
 
 
-def _packed(states: Sequence[NodeState]) -> bytes:
-    """What a check is for is in its documentation; in evidence it would be most of the bytes."""
-    slim = [replace(state, checks=tuple(replace(spec, doc="") for spec in state.checks)) for state in states]
-    return zlib.compress(wire.encode(slim), 1)
-
-
 def _node(change: PutNode | PutKey, labels: Mapping[str, str], key_hash: str | None) -> Mapping[str, Any]:
     return {
         "node": change.node,
@@ -458,7 +452,7 @@ _WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {
     PutLease: lambda to, changes: upsert(to, LEASES, [_lease(c.row) for c in changes]),
     PutRecord: _put_records,
     PutEvidence: lambda to, changes: upsert(
-        to, EVIDENCE, [{"gate": c.gate, "states": _packed(c.states)} for c in changes]
+        to, EVIDENCE, [{"gate": c.gate, "states": pack_all(c.states)} for c in changes]
     ),
     PutFacts: lambda to, changes: put_facts(to, {c.facts.gate: c.facts for c in changes}.values()),
     PutOutcome: lambda to, changes: _of_known_gates(to, OUTCOMES, [vars(c) for c in changes]),

@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,11 @@ CLIENT_SETTINGS = {
 WRONG = {
     "password authentication failed": f"correct user and password in {KEY}",
     "no password supplied": f"put the password into {KEY}, or let libpq find it (PGPASSFILE)",
+    "certificate verify failed": f"name the CA of the server's certificate as sslrootcert in {KEY}",
+    "does not match host name": f"call the server by the name in its certificate in {KEY}",
+    "does not support SSL": f"turn ssl on at the server, or correct sslmode in {KEY}",
+    "permission denied": f"grant it to the user of {KEY}, or make that the owner of the database",
+    "must be owner": f"make the user of {KEY} the owner of the database, at least for an upgrade",
     "does not exist": f"create it, or correct {KEY}",
     "pg_hba.conf": "allow this host and user there, and reload the server",
     "invalid port": f"correct the port in {KEY}",
@@ -321,6 +326,11 @@ def clock_of(connection: Connection) -> ColumnElement[float]:
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 
 
+def shard_by(label: str | None, labels: Mapping[str, str]) -> str:
+    """The shard that the labels of a node name, where shards are the values of `label`."""
+    return DEFAULT_SHARD if label is None else labels.get(label, DEFAULT_SHARD)
+
+
 def schema_of(shard: str) -> str | None:
     """The PostgreSQL schema with a shard's own tables; None: they are where the common ones are."""
     return None if shard == DEFAULT_SHARD else SCHEMA_PREFIX + shard
@@ -408,9 +418,10 @@ def give_up(connection: Connection, shard: str) -> None:
     notify(connection)
 
 
-def depose(connection: Connection, shard: str) -> None:
-    """End the lease of whoever leads, from outside: it is refused from the commit on."""
-    connection.execute(_row(shard).values(term=LEADERSHIP.c.term + 1, holder="", url=""))
+def depose(connection: Connection, shard: str | None) -> None:
+    """End the lease of whoever leads (None: of every shard), from outside: it is refused from the commit on."""
+    rows = update(LEADERSHIP) if shard is None else _row(shard)
+    connection.execute(rows.values(term=LEADERSHIP.c.term + 1, holder="", url=""))
     notify(connection)
 
 
