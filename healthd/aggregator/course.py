@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -141,6 +142,8 @@ class Course:
                 store.close()
             elif store is not None:
                 await self._lead(store)
+                # What it knew of its fleet has cycles, and may be half a gigabyte. Nobody waits for one that stands by.
+                gc.collect()
             store = None
         self._ended.set()
         await asyncio.Event().wait()

@@ -33,7 +33,7 @@ from healthd.aggregator.api import (
     scope_of,
 )
 from healthd.aggregator.auth import Guard, Scope
-from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector
+from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, connection_words
 from healthd.core.http.client import trusting
@@ -119,6 +119,8 @@ class Front:
         self._tasks = Tasks()
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(LeadershipCollector(shard, lambda: False, lambda: self._term))
+        if settings.shard_label is None:  # else `routing` shows it once for all shards
+            self._metrics.register(tasks_metric())
         self._http = httpx.AsyncClient(
             verify=trust if trust is not None else False,  # never used without TLS
             trust_env=False,

@@ -16,7 +16,7 @@ from healthd.aggregator.auth import Guard
 from healthd.aggregator.controller import Engine, Handshakes, steady_clock
 from healthd.aggregator.drain import ActuatorCollector, ActuatorSettings, make_drain_controller
 from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, Fleet, UngatedJobs
-from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector
+from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.postmortems import Postmortems
@@ -190,6 +190,8 @@ def build(terms: Terms, store: Store) -> Parts:
         now=clock,
     )
     metrics.add(LeadershipCollector(store.shard, store.leads, lambda: store.term))
+    if settings.shard_label is None:  # else `routing` shows it once for all shards
+        metrics.add(tasks_metric())
     accusations = Accusations(keep_seconds=ACCUSED_WINDOW_SECONDS, clock=clock)
     drain = make_drain_controller(terms.actuator, engine, fleet)
     metrics.add(ActuatorCollector(drain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter as Counts
@@ -45,6 +46,15 @@ class Reading(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._family(self._name, self._about, value=float(self._read()))
+
+
+def tasks_metric() -> Reading:
+    """
+    How many tasks of asyncio the process has: about two for each request that is held. Of the whole process, so not to
+    be asked for each shard.
+    """
+    about = "Tasks of asyncio in this process: some of its own, and those of the requests under way."
+    return Reading(GaugeMetricFamily, "healthd_aggregator_tasks", about, lambda: len(asyncio.all_tasks()))
 
 
 class LeadershipCollector(Collector):

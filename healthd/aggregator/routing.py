@@ -41,7 +41,7 @@ from healthd.aggregator.api import (
 )
 from healthd.aggregator.auth import Guard, Scope
 from healthd.aggregator.front import FORWARDED, Front
-from healthd.aggregator.metrics import ByShard
+from healthd.aggregator.metrics import ByShard, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import DEFAULT_SHARD, Directory, check_shard, shard_by
 from healthd.aggregator.ui import Asked, Gathered, Kind, Reader, authorization_of, pages_of
@@ -234,6 +234,7 @@ class Router:
         await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
         accept = headers.get(b"accept", b"").decode("latin-1")
         registry = CollectorRegistry(auto_describe=False)
+        registry.register(tasks_metric())
         registry.register(ByShard({shard: front.collect for shard, front in self._shards.fronts.items()}))
         body, media_type = exposition(registry, accept)
         await respond(send, 200, body, media_type, {})

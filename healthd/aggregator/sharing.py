@@ -18,7 +18,7 @@ from healthd.aggregator.api import ShardList, ShardRow
 from healthd.aggregator.course import Course
 from healthd.aggregator.front import Front
 from healthd.aggregator.store import DEFAULT_SHARD, LEASE_SECONDS, Leadership, Shards, Store, Watch, boot_seconds
-from healthd.core.errors import StoreError
+from healthd.core.errors import HealthdError, StoreError
 from healthd.core.tasks import OnEnd, Tasks, wait_for
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Sharing:
     async def stop(self, seconds: float) -> None:
         """Let go of all shards; waits for that, at most so long."""
         if not self._stopping and self._watch is not None:
-            with contextlib.suppress(StoreError, TimeoutError):
+            with contextlib.suppress(HealthdError, TimeoutError):  # else it would hide why the process ends
                 async with asyncio.timeout(seconds / 8):
                     await asyncio.to_thread(self._leave)
         self._stopping = True

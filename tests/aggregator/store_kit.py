@@ -14,8 +14,8 @@ def gate(number: int, job: str = "train") -> Gate:
     return new_gate(f"g-{number:012x}-00", request, POLICY, NOW + number)
 
 
-def ended(number: int) -> Gate:
-    after, _ = close(NOW + number, gate(number), POLICY, Closing.RELEASED, "withdrawn")
+def ended(number: int, job: str = "train") -> Gate:
+    after, _ = close(NOW + number, gate(number, job), POLICY, Closing.RELEASED, "withdrawn")
     return after
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.aggregator.cluster import Cluster, release
 from tests.aggregator.postgres import connected
 from tests.aggregator.proxy import Proxy, Rule
 from tests.aggregator.secured import secure
-from tests.aggregator.service import Service, until
+from tests.aggregator.service import Service, readiness, until
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.system, pytest.mark.parametrize("url", ["postgresql"], indirect=True)]
@@ -44,12 +44,6 @@ class Pair:
         began = time.monotonic()
         until(lambda: self.leads(self.standby), seconds, self.standby.said)
         return time.monotonic() - began
-
-
-def readiness(service: Service) -> str:
-    with contextlib.suppress(httpx.TransportError):
-        return service.get("/readyz", timeout=2.0).text
-    return "nobody answers"
 
 
 @pytest.fixture
@@ -125,6 +119,7 @@ def test_leader_that_is_told_to_step_down_stands_by_and_answers_on(pair: Pair, u
         metrics = service.get("/metrics").text
         assert f'healthd_aggregator_leader{{shard="default"}} {leads}.0' in metrics
         assert 'healthd_aggregator_term{shard="default"} 3.0' in metrics
+        assert re.search(r"^healthd_aggregator_tasks [1-9]", metrics, re.MULTILINE)
 
 
 def test_request_is_forwarded_once_and_its_errors_come_back_as_they_are(pair: Pair) -> None:

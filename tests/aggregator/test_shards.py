@@ -71,6 +71,7 @@ def test_shards_are_shared_among_those_that_come_and_go(fleet: Fleet) -> None:
     for shard, leader in fleet.led(third).items():
         assert f"shard {shard}: led by {leader}" in shown.out
     metrics = "".join(one.get("/metrics").text for one in fleet.aggregators)
+    assert metrics.count("\nhealthd_aggregator_tasks ") == len(fleet.aggregators)
     for shard in ("default", "b", "c", "d"):
         assert f'healthd_aggregator_leader{{shard="{shard}"}} 1.0' in metrics
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import sqlalchemy as sa
@@ -32,6 +34,8 @@ from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConfigError, HealthdError, StoreError
 from tests.aggregator.store_kit import QUARANTINE, ended, gate
 from tests.aggregator.world import NOW, POLICY, lease, state
+
+T = TypeVar("T")
 
 
 def wait_until_refused(url: str) -> None:
@@ -134,6 +138,47 @@ async def test_pruning_keeps_open_gates_and_those_with_leases_and_bounds_the_res
     store.close()
 
 
+async def test_nodes_that_come_at_once_are_enrolled_together_and_one_that_leaves_takes_none_with_it(url: str) -> None:
+    transactions = 0
+
+    class Counting(Store):
+        async def run(self, work: Callable[[sa.Connection], T], *, seconds: float = 5.0) -> T:
+            nonlocal transactions
+            transactions += 1
+            return await super().run(work, seconds=seconds)
+
+    store = Counting.open(url)
+    assert await store.enrol("n007", "first", now=NOW) == "first"
+    coming = [asyncio.ensure_future(store.enrol(f"n{n:03}", f"key-{n}", now=NOW)) for n in range(900)]
+    await asyncio.sleep(0)
+    coming[0].cancel()  # the one on whose behalf the first of them are being written
+    found = await asyncio.gather(*coming, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert found[1:] == [f"key-{n}" if n != 7 else "first" for n in range(1, 900)]
+    assert transactions <= 5
+    store.close()
+
+
+async def test_history_of_jobs_goes_with_their_gates_where_there_are_more_than_are_kept(url: str) -> None:
+    """Each job has a name of its own, so that no bound for each name is one for all."""
+    store = Store.open(url)
+    gates = [ended(number, f"job-{number}") for number in range(1, 9)]
+    for one in gates:
+        said = PutEvent(at=one.created_at, subject=f"job:{one.request.job}", kind="admit", message="m")
+        await store.write([PutGate(gate=one), said])
+    await store.write([PutLease(row=row("open", LeaseState.GRANTED, gates[0].id))])
+    await store.write([PutEvent(at=gates[0].created_at, subject="n1", kind="x", message="m")])
+
+    async def left(most_gates: int) -> list[str]:
+        await store.run(lambda c: reading.prune(c, before=0.0, most_gates=most_gates, most_events=5))
+        return [event.subject for event in await store.run(lambda c: read_history(c, None, limit=99))]
+
+    assert len(await left(8)) == 9
+    running, *others = [f"job:{one.request.job}" for one in gates]
+    assert sorted(await left(3)) == sorted(["n1", running, *others[-3:]])
+    store.close()
+
+
 async def test_pruning_costs_little_for_each_event_that_stays() -> None:
     """Of 10,000 nodes with 200 events each: while they are looked through, no gate gets an answer."""
     store, nodes, most = Store.open("sqlite://"), 20, 100
@@ -203,7 +248,7 @@ def test_a_database_of_the_third_schema_keeps_its_term_as_that_of_the_only_shard
         connection.exec_driver_sql("INSERT INTO leadership VALUES (1, 7, 'old:1', 1000.0)")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '3'")
     store = Store.open(url)
-    assert (store.term, store.load().meta["left_at"]) == (8, "1000.0")
+    assert store.term == 8
     store.close()
     with engine.connect() as connection:
         row = connection.exec_driver_sql("SELECT shard, term FROM leadership").one()
@@ -211,11 +256,15 @@ def test_a_database_of_the_third_schema_keeps_its_term_as_that_of_the_only_shard
     engine.dispose()
 
 
-def test_a_database_of_another_schema_is_refused(url: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["DELETE FROM meta WHERE key = 'schema_readable_by'", "UPDATE meta SET value = '9998'"]
+)
+def test_a_database_of_another_schema_is_refused(url: str, change: str) -> None:
     Store.open(url).close()
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql(change)
     engine.dispose()
     with pytest.raises(StoreError, match=r"\(schema 9999\); upgrade healthd, or use another"):
         Store.open(url)

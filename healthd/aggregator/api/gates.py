@@ -103,7 +103,8 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
-    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again. A token of
+    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again; with `wait` an
+    admission is then repeated once its nodes have said that they still hold its leases. A token of
     scope `gate` may ask for more than the aggregator's settings do; for less (mode, tier, max_age_seconds, collective,
     lease) only where `gate.callers_may` allows it, else the answer is 403.
     """
@@ -113,6 +114,9 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
     gate = await _asked(parts, asked, wait)
+    if gate.decision is not None and wait > 0 and (held := await parts.engine.confirm(gate, wait)) is not None:
+        response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
+        return held
     if asked.join is not None:
         wait = min(wait, parts.engine.policy.tuning.member_seconds / 4)  # a member is heard only when it asks
     decision = await _decision(parts, gate.id, wait, response)

@@ -159,8 +159,7 @@ async def quarantine(
     )
     if not unseen:
         _known(parts_of(request), node, "; one that has yet to come can be kept out with ?unseen=true (--unseen)")
-    await parts_of(request).engine.quarantine(node, record)
-    return record
+    return await parts_of(request).engine.quarantine(node, record) or record
 
 
 @router.delete("/nodes/{node}/quarantine", tags=["nodes"], responses=problems(409))

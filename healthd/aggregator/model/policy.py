@@ -50,6 +50,12 @@ class Tuning:
     collective_grace_seconds: float = 2.0
     """Once a rank is lost, the others of its group have so long to say what they see. Then the group is called off."""
 
+    prune_seconds: float = 3600.0
+    """How often what is old is dropped from the database. It grows by some MB an hour at the very most."""
+
+    keep_events: int = 200
+    """The newest events kept of each node and job. What people look at when they ask what happened there."""
+
     max_open_gates: int = 1000
     """More open gates than that are refused. Ten times as many as were measured: each costs a step at every change."""
 

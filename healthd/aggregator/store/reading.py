@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, or_, select, text
 
 from healthd.aggregator.model.gates import Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.aggregator.model.kept_state import unpack_all
 from healthd.aggregator.model.nodes import Duplicate
 from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
@@ -53,6 +53,7 @@ class Loaded:
     keys: Mapping[tuple[str, int], str]
     leases: tuple[LeaseRow, ...]
     quarantines: Mapping[str, Quarantine]
+    quarantined: Mapping[str, int]
     overrides: Mapping[str, Override]
     nodes: tuple[NodeRow, ...]
     meta: Mapping[str, str]
@@ -67,6 +68,7 @@ _RECORDS: Mapping[Kind, Any] = {
     Kind.RULES: RuleRecord,
     Kind.LATCHES: tuple[Latch, ...],
     Kind.MACHINE: str,
+    Kind.QUARANTINED: int,
 }
 
 
@@ -90,6 +92,7 @@ def load(connection: Connection) -> Loaded:
             wire.decode(r.record.encode(), LeaseRow, what=f"lease {r.id}") for r in connection.execute(open_leases)
         ),
         quarantines=records[Kind.QUARANTINE],
+        quarantined=records[Kind.QUARANTINED],
         overrides=records[Kind.OVERRIDE],
         nodes=tuple(
             NodeRow(
@@ -128,7 +131,7 @@ def read_evidence(connection: Connection, gate_id: str) -> tuple[NodeState, ...]
     row = connection.execute(select(EVIDENCE.c.states).where(EVIDENCE.c.gate == gate_id)).one_or_none()
     if row is None:
         return ()
-    return wire.decode(zlib.decompress(row.states), tuple[NodeState, ...], what=f"evidence of gate {gate_id}")
+    return unpack_all(row.states, what=f"evidence of gate {gate_id}")
 
 
 def read_gates(connection: Connection, *, limit: int, before: str | None, job: str | None) -> tuple[Gate, ...]:
@@ -193,13 +196,16 @@ def prune(
     Drop the notes of all but the newest `most_noted` jobs that ended badly (what was said of them stays with their
     gates); decided gates older than `before` or beyond `most_gates`, unless a lease of theirs is open; closed leases of
     gates that are gone; all but the newest `most_events` events of each subject, those of nodes older than
-    `history_before` and those of jobs older than `before`. Returns the ids of the gates dropped.
+    `history_before`, those of jobs older than `before`, and those of jobs without a gate that are older than all of the
+    newest `most_gates`. Returns the ids of the gates dropped.
     """
     leased = select(LEASES.c.gate).where(LEASES.c.state != LeaseState.CLOSED.value)
     newest = select(GATES.c.id).order_by(GATES.c.id.desc()).limit(most_gates)
     old = (GATES.c.created_at < before) | GATES.c.id.not_in(newest)
     where = (GATES.c.phase == Phase.DECIDED.value) & old & GATES.c.id.not_in(leased)
     dropped = tuple(connection.execute(select(GATES.c.id).where(where)).scalars())
+    beyond = select(GATES.c.created_at).order_by(GATES.c.id.desc()).offset(most_gates).limit(1)
+    older_than_kept: float | None = connection.execute(beyond).scalar()
     noted = select(POSTMORTEMS.c.gate).order_by(POSTMORTEMS.c.gate.desc()).limit(most_noted)
     connection.execute(delete(NOTES).where(NOTES.c.gate.not_in(noted)))
     connection.execute(delete(GATES).where(where))
@@ -209,6 +215,10 @@ def prune(
     of_job = EVENTS.c.subject.like("job:%")
     connection.execute(delete(EVENTS).where(EVENTS.c.at < history_before, ~of_job))
     connection.execute(delete(EVENTS).where(EVENTS.c.at < min(before, history_before), of_job))
+    if older_than_kept is not None:  # else nothing bounds the history of jobs of which each has a name of its own
+        of_gates = select("job:" + GATES.c.job)
+        without_gate = EVENTS.c.subject.not_in(of_gates)
+        connection.execute(delete(EVENTS).where(EVENTS.c.at <= older_than_kept, of_job, without_gate))
     _drop_beyond(connection, most_events)
     return dropped
 

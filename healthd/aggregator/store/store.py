@@ -11,29 +11,25 @@ import asyncio
 import contextlib
 import enum
 import functools
-import importlib.resources
 import logging
 import math
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from healthd.aggregator.store import reading as rows
 from healthd.aggregator.store import session
 from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
+from healthd.aggregator.store.schema import bring_up_to_date
 from healthd.aggregator.store.session import (
     DEFAULT_SHARD,
     LEASE_SECONDS,
@@ -48,7 +44,7 @@ from healthd.aggregator.store.session import (
     first_line,
     parse,
 )
-from healthd.aggregator.store.tables import COMMON, LEADERSHIP, META, METADATA, NODES, PLACEMENTS
+from healthd.aggregator.store.tables import META, NODES, PLACEMENTS
 from healthd.core.errors import BadInputError, StoreError
 
 # The thread that does all work on the database, in the order in which it was submitted.
@@ -320,8 +316,32 @@ T = TypeVar("T")
 
 LONG_SECONDS = 30.0
 """For what goes over the whole database: loading all of it, dropping what is old."""
+MOST_ENROLLED = 500
+"""Nodes whose keys are written in one transaction."""
 CLOSE_SECONDS = 0.75
 """So long a database has to take what still waits when the aggregator ends, and again to let go of it."""
+
+
+@dataclass
+class _Newcomer:
+    """A key that waits to be written under its name; `answer` is the hash of the key that has the name."""
+
+    key: PutKey
+    answer: str | StoreError | None = None
+
+
+def _keys_of(connection: sa.Connection, wanted: Sequence[PutKey], shard: str) -> Mapping[str, str | StoreError]:
+    """By name the hash of the key that has it, those of names that nobody had being written; or why it may not be."""
+    names = [one.node for one in wanted]
+    placed = sa.select(PLACEMENTS.c.node, PLACEMENTS.c.shard).where(PLACEMENTS.c.node.in_(names))
+    elsewhere = {name: of for name, of in connection.execute(placed) if of != shard}
+    query = sa.select(NODES.c.node, NODES.c.key_hash).where(NODES.c.node.in_(names))
+    known = {name: key_hash for name, key_hash in connection.execute(query) if key_hash is not None}
+    apply_changes(connection, [one for one in wanted if one.node not in elsewhere and one.node not in known])
+    refused = {
+        name: RefusedWorkError(f"node {name} is of shard {of}, and not of {shard}") for name, of in elsewhere.items()
+    }
+    return {one.node: one.key_hash or "" for one in wanted} | known | refused
 
 
 class Store:
@@ -338,6 +358,8 @@ class Store:
         self._session = session
         self._writer = writer
         self._closed = False
+        self._newcomers: list[_Newcomer] = []
+        self._enrolling = asyncio.Lock()
 
     @classmethod
     def open(
@@ -464,19 +486,33 @@ class Store:
         """
         The hash of the key that the name belongs to: this one, if it belonged to none. RefusedWorkError for a node of
         another shard.
+
+        Nodes that come at once are looked up and written together: a new fleet comes as a whole. A name is given by one
+        caller at a time.
         """
+        mine = _Newcomer(PutKey(node=node, key_hash=key_hash, seen_at=now))
+        self._newcomers.append(mine)
+        async with self._enrolling:
+            while mine.answer is None:
+                batch, self._newcomers = self._newcomers[:MOST_ENROLLED], self._newcomers[MOST_ENROLLED:]
+                await self._enrol(batch)
+        if isinstance(mine.answer, StoreError):
+            raise mine.answer
+        return mine.answer
 
-        def work(connection: sa.Connection) -> str:
-            of = connection.execute(sa.select(PLACEMENTS.c.shard).where(PLACEMENTS.c.node == node)).scalar_one_or_none()
-            if of not in (None, self.shard):
-                raise RefusedWorkError(f"node {node} is of shard {of}, and not of {self.shard}")
-            query = sa.select(NODES.c.key_hash).where(NODES.c.node == node)
-            known = connection.execute(query).scalar_one_or_none()
-            if known is None:
-                apply_changes(connection, [PutKey(node=node, key_hash=key_hash, seen_at=now)])
-            return known or key_hash
-
-        return await self.run(work)
+    async def _enrol(self, batch: Sequence[_Newcomer]) -> None:
+        """Give each its answer. Cancelled, it leaves them to the callers that wait."""
+        try:
+            answers = await self.run(lambda connection: _keys_of(connection, [one.key for one in batch], self.shard))
+        except StoreError as error:
+            for one in batch:
+                one.answer = error
+        except asyncio.CancelledError:
+            self._newcomers = [*batch, *self._newcomers]
+            raise
+        else:
+            for one in batch:
+                one.answer = answers[one.key.node]
 
     async def confirm(self) -> None:
         """Return if nobody else has taken the database over; FencedError, or StoreError when it does not answer."""
@@ -537,13 +573,14 @@ class Store:
     # --- at the start -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def prepare(url: str, *, engine: sa.Engine | None = None) -> None:
+    def prepare(url: str, own_url: str | None = None, *, engine: sa.Engine | None = None) -> None:
         """
-        Open or make a database, bring its schema up to date and leave it. `engine` and errors as of `open`. Blocks.
+        Open or make a database, bring its schema up to date and leave it. The aggregator that answers at `own_url`
+        counts as one that uses it from then on. `engine` and errors as of `open`. Blocks.
         """
         opened = Session(parse(url), DEFAULT_SHARD, engine=engine)
         try:
-            _bring_up_to_date(opened, opened.connect())
+            bring_up_to_date(opened, opened.connect(), own_url)
         except SQLAlchemyError as error:
             raise opened.failed(error) from None
         except BaseException:
@@ -563,10 +600,10 @@ class Store:
                     f"{self._session.place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file "
                     "away: nodes report their leases again"
                 )
-            _bring_up_to_date(self._session, connection)
+            bring_up_to_date(self._session, connection)
             began = boot_seconds()
             with connection.begin():
-                term, left_at = session.take_over(
+                term = session.take_over(
                     connection,
                     shard=self._session.shard,
                     holder=self._session.holder,
@@ -577,45 +614,8 @@ class Store:
                 known = {row.key: row.value for row in connection.execute(sa.select(META))}
                 self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
                 lease_key = known.get("lease_key") or secrets.token_hex(32)
-                facts = {"store_id": self.store_id, "lease_key": lease_key, "left_at": str(left_at)}
+                facts = {"store_id": self.store_id, "lease_key": lease_key}
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
             self._session.term, self._session.renewed_at = term, began
         except SQLAlchemyError as error:
             raise self._session.failed(error) from None
-
-
-MIGRATION_LOCK = 0x6865616C746864
-"""PostgreSQL advisory lock of who brings the schema up to date: "healthd" in ASCII. Several may start at once."""
-
-
-def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
-    """Make the tables, or migrate them. StoreError for those of a newer healthd."""
-    config = Config()
-    config.set_main_option("script_location", str(importlib.resources.files("healthd.aggregator.store") / "migrations"))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    config.attributes["schema"] = opened.schema
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    try:
-        with connection.begin():
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            of_shard = {"version_table_schema": opened.schema}
-            current = set(MigrationContext.configure(connection, opts=of_shard).get_current_heads())
-            if current - known:
-                versions = ", ".join(sorted(current - known))
-                raise StoreError(
-                    f"{opened.place} is of a newer healthd, or of a development version before 0.1.0 (schema "
-                    f"{versions}); upgrade healthd, or use another database"
-                )
-            if current:
-                command.upgrade(config, "head")
-            else:
-                made = [one for one in METADATA.sorted_tables if opened.schema is None or one not in COMMON]
-                METADATA.create_all(connection, made, checkfirst=False)  # a table of somebody else is never taken over
-                if opened.schema is None:
-                    row = {"shard": DEFAULT_SHARD, "term": 0, "holder": "", "url": "", "renewed": 0.0}
-                    connection.execute(LEADERSHIP.insert().values(row))
-                command.stamp(config, "head")
-    except CommandError as error:
-        raise StoreError(f"{opened.place} cannot be migrated: {first_line(error)}") from None

@@ -342,6 +342,6 @@ class Feed:
                 self._versions.pop(name, None)
             elif node.version != self._versions.get(name):
                 self._versions[name] = node.version
-                state = node.current()
+                state = node.kept()
                 if state is not None:
                     self.samples.take(state, now)

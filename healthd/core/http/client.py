@@ -267,7 +267,7 @@ class Aggregator:
 
         `hold_seconds` is how long the other side may hold the answer back, as it was asked to.
         """
-        content = None if body is None else wire.encode(body)
+        content = None if body is None else wire.encode(wire.sparse(body))
         params = {key: value for key, value in (query or {}).items() if value is not None}
         end = time.monotonic() + hold_seconds + self._slack_seconds
         failed: list[HealthdError] = []
