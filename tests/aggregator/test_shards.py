@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.aggregator.cluster import AGGREGATOR, Cluster, release
-from tests.aggregator.service import Service, free_port, until
+from tests.aggregator.service import Service, free_port, readiness, until
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.system, pytest.mark.parametrize("url", ["postgresql"], indirect=True)]
@@ -135,6 +135,7 @@ def test_what_is_killed_with_its_shard_is_shown_as_unknown_and_never_as_healthy(
     fleet.cluster.healthy("n2")
     led = fleet.led(first)
     (lost,) = (shard for shard, url in led.items() if url == second.url)
+    until(lambda: f"leader of {lost}" in readiness(second))  # its row is there before it has read the database
     second.signal(signal.SIGSTOP)
     found = first.get("/v1/fleet").json()
     assert found["unanswered"].keys() == {lost}
