@@ -106,6 +106,10 @@ bench-short: $(STAMP) ## can every figure still be measured? small sizes, no aim
 	@$(BIN)/python -m tests.benchmarks --short
 	@$(BIN)/python -m tests.benchmarks.localize --short
 
+.PHONY: bench-fleet
+bench-fleet: $(STAMP) ## the aggregator's figures alone: 10,000 nodes, and 100,000 in eight shards (a quarter of an hour; PostgreSQL)
+	@$(BIN)/python -m tests.benchmarks --only gate --only gate_postgresql --only shards --only fleet
+
 .PHONY: bench-localize
 bench-localize: $(STAMP) ## localisation over simulated fleets (a quarter of an hour; the table of docs/localisation.md)
 	@$(BIN)/python -m tests.benchmarks.localize
@@ -118,8 +122,9 @@ SEED ?= 0
 SCHEDULES ?= 100
 STEPS ?= 30
 .PHONY: simulate
-simulate: $(STAMP) ## a site in virtual time with faults at random (SEED, SCHEDULES, STEPS; docs/simulation.md)
-	@$(BIN)/python -m tests.simulation --seed $(SEED) --schedules $(SCHEDULES) --steps $(STEPS) $(if $(AGGREGATORS),--aggregators $(AGGREGATORS))
+simulate: $(STAMP) ## a site in virtual time with faults at random (SEED, SCHEDULES, STEPS, PROCESSES; docs/simulation.md)
+	@$(BIN)/python -m tests.simulation --seed $(SEED) --schedules $(SCHEDULES) --steps $(STEPS) \
+	  $(if $(AGGREGATORS),--aggregators $(AGGREGATORS)) $(if $(PROCESSES),--processes $(PROCESSES))
 
 .PHONY: drill
 drill: $(STAMP) ## a game day: three aggregators on a PostgreSQL, killed, frozen and cut off; what was lost (two minutes; PostgreSQL)

@@ -60,7 +60,13 @@ def test_every_figure_to_reach_is_there_with_its_aim() -> None:
             "daemon_memory": (None, 60e6),
             "daemon_cpu": (None, 0.002),
             "health_p99": (None, 0.005),
-            "gate_10000": (None, 0.020),
+            "gate_10000": (None, 0.015),
+            "gate_10000_postgresql": (None, 0.025),
+            "sync_processor": (None, 0.25e-3),
+            "node_memory": (None, 45e3),
+            "bad_500": (None, 3.5),
+            "gate_shards": (None, 0.165),
+            "shards_present": (1.0, None),
             "flood_http_600": (None, 2.0),
             "flood_tls_20000": (None, 2.0),
             "flood_silent_nodes": (None, 0),
@@ -79,7 +85,7 @@ def test_every_figure_to_reach_is_there_with_its_aim() -> None:
 def test_names_are_unique_and_each_bench_is_bounded() -> None:
     figures = [figure.name for bench in BENCHES for figure in bench.figures]
     assert len(set(figures)) == len(figures)
-    assert all(0 < bench.limit_seconds <= 300 for bench in BENCHES)
+    assert all(0 < bench.limit_seconds <= 1500 for bench in BENCHES)
 
 
 def test_a_trivial_bench_gives_one_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,7 +190,7 @@ class _Shared:
 
         Who seems to lead at our own address was this aggregator before it was killed: nobody else can listen there.
         """
-        Store.prepare(self.url)
+        Store.prepare(self.url, own_url)
         self.directory.claim_label(settings.shard_label)
         found, now = self.watch.look()
         ours = {shard for shard, row in found.leaders.items() if row.url == own_url}

@@ -6,6 +6,7 @@ The library is imported by the first call: a passive round of `healthd check` ne
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +46,22 @@ def encode(value: Any) -> bytes:
         return printable_bytes(msgspec.json.encode(value))
     except UnicodeEncodeError as error:
         raise BadInputError(f"{error.object[:80]!r} was no UTF-8 where it came from; write it in UTF-8") from None
+
+
+def sparse(record: object) -> object:
+    """
+    A record without the members that have their defaults, so that a reader one version older, which refuses members
+    that it does not know, reads what it could be told too. Anything else is handed on as it is.
+    """
+    if not dataclasses.is_dataclass(record) or isinstance(record, type):
+        return record
+    said = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        if value != made:
+            said[field.name] = sparse(value)
+    return said
 
 
 def indented(body: bytes) -> bytes:

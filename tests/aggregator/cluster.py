@@ -27,6 +27,8 @@ from tests.patience import PATIENCE
 HEALTHD = (sys.executable, "-m", "healthd")
 TUNED = (sys.executable, "-P", prepared.TUNED)
 """The same, with the keys of `tests.aggregator.tuned`."""
+EXECUTED = str(prepared.EXECUTED or sys.executable)
+"""The interpreter by a name under which it is executed and not forked: for code of another version."""
 # Every process that we start, and whatever it starts, carries this variable: so that none can hide.
 MARK = "CLUSTER_OF_A_TEST"
 
@@ -65,10 +67,14 @@ tuning.lease_ack = "10s"
 
 @dataclass
 class Cluster:
-    """See the module. `checks` are enabled on every node; `proof` is the check above."""
+    """
+    See the module. `checks` are enabled on every node; `proof` is the check above. `tree` has the code that runs: of
+    another version, see `versions`.
+    """
 
     folder: Path
     checks: tuple[str, ...] = ("memory_free", "proof")
+    tree: Path = ROOT
     services: dict[str, Service] = field(default_factory=dict)
     others: list[subprocess.Popen[Any]] = field(default_factory=list)
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -112,7 +118,17 @@ class Cluster:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT)}
+        return {**os.environ, MARK: self.mark, "PYTHONPATH": str(self.tree)}
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What runs `healthd`."""
+        return HEALTHD if self.tree == ROOT else (EXECUTED, "-P", "-m", "healthd")
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """What runs it with the keys of `tests.aggregator.tuned`."""
+        return TUNED if self.tree == ROOT else (EXECUTED, "-P", prepared.TUNED)
 
     # --- services -----------------------------------------------------------------------------------------------------
 
@@ -124,7 +140,7 @@ class Cluster:
         file.write_text(config)
         if "--listen" not in arguments:
             arguments = ("--listen", f"127.0.0.1:{free_port()}", *arguments)
-        command = [*TUNED, "aggregator", "--config", str(file), "--state-dir", str(state or self.folder / name)]
+        command = [*self.tuned, "aggregator", "--config", str(file), "--state-dir", str(state or self.folder / name)]
         service = Service(
             name, [*command, *arguments], folder=self.folder, env=self.env, pattern=r"aggregator listens on (\S+)"
         )
@@ -140,7 +156,7 @@ class Cluster:
         self.prove(1.0)
         file = self.folder / f"{name}.toml"
         file.write_text(node_config(self.checks, self.folder / "checks") + extra)
-        command = [*HEALTHD, "node", "--config", str(file), "--name", called or name]
+        command = [*self.program, "node", "--config", str(file), "--name", called or name]
         if "--listen" not in arguments:
             arguments = ("--listen", f"127.0.0.1:{free_port()}", *arguments)
         if "--state-dir" not in arguments:
@@ -201,7 +217,12 @@ class Cluster:
     def start(self, *arguments: str) -> Command:
         """Start a command and leave it running."""
         process = prepared.Popen(
-            [*HEALTHD, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=self.env
+            [*self.program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=self.env,
         )
         self.others.append(process)
         return Command(process)
@@ -277,8 +298,13 @@ def ask(
 
 
 def release(url: str, gate: str) -> None:
-    """Give the lease of a gate back."""
-    answer = httpx.delete(f"{url}/v1/gates/{gate}/lease", trust_env=False, verify=False, timeout=60)
+    """Give the lease of a gate back; asks again as a hook does while nobody leads."""
+    end = time.monotonic() + 10 * PATIENCE
+    while True:
+        answer = httpx.delete(f"{url}/v1/gates/{gate}/lease", trust_env=False, verify=False, timeout=60)
+        if answer.status_code != 503 or time.monotonic() > end:
+            break
+        time.sleep(0.2)
     assert answer.status_code == 200, answer.text
 
 

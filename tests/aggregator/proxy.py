@@ -43,6 +43,13 @@ class Proxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
+    def switch(self, target: str) -> None:
+        """Lead there from now on, and cut all that is open: a name that another machine has taken."""
+        host, _, port = target.rpartition("/")[2].rpartition(":")
+        self._target = (host, int(port))
+        for sock in list(self._open):
+            _end(sock)
+
     def __enter__(self) -> Proxy:
         self._run(self._accept)
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -86,6 +87,13 @@ class Service:
 
     def health(self, query: str = "") -> int:
         return self.get(f"/health{query}").status_code
+
+
+def readiness(service: Service) -> str:
+    """What an aggregator says of its readiness, one that hangs too."""
+    with contextlib.suppress(httpx.TransportError):
+        return service.get("/readyz", timeout=2.0).text
+    return "nobody answers"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from checks.contract import Status
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.core.model import SyncRequest
+from healthd.core.model import PROTOCOL, OrderReport, SyncRequest
 from healthd.core.wire import encode
 from tests.aggregator.api_kit import POLICY, Daemon, living, running, scenario
 from tests.aggregator.described import check_now
@@ -49,6 +49,36 @@ def test_a_gate_admits_names_its_nodes_and_gives_them_back(tmp_path: Path) -> No
             assert (await client.delete(f"/v1/gates/{decision['id']}/lease")).status_code == 200
             got = await client.get(f"/v1/gates/{other.json()['id']}?wait=5")
             assert got.json()["decision"] == "admit", got.json()
+
+    scenario(test, tmp_path)
+
+
+@pytest.mark.parametrize("started_again", [False, True], ids=["its nodes have its leases", "a node was started again"])
+def test_an_admission_is_repeated_once_its_nodes_say_that_they_still_hold_its_leases(
+    tmp_path: Path, started_again: bool
+) -> None:
+    """Whoever asks again may never have heard of it, and a machine that was started again has no evidence."""
+
+    async def test(client: httpx.AsyncClient) -> None:
+        question = {"job": "train", "nodes": ["n1", "n2"]}
+        async with living(client, "n1", "n2") as daemons:
+            admitted = (await client.post("/v1/gates?wait=5", json=question)).json()
+            assert admitted["decision"] == "admit", admitted
+        held = (await client.post("/v1/gates?wait=0.2", json=question)).json()
+        assert (held["decision"], held["id"], held["reasons"][0]["code"]) == ("hold", admitted["id"], "Silent"), held
+        assert (await client.post("/v1/gates", json=question)).json() == admitted, "what was decided stands"
+        if started_again:
+            done = OrderReport(status="done", message="the machine was started again")
+            daemons[0].reports, daemons[0].leases = dict.fromkeys(daemons[0].leases, done), {}
+            daemons[0].take = lambda _orders: None  # type: ignore[method-assign]  # an order that was seen is not done twice
+        asking = asyncio.create_task(client.post(f"/v1/gates?wait={4 * PATIENCE}", json=question))
+        lives = [asyncio.create_task(daemon.live()) for daemon in daemons]
+        told = await asking
+        for life in lives:
+            life.cancel()
+        await asyncio.gather(*lives, return_exceptions=True)
+        assert told.status_code == (409 if started_again else 200), told.text
+        assert ("its lease on n1 has ended" in told.text) if started_again else (told.json() == admitted)
 
     scenario(test, tmp_path)
 
@@ -331,6 +361,21 @@ def test_a_duplicate_is_settled_by_an_admin(tmp_path: Path) -> None:
         assert (await client.delete("/v1/nodes/n1")).status_code == 200
         assert (await client.get("/v1/nodes/n1")).status_code == 404
         assert (await client.post("/v1/nodes/n1/sync", content=request, headers=own)).status_code == 200
+
+    scenario(test, tmp_path)
+
+
+def test_a_node_whose_protocol_is_not_spoken_here_is_told_to_update(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        request = encode(SyncRequest(
+            protocol=PROTOCOL + 1, incarnation="i1", seq=1, last_answer=None, since_answer_seconds=None,
+            state=state("n1"), digest="d", ages={}, orders={}, issuer=None,
+        ))  # fmt: skip
+        headers = {"x-healthd-node-key": KEY}
+        refused = await client.post("/v1/nodes/n1/sync", content=request, headers=headers)
+        assert refused.status_code == 400
+        assert f"protocol {PROTOCOL + 1} is not spoken here, only {PROTOCOL}; update the older side" in refused.text
+        assert (await client.get("/v1/nodes/n1")).status_code == 404
 
     scenario(test, tmp_path)
 

@@ -62,7 +62,7 @@ async def test_transaction_of_an_earlier_term_is_refused_and_changes_nothing(url
             await late
     assert "taken over by b:7" in (store.trouble() or "")
     store.close()
-    assert metas(url) == {"store_id", "lease_key", "left_at", "before"}
+    assert metas(url) == {"store_id", "lease_key", "schema_readable_by", "before"}
 
 
 def test_each_opening_has_a_higher_term(url: str) -> None:
@@ -110,7 +110,7 @@ async def test_aggregator_that_another_replaced_is_fenced_while_that_one_lives(u
     await other.write([PutMeta(key="c", value="d")])
     store.close()
     other.close()
-    assert metas(url) == {"store_id", "lease_key", "left_at", "c"}
+    assert metas(url) == {"store_id", "lease_key", "schema_readable_by", "c"}
 
 
 @pytest.mark.system

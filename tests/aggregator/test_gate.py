@@ -30,7 +30,20 @@ from healthd.aggregator.model.policy import Policy
 from healthd.core import wire
 from healthd.core.model import Allocation, Health, Mode, OrderReport, Quarantine, Verdict
 from tests.aggregator.gate_kit import acknowledged, admit, decided
-from tests.aggregator.world import NOW, POLICY, gate, good_results, lease, node, result, state, step, view, with_wrong
+from tests.aggregator.world import (
+    NOW,
+    POLICY,
+    gate,
+    good_results,
+    lease,
+    neuron,
+    node,
+    result,
+    state,
+    step,
+    view,
+    with_wrong,
+)
 
 Effects = tuple[Effect, ...]
 
@@ -66,6 +79,23 @@ def test_gate_with_leases_from_before_a_restart_waits_for_nodes_that_have_not_co
     admitted, _, _ = resume(held, view(first, second), POLICY, rows)
     assert admitted.decision is not None
     assert admitted.decision.decision is Verdict.ADMIT
+
+
+@pytest.mark.parametrize("since_swapped", [None, 40.0], ids=["the device of then", "another device"])
+def test_lease_that_an_old_copy_has_lost_admits_its_job_only_on_devices_that_were_tested(
+    since_swapped: float | None,
+) -> None:
+    """The evidence is from when the lease was granted, an hour ago; nothing is measured under a lease."""
+    (device,) = neuron().devices
+    seen = dataclasses.replace(neuron(), devices=(dataclasses.replace(device, since=since_swapped),))
+    row = LeaseRow(node="n1", lease=lease("L"), state=LeaseState.ACKNOWLEDGED, granted_at=NOW - 3600, adopted=True)
+    results = [dataclasses.replace(one, devices=("neuron:0",), began_at=30.0) for one in good_results(3605)]
+    checks = tuple(dataclasses.replace(one, accelerators=True) for one in state("n1").checks)
+    known = dataclasses.replace(state("n1", results, leases=(row.lease,)), inventory=seen, checks=checks)
+    one = node("n1", known, orders={"L": OrderReport(status="accepted")})
+    after, _, _ = resume(gate(nodes=("n1",)), view(one), POLICY, [row])
+    verdict = Verdict.ADMIT if since_swapped is None else Verdict.REJECT
+    assert decided(after).decision is verdict, decided(after).reasons
 
 
 def test_good_nodes_are_reserved_and_leased_and_admitted_once_all_have_stored_their_lease() -> None:

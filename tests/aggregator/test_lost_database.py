@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import sqlite3
+import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -131,15 +131,28 @@ async def test_daemon_that_restarts_before_its_first_sync_tells_its_quarantine(
         assert empty.says() == word.owner_kind
 
 
+async def keep_out(it: Aggregator, word: Quarantine | None) -> None:
+    """A person or a rule decides so."""
+    state = it.engine._memory.fleet_state
+    decided = it.engine.submit(lambda batch: state.put_quarantine(batch, "n1", word, why="by ada"))
+    await asyncio.gather(decided, it.engine.run_once())
+
+
 @OWNERS
-async def test_quarantine_ended_while_the_node_was_away_is_not_taken_from_it(tmp_path: Path, word: Quarantine) -> None:
+@pytest.mark.parametrize("since", [1.0, time.time() - 1800, time.time() + DAY], ids=["long", "lately", "clock ahead"])
+async def test_quarantine_ended_while_the_node_was_away_is_not_taken_from_it(
+    tmp_path: Path, word: Quarantine, since: float
+) -> None:
+    """Whatever the clocks showed when it began and when it ended."""
     url = f"sqlite:///{tmp_path}/a.db"
     async with aggregator(url) as former:
         node = Node(tmp_path)
         await node.sync(former)
         await former.engine.run_once()
-        former.registry.set_quarantine("n1", word)
+        await keep_out(former, dataclasses.replace(word, since=since))
         await node.sync(former)
+        assert node.book.quarantine is not None
+        await keep_out(former, None)
     node.file.save()
     async with aggregator(url) as same:
         for again in (node, Node(tmp_path)):
@@ -150,24 +163,24 @@ async def test_quarantine_ended_while_the_node_was_away_is_not_taken_from_it(tmp
             assert again.book.quarantine is None
 
 
-def copied_at(folder: Path, at: float) -> None:
-    """Make the database one that was copied at this time, and put back just now."""
-    with contextlib.closing(sqlite3.connect(folder / "a.db")) as copy, copy:
-        copy.execute("UPDATE leadership SET renewed = ?", (at,))
-
-
 @OWNERS
 async def test_quarantine_that_began_after_an_old_copy_was_made_is_taken_from_the_node(
     tmp_path: Path, word: Quarantine
 ) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
+    url, file, copy = f"sqlite:///{tmp_path}/a.db", tmp_path / "a.db", tmp_path / "copy.db"
+    node = Node(tmp_path)
     async with aggregator(url) as former:
-        node = Node(tmp_path)
         await node.sync(former)
         await former.engine.run_once()
-        former.registry.set_quarantine("n1", dataclasses.replace(word, since=time.time() - 1800))
+        await keep_out(former, SOFT)
+        await keep_out(former, None)
+    shutil.copy(file, copy)
+    async with aggregator(url) as former:
         await node.sync(former)
-    copied_at(tmp_path, time.time() - 3600)
+        await former.engine.run_once()
+        await keep_out(former, word)
+        await node.sync(former)
+    shutil.copy(copy, file)
     async with aggregator(url) as restored:
         for _ in range(3):
             await node.sync(restored)
@@ -186,9 +199,8 @@ async def test_quarantines_that_the_database_should_know_show_that_it_is_an_old_
     url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "n2", "n3")
     async with running(world, url):
         pass
-    copied_at(tmp_path, world.now - 3600)
     for name in ("n1", "n2"):
-        world.renew(name, quarantine=dataclasses.replace(PERSON, since=world.now - 1800))
+        world.renew(name, quarantine=dataclasses.replace(PERSON, number=1))
         world.daemons[name].issuer = world.issuer
     async with running(world, url) as run:
         assert "quarantines that this database does not know" in (run.engine.recovering() or "")

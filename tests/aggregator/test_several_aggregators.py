@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import re
@@ -27,7 +26,7 @@ from tests.aggregator.cluster import Cluster, release
 from tests.aggregator.postgres import connected
 from tests.aggregator.proxy import Proxy, Rule
 from tests.aggregator.secured import secure
-from tests.aggregator.service import Service, until
+from tests.aggregator.service import Service, readiness, until
 from tests.node.node_kit import eventually
 from tests.patience import PATIENCE
 
@@ -54,12 +53,6 @@ class Pair:
         began = time.monotonic()
         until(lambda: self.leads(self.standby), seconds, self.standby.said)
         return time.monotonic() - began
-
-
-def readiness(service: Service) -> str:
-    with contextlib.suppress(httpx.TransportError):
-        return service.get("/readyz", timeout=2.0).text
-    return "nobody answers"
 
 
 @pytest.fixture
@@ -199,3 +192,25 @@ def trust_in(folder: Path) -> Any:
     import ssl
 
     return ssl.create_default_context(cafile=str(folder / "ca.pem"))
+
+
+def test_hook_and_commands_that_know_both_go_on_with_the_other_one(pair: Pair) -> None:
+    both = ("--aggregator", pair.leader.url, "--aggregator", pair.standby.url)
+    first = pair.cluster.gate(pair.leader.url, "first", "--node", "n1")
+    assert first.code == 0, first.err
+    hook = pair.cluster.start("gate", *both, "--job", "second", "--node", "n1", "--wait", "90s")
+    until(lambda: bool(gates_of(pair.leader, "second")), 15, pair.leader.said)
+    pair.leader.kill()
+    pair.after_takeover()
+    shown = pair.cluster.healthd("fleet", "status", "--aggregator", f"{pair.leader.url},{pair.standby.url}")
+    assert shown.code == 0, shown.err
+    release(pair.standby.url, first.json["id"])
+    said = hook.said(60)
+    assert said.code == 0, said.err
+    pair.standby.kill()
+    nobody = pair.cluster.healthd("fleet", "status", *both)
+    assert nobody.code == 1
+    (line,) = nobody.err.splitlines()
+    assert line.startswith("healthd: none of 2 aggregators answers: ")
+    assert pair.leader.url in line
+    assert pair.standby.url in line

@@ -2,8 +2,10 @@
 How fast is the gate over a large fleet? A real aggregator process, and thousands of simulated nodes in this one.
 
 Every node keeps a connection, its sync held for ten seconds and sent again, so that a fleet of 10,000 makes 1,000 syncs
-a second. Meanwhile gates for 64 nodes of one pool are asked one after the other. Printed: the time of a gate from its
-arrival to its leases on disk (before the lease's round trip), the whole time as its caller sees it, and the syncs.
+a second, with nothing new: what one of them costs the aggregator is measured first. Then gates for 64 nodes of one pool
+are asked one after the other. Printed: the time of a gate from its arrival to its leases on disk (before the lease's
+round trip), the whole time as its caller sees it, and the syncs. At last some nodes turn bad at one moment: how long
+until all of them are shown as unhealthy, and a job has all other nodes and none of these.
 
     python -m tests.benchmarks.bench_gate --nodes 10000 --seconds 20
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import os
 import resource
@@ -21,18 +24,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from healthd.core.model import Decision, GateRequest
 from healthd.core.wire import decode, encode
+from tests.aggregator.postgres import serving
 from tests.benchmarks.figures import percentile
 from tests.benchmarks.processes import ROOT
-from tests.benchmarks.simulated import SimulatedNode, read_answer
+from tests.benchmarks.simulated import SimulatedNode, read_answer, state_template
 
 JOINING_AT_ONCE = 200
-LIMIT_SECONDS = 75.0
+LEAST_JOINED_PER_SECOND = 100
+LIMIT_SECONDS = 100.0
+"""Beyond the time in which the nodes join."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +48,16 @@ class GateRun:
     """
     What one run measured, in seconds for each gate: `grants` from its arrival to its leases on disk, `wholes` as its
     caller sees it. `cpu_ratio` and `resident_bytes` are the aggregator's; `lost` counts nodes whose connection failed.
+
+    `idle` has the processor time of a sync with nothing new, in seconds, over a second each: others on the machine make
+    it longer, never shorter. `bad_seconds` is None where no node was to turn bad.
     """
 
     nodes: int
     join_seconds: float
+    idle: tuple[float, ...]
+    bad: int
+    bad_seconds: float | None
     seconds: float
     grants: tuple[float, ...]
     wholes: tuple[float, ...]
@@ -54,7 +68,13 @@ class GateRun:
 
 
 async def ask(
-    port: int, number: int, count: int, *, tls: ssl.SSLContext | None = None, connecting: bool = False
+    port: int,
+    number: int,
+    count: int,
+    *,
+    pool: str = "bench",
+    tls: ssl.SSLContext | None = None,
+    connecting: bool = False,
 ) -> tuple[float, float]:
     """
     One gate: seconds up to the grant, and as its caller sees it; its nodes are given back.
@@ -63,7 +83,7 @@ async def ask(
     """
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16 << 20, ssl=tls)
-    body = encode(GateRequest(job=f"job-{number}", pool="bench", count=count))
+    body = encode(GateRequest(job=f"job-{number}", pool=pool, count=count))
     began = began if connecting else time.perf_counter()
     writer.write(b"POST /v1/gates?wait=25 HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     grant_ms, answer = await read_answer(reader)
@@ -78,15 +98,15 @@ async def ask(
 
 
 async def bench(arguments: argparse.Namespace, port: int, pid: int) -> GateRun:
-    """Join all nodes, let them sync, and ask gates for that time."""
+    """Join all nodes, let them sync, ask gates for that time, and let some turn bad."""
     sync_seconds: float = arguments.sync_seconds
     nodes = [SimulatedNode(f"node-{number:05}", port, sync_seconds) for number in range(arguments.nodes)]
     began = time.perf_counter()
-    for start in range(0, len(nodes), JOINING_AT_ONCE):
-        await asyncio.gather(*(node.open() for node in nodes[start : start + JOINING_AT_ONCE]))
+    await join(nodes)
     joined = time.perf_counter() - began
-    tasks = [asyncio.create_task(node.live()) for node in nodes]
+    tasks = {node.name: asyncio.create_task(node.live()) for node in nodes}
     await asyncio.sleep(sync_seconds + 0.5)  # from here on every node has a request held
+    idle = [one async for one in idle_costs(nodes, pid, seconds=arguments.idle_seconds)]
     syncs, cpu, begin = sum(n.seq for n in nodes), cpu_seconds(pid), time.perf_counter()
     times: list[tuple[float, float]] = []
     while time.perf_counter() - begin < arguments.seconds or len(times) < 2:
@@ -95,20 +115,71 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int) -> GateRun:
     seconds = time.perf_counter() - begin
     rate = (sum(n.seq for n in nodes) - syncs) / seconds
     used = (cpu_seconds(pid) - cpu) / seconds
-    for task in tasks:
+    resident = resident_bytes(pid)
+    bad_seconds = None
+    if arguments.bad:
+        await asyncio.sleep(1.0)  # leases of the last gate travel back
+        bad_seconds = await turn_bad(nodes[: arguments.bad], tasks, port)
+    for task in tasks.values():
         task.cancel()
-    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
     return GateRun(
         nodes=len(nodes),
         join_seconds=joined,
+        idle=tuple(idle),
+        bad=arguments.bad,
+        bad_seconds=bad_seconds,
         seconds=seconds,
         grants=tuple(grant for grant, _ in times),
         wholes=tuple(whole for _, whole in times),
         syncs_per_second=rate,
         cpu_ratio=used,
-        resident_bytes=resident_bytes(pid),
+        resident_bytes=resident,
         lost=sum(not isinstance(error, asyncio.CancelledError) for error in ended),
     )
+
+
+async def join(nodes: Sequence[SimulatedNode], *, at_once: int = JOINING_AT_ONCE) -> None:
+    """Make all of them known, some at once."""
+    for start in range(0, len(nodes), at_once):
+        await asyncio.gather(*(node.open() for node in nodes[start : start + at_once]))
+
+
+async def idle_costs(nodes: Sequence[SimulatedNode], pid: int, *, seconds: int) -> AsyncIterator[float]:
+    """Processor seconds of the aggregator for each sync, a second at a time."""
+    for _ in range(seconds):
+        syncs, cpu = sum(n.seq for n in nodes), cpu_seconds(pid)
+        await asyncio.sleep(1.0)
+        yield (cpu_seconds(pid) - cpu) / max(1, sum(n.seq for n in nodes) - syncs)
+
+
+async def turn_bad(nodes: Sequence[SimulatedNode], tasks: dict[str, asyncio.Task[None]], port: int) -> float:
+    """Seconds until all of them are shown as unhealthy, and a job that asks for all other nodes has them."""
+    for node in nodes:
+        tasks[node.name].cancel()
+    await asyncio.gather(*(tasks[node.name] for node in nodes), return_exceptions=True)
+    bad = state_template(bad=True)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20.0) as http:
+        before = await unhealthy(http)
+        began = time.perf_counter()
+        for node in nodes:
+            tasks[node.name] = asyncio.create_task(node.change(bad))
+        while await unhealthy(http) < before + len(nodes):  # noqa: ASYNC110  what a page would see
+            await asyncio.sleep(0.05)
+        asked = GateRequest(job="all-others", pool="bench", count=len(tasks) - len(nodes), lease=False)
+        answer = await http.post("/v1/gates?wait=20", content=encode(asked))
+        decision = decode(answer.content, Decision, what="the decision")
+    seconds = time.perf_counter() - began
+    chosen = {node.node for node in decision.nodes} & {node.name for node in nodes}
+    if decision.decision != "admit" or chosen:
+        raise RuntimeError(f"{decision.decision} {decision.reasons[:1]}, with {len(chosen)} bad nodes")
+    return seconds
+
+
+async def unhealthy(http: httpx.AsyncClient) -> int:
+    """How many nodes are shown as that."""
+    summary = (await http.get("/v1/fleet")).raise_for_status().json()
+    return int(summary["health"].get("unhealthy", 0))
 
 
 def shown(run: GateRun) -> str:
@@ -123,15 +194,23 @@ def shown(run: GateRun) -> str:
     ):
         values = (statistics.median(seconds), percentile(seconds, 99), max(seconds))
         lines.append(f"{name:34}" + "".join(f"{1e3 * value:10.1f}" for value in values))
+    if run.idle:
+        quartile = statistics.quantiles(run.idle, n=4)[0] if len(run.idle) > 1 else run.idle[0]
+        words = (
+            f"least {1e3 * min(run.idle):.3f} ms, first quartile {1e3 * quartile:.3f}, most {1e3 * max(run.idle):.3f}"
+        )
+        lines.append(f"processor time of a sync with nothing new: {words}")
+    if run.bad_seconds is not None:
+        lines.append(f"{run.bad} nodes turn bad: all shown and refused after {run.bad_seconds:.2f} s")
     lines.append(f"syncs {run.syncs_per_second:.0f}/s; nodes lost: {run.lost}")
     lines.append(f"aggregator: {run.cpu_ratio:.0%} of one core, {run.resident_bytes / 1e6:.0f} MB resident")
     return "\n".join(lines)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor time of a process so far, by the scheduler's own count of each thread: its clock ticks are too long."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def resident_bytes(pid: int) -> int:
@@ -139,13 +218,13 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def serve(state_dir: str) -> None:
+def serve(state_dir: str, database: str | None) -> None:
     """The aggregator, in a process of its own: no other imports it."""
     from healthd.aggregator.app import run_aggregator
     from healthd.aggregator.model.policy import Policy, Tuning
     from healthd.aggregator.settings import AggregatorSettings
 
-    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=Path(state_dir))
+    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=Path(state_dir), database=database)
     policy = Policy(tuning=Tuning(settle_seconds=0.0), recovery_seconds=0.0, collective=False)
     asyncio.run(run_aggregator(settings, policy, on_ready=lambda address: print(address, flush=True)))
 
@@ -158,22 +237,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between two gates")
     parser.add_argument("--sync-seconds", type=float, default=10.0, help="how long a node lets its sync be held")
+    parser.add_argument("--idle-seconds", type=int, default=10, help="how long syncs with nothing new are measured")
+    parser.add_argument("--bad", type=int, default=0, help="so many nodes turn bad at the end")
+    parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL of its own, instead of SQLite")
+    parser.add_argument("--database", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print every gate's time, for a program")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.serve:
-        serve(arguments.serve)
+        serve(arguments.serve, arguments.database)
         return
     gc.disable()  # this process simulates: its pauses are not the aggregator's
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, arguments.nodes + 1000) if hard > 0 else soft, hard))
-    with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
+    limit = LIMIT_SECONDS + arguments.nodes / LEAST_JOINED_PER_SECOND
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="healthd-bench-"))
         command = [sys.executable, "-m", "tests.benchmarks.bench_gate", "--serve", folder]
+        if arguments.postgresql:
+            command += ["--database", stack.enter_context(serving()).url]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline().rpartition(":")[2])
-            run = asyncio.run(asyncio.wait_for(bench(arguments, port, process.pid), LIMIT_SECONDS))
+            run = asyncio.run(asyncio.wait_for(bench(arguments, port, process.pid), limit))
         finally:
             process.terminate()
             process.wait(10)

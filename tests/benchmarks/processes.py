@@ -50,7 +50,7 @@ SEPARATE: Mapping[str, Any] = {"cwd": ROOT, "env": environment(), "start_new_ses
 """How every process is started that is measured."""
 
 
-def timed(argv: Sequence[str], *, codes: Sequence[int] = (0,)) -> tuple[float, str]:
+def timed(argv: Sequence[str], *, codes: Sequence[int] = (0,), seconds: float = PROCESS_SECONDS) -> tuple[float, str]:
     """
     Wall seconds of a whole process, and its standard output; RuntimeError when it ends with another code.
 
@@ -60,14 +60,14 @@ def timed(argv: Sequence[str], *, codes: Sequence[int] = (0,)) -> tuple[float, s
     began = time.perf_counter()
     process = subprocess.Popen(argv, **SEPARATE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        output, errors = process.communicate(timeout=PROCESS_SECONDS)
+        output, errors = process.communicate(timeout=seconds)
     finally:
-        seconds = time.perf_counter() - began
+        took = time.perf_counter() - began
         end(process, grace_seconds=0.0)
     if process.returncode not in codes:
         last = (errors.strip().splitlines() or ["it said nothing"])[-1]
         raise RuntimeError(f"{' '.join(argv[:5])} ended with {process.returncode}: {last[:300]}")
-    return seconds, output
+    return took, output
 
 
 def end(process: subprocess.Popen[Any], *, grace_seconds: float) -> None:

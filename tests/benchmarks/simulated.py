@@ -15,18 +15,26 @@ import ssl
 import time
 from typing import Any
 
-from checks.contract import Tier
+from checks.contract import Status, Tier
 from healthd.core.wire import encode
 from tests.aggregator.parts import result, spec, state
 
 PASSIVE, QUICK = [f"passive_{n}" for n in range(12)], [f"quick_{n}" for n in range(7)]
 
 
-def state_template() -> bytes:
-    """A node named @ with the checks of the quick tier, all passed a moment ago, as JSON."""
+def state_template(*, pool: str = "bench", part: str | None = None, bad: bool = False) -> bytes:
+    """
+    A node named @ with the checks of the quick tier, all passed a moment ago, as JSON; `bad`: one of them has failed.
+
+    `part` is a label that may say of which shard it is.
+    """
     specs = [spec(n, tier=Tier.PASSIVE, expires=300.0) for n in PASSIVE] + [spec(n) for n in QUICK]
-    results = [result(s.name, age=1.0, tier=s.tier) for s in specs]
-    return encode(state("@", pool="bench", checks=tuple(specs), results=tuple(results)))
+    failed = {QUICK[0]} if bad else set()
+    results = [
+        result(s.name, age=1.0, tier=s.tier, status=Status.FAIL if s.name in failed else Status.PASS) for s in specs
+    ]
+    labels = {"pool": pool} if part is None else {"pool": pool, "part": part}
+    return encode(state("@", labels=labels, checks=tuple(specs), results=tuple(results)))
 
 
 STATE = state_template()
@@ -39,8 +47,17 @@ class SimulatedNode:
     longest time that lay between two answers.
     """
 
-    def __init__(self, name: str, port: int, sync_seconds: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        sync_seconds: float,
+        tls: ssl.SSLContext | None = None,
+        *,
+        template: bytes = STATE,
+    ) -> None:
         self.name, self.port, self.sync_seconds, self.tls = name, port, sync_seconds, tls
+        self.template = template
         # One of its own: a key that many names share is that of one node which changed its name again and again.
         self.key = f"key-of-{name:-<32}"
         self.gap_seconds = 0.0
@@ -59,12 +76,23 @@ class SimulatedNode:
         await self.sync(full=True, wait=0)
         await self.sync(wait=0)
 
+    async def change(self, template: bytes) -> None:
+        """
+        Say at once that it is in another state, and sync for ever: by a second connection, as a daemon does, since the
+        first one's request is held.
+        """
+        self.template, held = template, self.writer
+        await self.open()
+        held.close()
+        await self.live()
+
     async def live(self) -> None:
-        """Sync for ever, from a moment of its own on."""
-        await asyncio.sleep(random.uniform(0, self.sync_seconds))
+        """Keep a sync held; the first one for a part of the time, so that the nodes of a fleet spread out."""
+        wait = random.uniform(min(1.0, self.sync_seconds), self.sync_seconds)
         while True:
             full, self.told = not self.told, True
-            await self.sync(full=full, wait=0 if full else self.sync_seconds)
+            await self.sync(full=full, wait=0 if full else wait)
+            wait = self.sync_seconds
 
     async def sync(self, *, full: bool = False, wait: float) -> None:
         """One request and its answer. An answer that is none ends the benchmark."""
@@ -99,7 +127,7 @@ class SimulatedNode:
         """What it would report of itself."""
         held = [{"by": "lease", "holder": lease["job"]} for lease in self.leases.values()]
         return (
-            STATE.replace(b'"node":"@"', f'"node":"{self.name}"'.encode())
+            self.template.replace(b'"node":"@"', f'"node":"{self.name}"'.encode())
             .replace(b'"age_seconds":1.0', b'"age_seconds":0.0' if self.ran else b'"age_seconds":1.0')
             .replace(b'"allocated":[]', f'"allocated":{json.dumps(held)}'.encode())
             .replace(b'"leases":[]', f'"leases":{json.dumps(list(self.leases.values()))}'.encode())

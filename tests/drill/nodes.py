@@ -181,14 +181,6 @@ class Node(SimulatedNode):
                     return True, 0.0
         return False, pause
 
-    async def live(self) -> None:
-        """Keep a sync held; the first one for a part of the time, so that the nodes of a fleet spread out."""
-        wait = random.uniform(1.0, self.sync_seconds)
-        while True:
-            full, self.told = not self.told, True
-            await self.sync(full=full, wait=0 if full else wait)
-            wait = self.sync_seconds
-
     async def sync(self, *, full: bool = False, wait: float) -> None:
         assert self.writer is not None
         said = list(self._untold) if full else []

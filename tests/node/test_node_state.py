@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import os
@@ -15,11 +16,12 @@ from healthd.core.model import Health, Quarantine
 from healthd.node.http.health import Question, readiness, readiness_document
 from healthd.node.occupancy.model import allocations, describe
 from healthd.node.state import files
-from healthd.node.state.saving import StateFile
+from healthd.node.state.saving import StateFile, StateSaver
 from healthd.node.state.store import NodeStore, digest_of
 from healthd.runner.settings import Survey
 from tests.aggregator.cluster import full_disk
 from tests.node.node_kit import BOOT, MovedClock, finding, lease, result, settings, specs, survey
+from tests.patience import PATIENCE
 
 
 def book(folder: Path, time: MovedClock | None = None, *, boot_id: str | None = BOOT) -> NodeStore:
@@ -208,6 +210,25 @@ def test_restarted_daemon_knows_what_the_earlier_one_knew_with_its_true_age(tmp_
     again.set_survey(survey())
     assert again.snapshot().health is Health.HEALTHY
     assert {r.age_seconds for r in again.snapshot().results} == {30.0}
+
+
+async def test_a_fault_is_saved_while_its_run_goes_on_so_that_no_older_pass_counts_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    time = MovedClock()
+    first, path = filled(tmp_path, time), tmp_path / "state.json"
+    StateFile(first, path).save()
+    saved = asyncio.Event()
+    running = asyncio.create_task(StateSaver(first, settings(tmp_path), saved.set).run())
+    first.set_running("quick")
+    first.record(result("matmul", finding(Status.FAIL), tier=Tier.QUICK))
+    async with asyncio.timeout(5.0 * PATIENCE):
+        await saved.wait()
+    running.cancel()
+    again = book(tmp_path, time)
+    StateFile(again, path).restore()
+    again.set_survey(survey())
+    assert again.snapshot().health is Health.UNHEALTHY
 
 
 @pytest.mark.parametrize("boot_id", ["boot-2", None])

@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import heapq
 import itertools
+import os
 import random
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -28,7 +31,7 @@ EPOCH = 1_700_000_000.0
 """What the clocks on the wall of all machines show when the simulation begins."""
 BOOTED = 1000.0
 """How long all machines have been up then."""
-FORBIDDEN = ("socket.__new__", "subprocess.Popen", "os.fork", "os.posix_spawn")
+FORBIDDEN = frozenset({"socket.__new__", "subprocess.Popen", "os.fork", "os.posix_spawn"})
 """Events of `sys.addaudithook` that mean another program or machine: nothing of theirs can be replayed."""
 
 
@@ -212,6 +215,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         random.seed(f"{seed}:random")
         before = {name: getattr(time, name) for name in ("time", "monotonic", "perf_counter", "clock_gettime")}
         token_bytes, start_thread = secrets.token_bytes, threading.Thread.start
+        getpid, gethostname = os.getpid, socket.gethostname
 
         def wall() -> float:
             process = PROCESS.get()
@@ -225,15 +229,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
         time.time, time.monotonic, time.perf_counter, time.clock_gettime = wall, boot, boot, boot
         secrets.token_bytes = drawn
+        os.getpid, socket.gethostname = lambda: 1, lambda: "simulated"  # aggregators tell both
         setattr(threading.Thread, "start", _refuse_thread)  # noqa: B010  # a plain assignment is an error of types
         _guarded.append(self)
+        collects = gc.isenabled()
+        gc.disable()  # it would run destructors between any two steps
         try:
             yield
         finally:
+            if collects:
+                gc.enable()
             _guarded.remove(self)
             for name, value in before.items():
                 setattr(time, name, value)
             secrets.token_bytes = token_bytes
+            os.getpid, socket.gethostname = getpid, gethostname
             setattr(threading.Thread, "start", start_thread)  # noqa: B010
             random.setstate(global_state)
 
@@ -249,7 +259,7 @@ def _watch() -> None:
 
 
 def _forbid(event: str, arguments: tuple[Any, ...]) -> None:
-    if _guarded and event in FORBIDDEN:
+    if event in FORBIDDEN and _guarded:
         _refuse(f"{event}{arguments!r:.200}")
 
 

@@ -28,7 +28,7 @@ from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, LeaseSettings, NodeSettings, SyncSettings, Unprompted
 from healthd.node.state import files
-from healthd.node.state.saving import StateFile
+from healthd.node.state.saving import StateFile, StateSaver
 from healthd.node.state.store import NodeStore
 from healthd.node.sync import NOT_LEADER, SLACK_SECONDS, ElsewhereError, SyncClient
 from healthd.runner.settings import OnResult, Plan, Survey
@@ -151,8 +151,7 @@ class SimulatedNode:
         )
         clock, boot_id = system_clock(), f"{self.name}-boot-{self.boots}"
         store = NodeStore(settings, enabled_checks(CATALOGUE, settings), clock=clock, boot_id=boot_id)
-        state = StateFile(store, self._folder / "state.json")
-        state.restore()
+        StateFile(store, self._folder / "state.json").restore()
         tasks = Tasks()
         scheduler = Scheduler(store, Probes(self), settings, clock=clock, tasks=tasks, seed=self.chance.getrandbits(32))
         leases = LeaseStore(self._folder / "orders.json", clock=clock, boot_id=boot_id)
@@ -175,6 +174,7 @@ class SimulatedNode:
         store.listen(client.notify)
         orders.on_change = client.notify
         self.leases = leases
+        saver = StateSaver(store, settings, lambda: None)
 
         async def run() -> None:
             tasks.supervise("passive checks", scheduler.run_passive)
@@ -182,9 +182,7 @@ class SimulatedNode:
             tasks.supervise("watch over orders and leases", orders.watch)
             tasks.supervise("held sync", client.run_held)
             tasks.supervise("urgent sync", client.run_urgent)
-            while True:
-                await asyncio.sleep(5.0)
-                state.save()
+            await saver.run()
 
         process.start(run(), f"daemon of {self.name}")
 

@@ -78,7 +78,7 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], tuple[str, ...]]]] = {
     "freeze-node": (0.7, lambda chance: (*_node(chance), _seconds(chance))),
     "trouble": (4.0, _trouble),
     "disk": (2.5, lambda chance: (chance.choice(("slow", "fails", "fails-after")), _seconds(chance))),
-    "clock": (0.4, lambda chance: (chance.choice(("-5", "-5", "30", "86400")),)),
+    "clock": (0.4, lambda chance: (chance.choice(("-5", "-86400", "30", "86400")),)),
     "copy": (0.4, lambda _: ()),
     "restore": (0.3, lambda _: ()),
     "lose": (0.1, lambda _: ()),

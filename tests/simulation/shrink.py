@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from tests.simulation.plan import Plan
 from tests.simulation.world import Outcome, simulate
@@ -11,8 +12,12 @@ MOST_TRIES = 300
 """Simulations that may be spent on one plan: some minutes."""
 
 
-def shrunk(plan: Plan, broken: Outcome) -> tuple[Plan, Outcome]:
-    """A plan with as few events as were found to break a promise still, whichever it is; at best none can go."""
+def shrunk(plan: Plan, broken: Outcome, on_try: Callable[[int], None]) -> tuple[Plan, Outcome]:
+    """
+    A plan with as few events as were found to break a promise still, whichever it is; at best none can go.
+
+    `on_try` is told how many simulations were tried so far.
+    """
     tries, size = 0, max(1, len(plan.events) // 2)
     while tries < MOST_TRIES:
         at, smaller = 0, False
@@ -20,6 +25,7 @@ def shrunk(plan: Plan, broken: Outcome) -> tuple[Plan, Outcome]:
             less = dataclasses.replace(plan, events=plan.events[:at] + plan.events[at + size :])
             outcome = simulate(less)
             tries += 1
+            on_try(tries)
             if outcome.broken:
                 plan, broken, smaller = less, outcome, True
             else:

@@ -76,6 +76,7 @@ class Job:
     ended: bool = False
     released: bool = False
     refused: bool = False
+    asked_last: float = 0.0
     heard_at: float | None = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -489,6 +490,7 @@ class World:
         return None
 
     async def _ask_once(self, job: Job) -> Decision | None:
+        job.asked_last = self.loop.now
         answered = await self.call("hooks", "POST", "/v1/gates", f"wait={HOOK_HOLD_SECONDS:g}", job.request)
         if answered is None or answered.status != 200:
             # Its admission is over, although it has never heard of it: a real hook ends with this, too.
@@ -508,7 +510,10 @@ class World:
                 self.broken(f"{sorted(both)} is given to {job.name} while {other.name} runs there")
         decided_at = self.decided_at.get(job.name, job.asked_at)  # its leader may have died as it decided
         if down := {name for name in job.runs_on if self.rebooted_at.get(name, -math.inf) > decided_at}:
-            job.stop.set()  # it hears late of its admission, and a node has ended its lease by then: it lacks a rank
+            late = sorted(name for name in down if self.rebooted_at[name] < job.asked_last)
+            if late and job.name in self.decided_at:
+                self.broken(f"{job.name} asks again and is told to start on {late}, started again since its admission")
+            job.stop.set()  # a node went down while it was told: it lacks a rank
             job.runs_on -= down
         if job.name not in UNSEEN:
             for name in job.runs_on:
@@ -566,9 +571,9 @@ class World:
         raise error
 
     def _after_step(self, process: Process | None) -> None:
-        for node in self.nodes.values():
-            if node.leases is not None and len(node.leases.held) > 1:
-                self.broken(f"{node.name} is in two leases: {[one.lease.id for one in node.leases.held]}")
+        node = None if process is None else self.nodes.get(process.machine.name)
+        if node is not None and node.leases is not None and len(node.leases.held) > 1:
+            self.broken(f"{node.name} is in two leases: {[one.lease.id for one in node.leases.held]}")
         if self._killed_at is not None and process is (one := self.aggregator).process:
             self._killed_at -= 1
             if self._killed_at <= 0:
@@ -618,7 +623,7 @@ class World:
         decision = gate.decision
         assert decision is not None
         self.log(f"{one.name} has decided {gate.request.job}: {decision.decision.value}")
-        self.decided_at.setdefault(gate.request.job, self.loop.now)
+        self.decided_at[gate.request.job] = self.loop.now
         if decision.decision is not Verdict.ADMIT:
             return
         decided_at, max_age = one.when(decision.decided_at), gate.terms.max_age_seconds

@@ -17,6 +17,7 @@ from pydantic import Field
 from checks.contract import Tier
 from healthd.aggregator.api.handling import (
     GATE,
+    OF_SHARD,
     READ,
     Admin,
     ApiRoute,
@@ -102,7 +103,8 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
-    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again. A token of
+    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again; with `wait` an
+    admission is then repeated once its nodes have said that they still hold its leases. A token of
     scope `gate` may ask for more than the aggregator's settings do; for less (mode, tier, max_age_seconds, collective,
     lease) only where `gate.callers_may` allows it, else the answer is 403.
     """
@@ -112,6 +114,9 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
     gate = await _asked(parts, asked, wait)
+    if gate.decision is not None and wait > 0 and (held := await parts.engine.confirm(gate, wait)) is not None:
+        response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
+        return held
     if asked.join is not None:
         wait = min(wait, parts.engine.policy.tuning.member_seconds / 4)  # a member is heard only when it asks
     decision = await _decision(parts, gate.id, wait, response)
@@ -122,7 +127,7 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     return decision
 
 
-@router.get("")
+@router.get("", dependencies=[OF_SHARD])
 async def listed(
     request: Request,
     caller: Reader,
@@ -371,7 +376,7 @@ def _override(parts: Parts, job: str) -> Override:
 claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gates"])
 
 
-@claims_router.get("", dependencies=[READ])
+@claims_router.get("", dependencies=[READ, OF_SHARD])
 async def claims(
     request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
 ) -> ClaimList:
@@ -515,7 +520,7 @@ def _told(gate: Gate, decision: Decision) -> ValidationState:
 postmortem_router = APIRouter(prefix="/v1/postmortems", route_class=ApiRoute, tags=["gates"])
 
 
-@postmortem_router.get("")
+@postmortem_router.get("", dependencies=[OF_SHARD])
 async def postmortems(
     request: Request,
     caller: Reader,
@@ -541,7 +546,7 @@ MOST_DAYS = 366.0
 report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 
-@report_router.get("/report", dependencies=[READ])
+@report_router.get("/report", dependencies=[READ, OF_SHARD])
 async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
     parts = parts_of(request)

@@ -68,6 +68,12 @@ def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState
             f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
             f"use the next attempt (--attempt {request.attempt + 1})"
         )
+    check_leases_stand(gate, fleet_state)
+
+
+def check_leases_stand(gate: Gate, fleet_state: FleetState) -> None:
+    """ConflictError where an admission is over: a lease of it has ended."""
+    who = f"job {gate.request.job} attempt {gate.request.attempt}"
     if gate.decision is None or (gate.decision.would is not None and gate.request.pool is None):
         return
     if gate.granted:

@@ -55,7 +55,7 @@ from healthd.aggregator.store import (
 from healthd.aggregator.validation import add
 from healthd.core.errors import ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.evidence import reason
-from healthd.core.model import Decision, GateRequest, Lease, NodeState, Quarantine, Reason
+from healthd.core.model import Decision, GateRequest, Lease, NodeState, Quarantine, Reason, Verdict
 from healthd.core.tasks import Backoff
 from healthd.core.text import ago, plain
 
@@ -159,6 +159,34 @@ class Engine:
             lambda batch: admission.open_gate(batch, self._memory.fleet_state, self.policy, request)
         )
         return self._newest(gate)
+
+    async def confirm(self, gate: Gate, seconds: float) -> Decision | None:
+        """
+        Have the nodes of an admission that is asked for again say now that they hold its leases.
+
+        Its hook may never have heard of it, and a machine that was started again since has no evidence and holds no
+        lease. None where there is nothing to confirm or they do hold them; a hold where one has said nothing within
+        `seconds`; ConflictError where a lease is over.
+        """
+        decision, fleet_state = gate.decision, self._memory.fleet_state
+        if decision is None or decision.decision is not Verdict.ADMIT or decision.would is not None or gate.group:
+            return None
+        leases = (fleet_state.leases.get(grant.lease_id) for grant in gate.granted.values())
+        nodes = sorted({row.node for row in leases if row is not None})
+        late = await self._registry.hear_anew(nodes, seconds)
+
+        def act(batch: Batch) -> None:
+            for node in nodes:
+                self._memory.reconciler.catch_up(batch, node)
+
+        await self.submit(act)
+        admission.check_leases_stand(gate, self._memory.fleet_state)
+        if not late:
+            return None
+        named = ", ".join(late[: decisions.MOST_NAMED])
+        text = f"the job was admitted and asks again; {named} have yet to say that they still hold its leases"
+        why = reason("Silent", text, node=late[0] if len(late) == 1 else None)
+        return dataclasses.replace(decision, decision=Verdict.HOLD, reasons=(why,), retryable=True)
 
     async def leave(self, gate_id: str, member: str) -> Gate:
         """Remove a member that ends without starting the job. Safe to repeat; NotFoundError."""
@@ -422,21 +450,24 @@ class Engine:
 
     # --- quarantines and the rules that set them ----------------------------------------------------------------------
 
-    async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
+    async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> Quarantine | None:
         """
         Keep a node out of admissions from now on. Gates that have it see it at once.
 
-        None lifts the quarantine, and the rules drop all that they hold against the node; `why` is for people.
+        None lifts the quarantine, and the rules drop all that they hold against the node; `why` is for people. Returns
+        it with its number.
         """
 
-        def act(batch: Batch) -> None:
+        def act(batch: Batch) -> Quarantine | None:
+            stored = None
             if quarantine is None:
                 self._memory.rules.release(batch, node)
             if quarantine is not None or node in self._memory.fleet_state.quarantines:
-                self._memory.fleet_state.put_quarantine(batch, node, quarantine, why=why)
+                stored = self._memory.fleet_state.put_quarantine(batch, node, quarantine, why=why)
             self._memory.rules.look_again(batch, node)
+            return stored
 
-        await self.submit(act)
+        return await self.submit(act)
 
     def quarantines(self) -> Mapping[str, Quarantine]:
         """All quarantines, by node; those whose time is over may still be among them."""
@@ -1260,7 +1291,7 @@ def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
     names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.well]
     names += [n.node for n in gate.decision.excluded]
     found = [snapshot.nodes.get(name) for name in names]
-    return tuple(s for s in (node.current() for node in found if node is not None) if s is not None)
+    return tuple(s for s in (node.kept() for node in found if node is not None) if s is not None)
 
 
 def _reason(fault: Fault) -> Reason:

@@ -75,6 +75,8 @@ MOST_DECIDED = 2000
 """Decided gates kept in memory for those who ask again; older ones are read from the store."""
 MOST_ENDED = 4096
 """Leases of which it is kept in memory whether they have ended; of others that is read from the store."""
+MOST_QUARANTINED = 20_000
+"""Nodes of which the number of their last quarantine is kept, also after they were forgotten."""
 
 
 class FleetState:
@@ -99,6 +101,7 @@ class FleetState:
         self.claims: dict[str, Claim] = {}
         self._current_claims: Mapping[str, Claim] | None = None
         self.quarantines: dict[str, Quarantine] = dict(loaded.quarantines)
+        self._quarantined: dict[str, int] = dict(loaded.quarantined)
         self.overrides: dict[str, Override] = dict(loaded.overrides)
         self.probes: dict[str, Order] = {}
         self.last_id = max(self.gate_ids, default="")
@@ -384,13 +387,31 @@ class FleetState:
 
     # --- quarantines, overrides -------------------------------------------------------------------------------
 
-    def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
-        """Quarantine a node, or lift its quarantine (None); `why` is for people."""
+    def last_quarantine(self, node: str) -> int:
+        """The number of the newest quarantine of a node that this database knows, lifted or not; 0: of none."""
+        return self._quarantined.get(node, 0)
+
+    def count_quarantine(self, batch: Batch, node: str, number: int) -> None:
+        """Remember that quarantines of a node are known up to this number."""
+        self._quarantined.pop(node, None)  # the newest are the last ones
+        self._quarantined[node] = number
+        batch.changes.append(PutRecord(kind=Kind.QUARANTINED, key=node, record=number))
+        if len(self._quarantined) > MOST_QUARANTINED:
+            oldest = next(iter(self._quarantined))
+            del self._quarantined[oldest]
+            batch.changes.append(PutRecord(kind=Kind.QUARANTINED, key=oldest, record=None))
+
+    def put_quarantine(
+        self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = ""
+    ) -> Quarantine | None:
+        """Quarantine a node, or lift its quarantine (None); `why` is for people. Returns it with its number."""
         known = self.quarantines.get(node)
         if quarantine is None:
             self.quarantines.pop(node, None)
             batch.event(node, "quarantine lifted", why)
         else:
+            quarantine = dataclasses.replace(quarantine, number=self.last_quarantine(node) + 1)
+            self.count_quarantine(batch, node, quarantine.number)
             self.quarantines[node] = quarantine
             if known is None or (known.owner, known.reason) != (quarantine.owner, quarantine.reason):
                 batch.event(node, "quarantined", f"by {quarantine.owner}: {quarantine.reason}")
@@ -398,6 +419,7 @@ class FleetState:
         batch.touched.add(node)
         batch.quarantined = True
         batch.changes.append(PutRecord(kind=Kind.QUARANTINE, key=node, record=quarantine))
+        return quarantine
 
     def set_probe(self, node: str, order: Order | None) -> None:
         """Set the run that a rule ordered on a node that it keeps out; None: there is none."""

@@ -125,9 +125,6 @@ STAMP_SECONDS = GONE_SECONDS / 8
 UNWATCHED_SECONDS = 30.0
 """How often the leases of nodes without a daemon are looked through: their times are hours."""
 
-COPY_SLACK_SECONDS = 60.0
-"""A quarantine that began so soon after the last write may be in the database: the clock may have been set since."""
-
 _LEASE_ID = re.compile(r"(?P<gate>[^:]+):lease:\d+:(?P<node>.+)", re.DOTALL)
 """The id of a lease as aggregators give it (see `gate` and `answers`)."""
 
@@ -141,7 +138,6 @@ class LeaseReconciler:
         self._fleet_state = fleet_state
         self._registry = registry
         self._policy = policy
-        self._not_in_copy = (float(loaded.meta.get("left_at", "inf")) + COPY_SLACK_SECONDS, started_at)
         self._settled_at = started_at + policy.tuning.settle_seconds
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
         self._unwatched_at = -math.inf
@@ -299,7 +295,9 @@ class LeaseReconciler:
                 again = dataclasses.replace(ended, node=node.node, state=LeaseState.ENDING, closed_at=None)
                 self._fleet_state.put_lease(batch, again)
         other = node.issuer is not None and node.issuer != self._fleet_state.store_id
-        missed = node.issuer == self._fleet_state.store_id and self._not_in_this_copy(state.quarantine)
+        missed = node.issuer == self._fleet_state.store_id and self._not_in_this_copy(node.node, state.quarantine)
+        if missed and state.quarantine is not None:
+            self._fleet_state.count_quarantine(batch, node.node, state.quarantine.number)
         if (other or missed) and state.quarantine is not None:
             self._take_over(batch, node.node, state.quarantine)
         restored = missed or any(lease.issuer == self._fleet_state.store_id for lease in foreign)
@@ -307,9 +305,12 @@ class LeaseReconciler:
             lasting = state.quarantine is not None and (state.quarantine.until or math.inf) > batch.now
             self._recovery.witness(node.node, has_lease=restored or bool(foreign) or lasting)
 
-    def _not_in_this_copy(self, quarantine: Quarantine | None) -> bool:
-        """Whether it began after the last write to the database and before this aggregator started: in an old copy."""
-        return quarantine is not None and self._not_in_copy[0] < quarantine.since < self._not_in_copy[1]
+    def _not_in_this_copy(self, node: str, quarantine: Quarantine | None) -> bool:
+        """Whether this database was told of the quarantine and has lost it: it is an older copy of itself."""
+        if quarantine is None:
+            return False
+        names = (node, *self._registry.former_names(node))
+        return quarantine.number > max(self._fleet_state.last_quarantine(name) for name in names)
 
     def _take_over(self, batch: Batch, node: str, quarantine: Quarantine) -> None:
         """

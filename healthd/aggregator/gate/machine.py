@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from checks.contract import Blame, Status
 from healthd.aggregator.gate import decisions, eligibility, rendezvous, reservation
-from healthd.aggregator.gate.eligibility import Eligibility
+from healthd.aggregator.gate.eligibility import Assessment, Eligibility
 from healthd.aggregator.gate.reservation import (
     USABLE,
     Admit,
@@ -59,7 +59,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Tested, Validation
 from healthd.aggregator.validation import advance, begin, consequence, lacking, sentence
 from healthd.core.evidence import reason
-from healthd.core.model import Mode, NodeState, Reason, Verdict
+from healthd.core.model import Health, Mode, NodeState, Reason, Verdict
 from healthd.core.text import counted
 from healthd.localize import Outcome
 
@@ -323,13 +323,14 @@ def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseR
     context = StepContext(eligibility.resolve_names(gate, snapshot), snapshot, policy)
     terms, job = context.gate.terms, f"job {gate.request.job} attempt {gate.request.attempt}"
     # One that has not confirmed an answer may show evidence of any age, or be heard before it is looked at again.
+    found = {row.node: _under_lease(context, row) for row in held}
     ready = [
         row
         for row in held
         if reservation.stored(context, row.node, row.lease.id)
-        and context.assess(row.node).eligibility is not Eligibility.UNHEARD
+        and found[row.node].eligibility is not Eligibility.UNHEARD
     ]
-    unfit = [found for row in ready if (found := context.assess(row.node)).eligibility is Eligibility.EXCLUDED]
+    unfit = [found[row.node] for row in ready if found[row.node].eligibility is Eligibility.EXCLUDED]
     names = ", ".join(row.node for row in held[: decisions.MOST_NAMED])
     why = reason(
         "Recovering",
@@ -345,6 +346,21 @@ def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseR
     else:
         _conclude(context, Hold((why,), wake_at=deadline_of(context)))
     return Step(context.gate, tuple(context.effects), tuple(context.moves))
+
+
+def _under_lease(context: StepContext, row: LeaseRow) -> Assessment:
+    """
+    The node as its lease says, whichever database granted that: its evidence need be no fresher than it was then, but
+    it must stand for the devices that the node has now.
+    """
+    found, node, terms = context.assess(row.node), context.snapshot.nodes.get(row.node), context.gate.terms
+    if found.eligibility in (Eligibility.EXCLUDED, Eligibility.UNHEARD) or node is None:
+        return found
+    max_age = terms.max_age_seconds + max(0.0, context.now - row.granted_at)
+    judged = eligibility.judge(node, terms.tier, max_age, context.policy.require)
+    if judged.health not in (Health.UNKNOWN, Health.UNHEALTHY):
+        return found
+    return dataclasses.replace(found, eligibility=Eligibility.EXCLUDED, reasons=judged.reasons)
 
 
 def _step_with_override(gate: Gate, snapshot: Snapshot, policy: Policy) -> StepContext:

@@ -14,20 +14,18 @@ import enum
 import itertools
 import math
 import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-from checks.contract import Finding, Status, Tier, worst
+from checks.contract import Finding, Status, Tier
+from healthd.aggregator.model.kept_state import EVIDENCE, Since, kept_state, pack
 from healthd.aggregator.model.nodes import Duplicate, FleetNode, ScheduledEvent, Verdicts, moved_text
 from healthd.core import wire
 from healthd.core.errors import BadInputError
-from healthd.core.evidence import aged, health_of, judge_health, judge_tier, reason, reason_of, sorted_reasons
+from healthd.core.evidence import aged, health_of, judge_health, judge_tier, reason, reason_of
 from healthd.core.model import (
     FINAL_STATUSES,
     LARGEST_ATTEMPT,
-    CheckResult,
     Health,
     Lease,
     NodeState,
@@ -40,7 +38,6 @@ from healthd.core.model import (
     SyncRequest,
 )
 from healthd.core.text import plain
-from healthd.core.wire import decode, encode
 
 # Which machine a node is, whether anything on it has failed, and what AWS has scheduled for it. Pure.
 
@@ -138,12 +135,6 @@ def scheduled_event(state: NodeState) -> ScheduledEvent | None:
 # The last state of a node in compact form: the evidence as bytes, the rest as objects.
 
 
-R = TypeVar("R", CheckResult, Lease)
-
-# Most of a state, and rarely read.
-EVIDENCE = ("inventory", "reasons", "checks", "results")
-
-
 AMENDED = ("job_steps",)
 """Checks whose results may be amended beside those that have digests."""
 _HEALTH_RANK: Mapping[Health, int] = {health: rank for rank, health in enumerate(Health)}
@@ -181,8 +172,7 @@ class CompactState:
     def __init__(self, state: NodeState, at: float) -> None:
         # Digests are kept by who compares them.
         bare = tuple(dataclasses.replace(r, digests=()) if r.digests else r for r in state.results)
-        # Nine in ten of its bytes are what all nodes of a fleet say, and few of them are ever read again.
-        self._packed = zlib.compress(encode(dataclasses.replace(state, results=bare)), 1)
+        self._packed = pack(dataclasses.replace(state, results=bare))
         self._rest = {name: value for name, value in vars(state).items() if name not in EVIDENCE}
         self._ages: Mapping[str, float] = {}
         self._received_at = self.at = at
@@ -273,24 +263,14 @@ class CompactState:
 
     def open(self) -> NodeState:
         """The state, with ages as of `at`; a later `refresh` does not change it."""
-        packed, ages, moved = self._packed, self._ages, self.at - self._received_at
-        added, reasons = self._added, self._reasons()
-
-        def evidence() -> Mapping[str, Any]:
-            full = decode(zlib.decompress(packed), NodeState, what="kept state")
-            aged = (_with_age(r, ages.get(r.check, r.age_seconds + moved)) for r in full.results)
-            return {
-                "inventory": full.inventory,
-                "reasons": sorted_reasons((*reasons, *full.reasons)) if added else full.reasons,
-                "checks": full.checks,
-                "results": tuple(_amended(r, added.get(r.check)) for r in aged) if added else tuple(aged),
-            }
-
-        return _lazy_state(
-            {**self._rest, "health": self.health},
-            tuple(_with_age(lease, lease.age_seconds + moved) for lease in self._rest["leases"]),
-            evidence,
+        since = Since(
+            health=self.health,
+            moved_seconds=self.at - self._received_at,
+            ages=self._ages,
+            added=self._added,
+            reasons=self._reasons(),
         )
+        return kept_state(self._packed, self._rest, since)
 
     @property
     def stale_at(self) -> float:
@@ -302,38 +282,6 @@ class CompactState:
                 default=math.inf,
             )
         return self._stale_at
-
-
-def _amended(result: CheckResult, added: tuple[Finding, ...] | None) -> CheckResult:
-    if not added:
-        return result
-    status = worst((result.status, *(one.status for one in added)))
-    return dataclasses.replace(result, status=status, findings=(*result.findings, *added))
-
-
-class _LazyState(NodeState):
-    """A NodeState whose evidence is decoded when it is first read."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in EVIDENCE or "_evidence" not in self.__dict__:
-            raise AttributeError(name)
-        self.__dict__.update(self.__dict__.pop("_evidence")())
-        return self.__dict__[name]
-
-
-def _lazy_state(
-    rest: Mapping[str, Any], leases: tuple[Lease, ...], evidence: Callable[[], Mapping[str, Any]]
-) -> NodeState:
-    state = object.__new__(_LazyState)
-    state.__dict__.update(rest, leases=leases, _evidence=evidence)
-    return state
-
-
-def _with_age(record: R, age_seconds: float) -> R:
-    """A copy with another age, at a fifth of the cost of dataclasses.replace, because every look-up makes some."""
-    copy: R = object.__new__(type(record))
-    copy.__dict__.update(record.__dict__, age_seconds=age_seconds)
-    return copy
 
 
 # Answers remembered of a node: it may have a held and an urgent request under way, and some answers get lost.
@@ -372,7 +320,8 @@ class NodeRecord:
 
     `synced`: a daemon or a hook has spoken under this name, in this process or as the store knows. `listed`: the roster
     lists it as a member. `orders` None means that no statement is made. `revision` counts what the node is to be told;
-    an answer remembers the revision that it told, so that a lost answer is told again. `refused_key_hash` is the last
+    an answer remembers the revision that it told, so that a lost answer is told again; `read` is the newest one that
+    the node has shown to have read. `refused_key_hash` is the last
     key that was not the node's. `kept_duplicate` is what is on disk of `duplicate`. `moved_to` is the name under which
     a daemon with the same key started since this name was last heard.
     """
@@ -405,6 +354,7 @@ class NodeRecord:
     quarantine: Quarantine | None = None
     acknowledged: frozenset[str] = frozenset()
     revision: int = 0
+    read: int = -1
     answers: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
     held: asyncio.Future[None] | None = None
     # by whose word this daemon is the node: the pod, what no other pod has, and which pods were the node before
@@ -445,6 +395,8 @@ class NodeRecord:
         since = request.since_answer_seconds
         known = sent is not None and since is not None
         self.proven = self.proven or known
+        if sent is not None:
+            self.read = max(self.read, sent[1])
         unaccounted = max(0.0, now - sent[0] - since) if sent is not None and since is not None else 0.0
         based_at = now - unaccounted
         self.heard_at = based_at if self.heard_at is None else max(self.heard_at, based_at)

@@ -16,7 +16,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from healthd.aggregator.inventory import node_record
@@ -151,6 +151,7 @@ class Fleet:
         self._nonce = secrets.token_hex(4)
         self._answers = 0
         self._first_seq = first_seq
+        self._hearing: set[asyncio.Event] = set()
         self._stopping = False
 
     # --- what nodes say, and the answer -------------------------------------------------------------------------------
@@ -206,10 +207,46 @@ class Fleet:
         self._synced(node)
         return await self._exchange(node, inner, request, wait_seconds)
 
+    async def hear_anew(self, names: Collection[str], seconds: float) -> tuple[str, ...]:
+        """
+        Have nodes read an answer that is given from now on and speak after it: what they say then is no older than this
+        call. Returns those that have not within `seconds`, or before the aggregator stops.
+        """
+        wanted: dict[str, tuple[NodeRecord | None, int]] = {}
+        for name in names:
+            record = self._records.get(name)
+            if record is not None:
+                record.changed()
+            wanted[name] = (record, 0 if record is None else record.revision)
+        heard = asyncio.Event()
+
+        def late() -> tuple[str, ...]:
+            return tuple(name for name, (one, revision) in wanted.items() if one is None or one.read < revision)
+
+        def on_sync(node: str) -> None:
+            if node in wanted:
+                heard.set()
+
+        self._listeners.append(on_sync)
+        self._hearing.add(heard)
+        try:
+            async with asyncio.timeout(seconds):
+                while late() and not self._stopping:
+                    heard.clear()
+                    await heard.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._listeners.remove(on_sync)
+            self._hearing.discard(heard)
+        return late()
+
     def release_all(self) -> None:
         """Answer every held request now and hold none from here on: the aggregator stops."""
         self._stopping = True
         self.wake_all()
+        for waiting in self._hearing:
+            waiting.set()
 
     def wake_all(self) -> None:
         """Answer every held request now."""

@@ -9,4 +9,4 @@ CLOCK_BOOTTIME, so that a clock that jumps moves no deadline.
 it wants done.
 """
 
-__all__ = ["calibration", "gates", "nodes", "policy", "postmortems", "quarantines", "validations"]
+__all__ = ["calibration", "gates", "kept_state", "nodes", "policy", "postmortems", "quarantines", "validations"]

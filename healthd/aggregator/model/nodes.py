@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from checks.contract import Tier
 from healthd.aggregator.model.gates import Claim, Override
+from healthd.aggregator.model.kept_state import later
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.core.evidence import Judged, aged
 from healthd.core.model import NodeState, OrderReport, Quarantine
@@ -74,6 +75,10 @@ class FleetNode:
     def current(self) -> NodeState | None:
         """The state with ages as of now."""
         return None if self.state is None else aged(self.state, self.behind_seconds)
+
+    def kept(self) -> NodeState | None:
+        """The same, not opened where it is kept packed."""
+        return None if self.state is None else later(self.state, self.behind_seconds)
 
 
 def moved_text(node: str, moved_to: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, or_, select, text
 
 from healthd.aggregator.model.gates import Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.aggregator.model.kept_state import unpack_all
 from healthd.aggregator.model.nodes import Duplicate
 from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
@@ -53,6 +53,7 @@ class Loaded:
     keys: Mapping[tuple[str, int], str]
     leases: tuple[LeaseRow, ...]
     quarantines: Mapping[str, Quarantine]
+    quarantined: Mapping[str, int]
     overrides: Mapping[str, Override]
     nodes: tuple[NodeRow, ...]
     meta: Mapping[str, str]
@@ -67,6 +68,7 @@ _RECORDS: Mapping[Kind, Any] = {
     Kind.RULES: RuleRecord,
     Kind.LATCHES: tuple[Latch, ...],
     Kind.MACHINE: str,
+    Kind.QUARANTINED: int,
 }
 
 
@@ -90,6 +92,7 @@ def load(connection: Connection) -> Loaded:
             wire.decode(r.record.encode(), LeaseRow, what=f"lease {r.id}") for r in connection.execute(open_leases)
         ),
         quarantines=records[Kind.QUARANTINE],
+        quarantined=records[Kind.QUARANTINED],
         overrides=records[Kind.OVERRIDE],
         nodes=tuple(
             NodeRow(
@@ -128,7 +131,7 @@ def read_evidence(connection: Connection, gate_id: str) -> tuple[NodeState, ...]
     row = connection.execute(select(EVIDENCE.c.states).where(EVIDENCE.c.gate == gate_id)).one_or_none()
     if row is None:
         return ()
-    return wire.decode(zlib.decompress(row.states), tuple[NodeState, ...], what=f"evidence of gate {gate_id}")
+    return unpack_all(row.states, what=f"evidence of gate {gate_id}")
 
 
 def read_gates(connection: Connection, *, limit: int, before: str | None, job: str | None) -> tuple[Gate, ...]:

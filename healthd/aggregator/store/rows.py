@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import enum
-import zlib
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, Table, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Insert, Row, Select, Table, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, GateEnding, GateFacts
 from healthd.aggregator.model.gates import Gate, LeaseRow, Override
+from healthd.aggregator.model.kept_state import pack_all
 from healthd.aggregator.model.nodes import Duplicate
 from healthd.aggregator.model.postmortems import Postmortem
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
@@ -156,9 +157,11 @@ class Kind(str, enum.Enum):
     """Each `Latch` on a device or machine, by its serial number, its instance id, else its node's name."""
     MACHINE = "machine"
     """Which machine a node was last, as `healthd.aggregator.inventory.node_record.machine_of` writes it."""
+    QUARANTINED = "quarantined"
+    """The number of the last quarantine of a node, also of one that was lifted."""
 
 
-Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str
+Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str | int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,10 +335,16 @@ def upsert(
     """Insert rows of the same columns, or replace all but those of `keep`; the same on SQLite and PostgreSQL."""
     if not rows:
         return
-    insert = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    statement = _upsert(connection.dialect.name, table, tuple(rows[0]), keep)
+    connection.execute(statement, [fit(table, row) for row in rows])
+
+
+@functools.lru_cache(maxsize=256)  # each kind of change has one
+def _upsert(dialect: str, table: Table, columns: tuple[str, ...], keep: tuple[str, ...]) -> Insert:
+    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
     keys = [column.name for column in table.primary_key]
-    new = {name: insert.excluded[name] for name in rows[0] if name not in keys and name not in keep}
-    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=new), [fit(table, row) for row in rows])
+    new = {name: insert.excluded[name] for name in columns if name not in keys and name not in keep}
+    return insert.on_conflict_do_update(index_elements=keys, set_=new)
 
 
 def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
@@ -395,12 +404,6 @@ def _put_duplicates(connection: Connection, changes: Sequence[PutDuplicate]) -> 
         connection.execute(update(NODES).where(NODES.c.node == change.node).values(duplicate=record))
 
 
-def _packed(states: Sequence[NodeState]) -> bytes:
-    """What a check is for is in its documentation; in evidence it would be most of the bytes."""
-    slim = [replace(state, checks=tuple(replace(spec, doc="") for spec in state.checks)) for state in states]
-    return zlib.compress(wire.encode(slim), 1)
-
-
 def _node(change: PutNode | PutKey, labels: Mapping[str, str], key_hash: str | None) -> Mapping[str, Any]:
     return {
         "node": change.node,
@@ -449,7 +452,7 @@ _WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {
     PutLease: lambda to, changes: upsert(to, LEASES, [_lease(c.row) for c in changes]),
     PutRecord: _put_records,
     PutEvidence: lambda to, changes: upsert(
-        to, EVIDENCE, [{"gate": c.gate, "states": _packed(c.states)} for c in changes]
+        to, EVIDENCE, [{"gate": c.gate, "states": pack_all(c.states)} for c in changes]
     ),
     PutFacts: lambda to, changes: put_facts(to, {c.facts.gate: c.facts for c in changes}.values()),
     PutOutcome: lambda to, changes: _of_known_gates(to, OUTCOMES, [vars(c) for c in changes]),

@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,11 @@ CLIENT_SETTINGS = {
 WRONG = {
     "password authentication failed": f"correct user and password in {KEY}",
     "no password supplied": f"put the password into {KEY}, or let libpq find it (PGPASSFILE)",
+    "certificate verify failed": f"name the CA of the server's certificate as sslrootcert in {KEY}",
+    "does not match host name": f"call the server by the name in its certificate in {KEY}",
+    "does not support SSL": f"turn ssl on at the server, or correct sslmode in {KEY}",
+    "permission denied": f"grant it to the user of {KEY}, or make that the owner of the database",
+    "must be owner": f"make the user of {KEY} the owner of the database, at least for an upgrade",
     "does not exist": f"create it, or correct {KEY}",
     "pg_hba.conf": "allow this host and user there, and reload the server",
     "invalid port": f"correct the port in {KEY}",
@@ -321,6 +326,11 @@ def clock_of(connection: Connection) -> ColumnElement[float]:
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 
 
+def shard_by(label: str | None, labels: Mapping[str, str]) -> str:
+    """The shard that the labels of a node name, where shards are the values of `label`."""
+    return DEFAULT_SHARD if label is None else labels.get(label, DEFAULT_SHARD)
+
+
 def schema_of(shard: str) -> str | None:
     """The PostgreSQL schema with a shard's own tables; None: they are where the common ones are."""
     return None if shard == DEFAULT_SHARD else SCHEMA_PREFIX + shard
@@ -336,14 +346,12 @@ def leaders_of(connection: Connection, *, place: str) -> dict[str, Leadership]:
     return found
 
 
-def take_over(
-    connection: Connection, *, shard: str, holder: str, url: str, place: str, seen: Leadership | None
-) -> tuple[int, float]:
+def take_over(connection: Connection, *, shard: str, holder: str, url: str, place: str, seen: Leadership | None) -> int:
     """
     Raise the term; from the commit on, transactions of every former holder are refused.
 
     With `seen` only if the row is still as it was then and no transaction of its leader is under way: NotVacantError.
-    Returns the new term, and when the former holder wrote last: in an old copy, when that was made.
+    Returns the new term.
     """
     query = _columns(shard).with_for_update(skip_locked=seen is not None)
     row = connection.execute(query).one_or_none()
@@ -352,12 +360,11 @@ def take_over(
         raise NotVacantError(f"{place} has a leader of {shard} in the middle of a transaction")
     if seen is not None and _leadership(row, place) != seen:
         raise NotVacantError(f"{place} has a leader of {shard} that works")
-    stored = _leadership(row, place)
-    term = stored.term + 1
+    term = _leadership(row, place).term + 1
     told = fit(LEADERSHIP, {"term": term, "holder": holder, "url": url})
     connection.execute(_row(shard).values(**told, renewed=clock_of(connection)))
     notify(connection)
-    return term, stored.renewed
+    return term
 
 
 def end_stalled(connection: Connection) -> None:
@@ -378,6 +385,10 @@ def end_stalled(connection: Connection) -> None:
     )
 
 
+_TERM = select(LEADERSHIP.c.term, LEADERSHIP.c.holder).where(LEADERSHIP.c.shard == sa.bindparam("shard"))
+_LOCKED_TERM = _TERM.with_for_update()
+
+
 def check_term(connection: Connection, shard: str, term: int, holder: str, *, place: str, lock: bool) -> None:
     """
     Refuse the transaction with FencedError unless `term` is the stored one and its holder this one.
@@ -385,8 +396,7 @@ def check_term(connection: Connection, shard: str, term: int, holder: str, *, pl
     `lock` keeps it so until the transaction ends: who takes over waits for that. Without it this suits reading alone.
     SQLite has no such lock and needs none: its transactions begin with the write lock.
     """
-    query = select(LEADERSHIP.c.term, LEADERSHIP.c.holder).where(LEADERSHIP.c.shard == shard)
-    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    row = connection.execute(_LOCKED_TERM if lock else _TERM, {"shard": shard}).one_or_none()
     if row is None or (row.term, row.holder) != (term, holder):
         other = f"{row.holder} (term {row.term})" if row is not None and row.holder else "somebody who left it again"
         raise FencedError(
@@ -408,9 +418,10 @@ def give_up(connection: Connection, shard: str) -> None:
     notify(connection)
 
 
-def depose(connection: Connection, shard: str) -> None:
-    """End the lease of whoever leads, from outside: it is refused from the commit on."""
-    connection.execute(_row(shard).values(term=LEADERSHIP.c.term + 1, holder="", url=""))
+def depose(connection: Connection, shard: str | None) -> None:
+    """End the lease of whoever leads (None: of every shard), from outside: it is refused from the commit on."""
+    rows = update(LEADERSHIP) if shard is None else _row(shard)
+    connection.execute(rows.values(term=LEADERSHIP.c.term + 1, holder="", url=""))
     notify(connection)
 
 
@@ -518,6 +529,8 @@ class Session:
         """Let go of connection and lock. Safe to repeat."""
         self._disconnect()
         self._engine.dispose()
+        if sa.event.contains(self._engine, "do_connect", self._line.connect):  # the engine may outlive this session
+            sa.event.remove(self._engine, "do_connect", self._line.connect)
         if self._lock is not None:
             self._lock.close()
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import enum
 import functools
-import importlib.resources
 import logging
 import math
 import secrets
@@ -24,17 +23,13 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from healthd.aggregator.store import reading as rows
 from healthd.aggregator.store import session
 from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
+from healthd.aggregator.store.schema import bring_up_to_date
 from healthd.aggregator.store.session import (
     DEFAULT_SHARD,
     LEASE_SECONDS,
@@ -49,7 +44,7 @@ from healthd.aggregator.store.session import (
     first_line,
     parse,
 )
-from healthd.aggregator.store.tables import COMMON, LEADERSHIP, META, METADATA, NODES, PLACEMENTS
+from healthd.aggregator.store.tables import META, NODES, PLACEMENTS
 from healthd.core.errors import BadInputError, StoreError
 
 # The thread that does all work on the database, in the order in which it was submitted.
@@ -578,13 +573,14 @@ class Store:
     # --- at the start -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def prepare(url: str, *, engine: sa.Engine | None = None) -> None:
+    def prepare(url: str, own_url: str | None = None, *, engine: sa.Engine | None = None) -> None:
         """
-        Open or make a database, bring its schema up to date and leave it. `engine` and errors as of `open`. Blocks.
+        Open or make a database, bring its schema up to date and leave it. The aggregator that answers at `own_url`
+        counts as one that uses it from then on. `engine` and errors as of `open`. Blocks.
         """
         opened = Session(parse(url), DEFAULT_SHARD, engine=engine)
         try:
-            _bring_up_to_date(opened, opened.connect())
+            bring_up_to_date(opened, opened.connect(), own_url)
         except SQLAlchemyError as error:
             raise opened.failed(error) from None
         except BaseException:
@@ -604,10 +600,10 @@ class Store:
                     f"{self._session.place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file "
                     "away: nodes report their leases again"
                 )
-            _bring_up_to_date(self._session, connection)
+            bring_up_to_date(self._session, connection)
             began = boot_seconds()
             with connection.begin():
-                term, left_at = session.take_over(
+                term = session.take_over(
                     connection,
                     shard=self._session.shard,
                     holder=self._session.holder,
@@ -618,45 +614,8 @@ class Store:
                 known = {row.key: row.value for row in connection.execute(sa.select(META))}
                 self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
                 lease_key = known.get("lease_key") or secrets.token_hex(32)
-                facts = {"store_id": self.store_id, "lease_key": lease_key, "left_at": str(left_at)}
+                facts = {"store_id": self.store_id, "lease_key": lease_key}
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
             self._session.term, self._session.renewed_at = term, began
         except SQLAlchemyError as error:
             raise self._session.failed(error) from None
-
-
-MIGRATION_LOCK = 0x6865616C746864
-"""PostgreSQL advisory lock of who brings the schema up to date: "healthd" in ASCII. Several may start at once."""
-
-
-def _bring_up_to_date(opened: Session, connection: sa.Connection) -> None:
-    """Make the tables, or migrate them. StoreError for those of a newer healthd."""
-    config = Config()
-    config.set_main_option("script_location", str(importlib.resources.files("healthd.aggregator.store") / "migrations"))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    config.attributes["schema"] = opened.schema
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    try:
-        with connection.begin():
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            of_shard = {"version_table_schema": opened.schema}
-            current = set(MigrationContext.configure(connection, opts=of_shard).get_current_heads())
-            if current - known:
-                versions = ", ".join(sorted(current - known))
-                raise StoreError(
-                    f"{opened.place} is of a newer healthd, or of a development version before 0.1.0 (schema "
-                    f"{versions}); upgrade healthd, or use another database"
-                )
-            if current:
-                command.upgrade(config, "head")
-            else:
-                made = [one for one in METADATA.sorted_tables if opened.schema is None or one not in COMMON]
-                METADATA.create_all(connection, made, checkfirst=False)  # a table of somebody else is never taken over
-                if opened.schema is None:
-                    row = {"shard": DEFAULT_SHARD, "term": 0, "holder": "", "url": "", "renewed": 0.0}
-                    connection.execute(LEADERSHIP.insert().values(row))
-                command.stamp(config, "head")
-    except CommandError as error:
-        raise StoreError(f"{opened.place} cannot be migrated: {first_line(error)}") from None

@@ -36,8 +36,8 @@ META = Table(
     Column("value", Text, nullable=False),
 )
 """
-`store_id` names the database for life, `lease_key` is the secret by which it recognizes leases that it granted,
-`left_at` is when the aggregator before this one wrote last (seconds since the epoch); other keys are the engine's.
+`store_id` names the database for life, `lease_key` is the secret by which it recognizes leases that it granted; other
+keys are the engine's.
 """
 
 LEADERSHIP = Table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason
 
@@ -88,7 +88,8 @@ class Quarantine:
     A node kept out of admissions. `owner_kind` is rule or person; `until` None means until somebody releases it.
 
     `injected`: whatever caused it was injected, in a drill. `devices` are the targets of the devices that are at fault
-    where nothing else of the node is; empty: the node.
+    where nothing else of the node is; empty: the node. `number` counts the quarantines that a database has given the
+    node, whatever clocks show; two that say the same are equal.
     """
 
     reason: str
@@ -98,6 +99,7 @@ class Quarantine:
     until: float | None
     injected: bool = False
     devices: tuple[str, ...] = ()
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,25 +95,30 @@ class SavedEvidence:
 
 
 class StateSaver:
-    """Saves the state: after active runs at once, after passive ones at most every `save_seconds`."""
+    """
+    Saves the state: active results at once, since an aggregator may hear of them now; passive ones at most every
+    `save_seconds`. `save_evidence` saves that of the runner.
+    """
 
-    def __init__(self, store: NodeStore, settings: NodeSettings, evidence: SavedEvidence) -> None:
+    def __init__(self, store: NodeStore, settings: NodeSettings, save_evidence: Callable[[], None]) -> None:
         self._file = StateFile(store, settings.state_dir / "state.json")
         self._store = store
-        self._evidence = evidence
+        self._save_evidence = save_evidence
         self._every_seconds = settings.save_seconds
         self._dirty = asyncio.Event()
         self._at_once = asyncio.Event()
         self._was_running = False
+        self._results = store.runs.total()
         self._quarantine = store.quarantine
         store.listen(self._changed)
 
     def _changed(self) -> None:
         self._dirty.set()
-        running = self._store.running is not None
-        if (self._was_running and not running) or self._quarantine != self._store.quarantine:
+        running, results = self._store.running is not None, self._store.runs.total()
+        measured = running and results != self._results
+        if measured or (self._was_running and not running) or self._quarantine != self._store.quarantine:
             self._at_once.set()
-        self._was_running, self._quarantine = running, self._store.quarantine
+        self._was_running, self._results, self._quarantine = running, results, self._store.quarantine
 
     async def run(self) -> None:
         """Save after changes, for ever."""
@@ -126,7 +131,7 @@ class StateSaver:
     def save(self) -> None:
         """Save everything now."""
         self._file.save()
-        self._evidence.save()
+        self._save_evidence()
 
 
 # Keeps the profiles of slow probes in a folder, within bounds of number, bytes and age; the oldest go first.

@@ -9,6 +9,7 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
+additive = False  # True: the code of the revision before can go on with it (decision 0026)
 
 
 def upgrade() -> None:
