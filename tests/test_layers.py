@@ -84,7 +84,7 @@ AGGREGATOR = {
     "course": {"front", "leading", "store"},
     "sharing": {"api", "course", "front", "store"},
     "merging": set[str](),
-    "routing": {"api", "auth", "front", "merging", "metrics", "settings", "store"},
+    "routing": {"api", "auth", "front", "merging", "metrics", "settings", "store", "ui"},
     "app": {
         "api",
         "auth",

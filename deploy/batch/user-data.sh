@@ -14,7 +14,8 @@ UNITS=${UNITS:-s3://BUCKET/systemd}
 # The interpreter on this machine that has the jobs' torch. Empty: the host has none, so the daemon reads only, and the
 # probes run in the job's container alone.
 PROBE_PYTHON=${PROBE_PYTHON:-}
-# A standing aggregator (https://HOST:8090) that the daemon tells what it finds. Empty: the daemon stands alone.
+# A standing aggregator (https://HOST:8090), or all of several, separated by commas, that the daemon tells what it finds.
+# Empty: the daemon stands alone.
 AGGREGATOR=${AGGREGATOR:-}
 # Files (a path or s3://...) with the daemon's token (scope sync), the token of the jobs' gates (scope gate; none where jobs
 # run `healthd preflight`), and the CA of the aggregator's certificate. Never the tokens themselves: user data can be read.
@@ -80,7 +81,7 @@ EOF
     printf 'disabled = [%s]\n\n[node.active]\nunprompted = "off"\n' "$ACTIVE_CHECKS" >>"$file"
   fi
   [[ -n $AGGREGATOR ]] || return 0
-  printf '\n[node.sync]\naggregators = ["%s"]\n' "$AGGREGATOR" >>"$file"
+  printf '\n[node.sync]\naggregators = ["%s"]\n' "${AGGREGATOR//,/\", \"}" >>"$file"
   if [[ -n $TOKEN ]]; then
     secret "$TOKEN" "$ROOT/etc/healthd/token" || return 1
     echo 'token_file = "/etc/healthd/token"' >>"$file"

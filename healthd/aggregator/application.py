@@ -29,6 +29,7 @@ from healthd.aggregator.api import (
     KEY_HEADER,
     MEDIA_TYPE,
     MIN_KEY_LENGTH,
+    OF_SHARD,
     READ,
     SYNC,
     ApiRoute,
@@ -135,7 +136,7 @@ def _reached(value: object, schemas: dict[str, Any]) -> set[str]:
 def make_app(parts: Parts) -> Application:
     """The application: every path but syncs."""
     app = Application(preflight=parts.settings.preflight)
-    app.state.parts = parts
+    app.state.parts = app.state.door = parts
     add_page_to(app, parts)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -266,7 +267,7 @@ async def metrics(request: Request) -> Response:
     return Response(body, headers={"content-type": content_type})
 
 
-@router.get("/v1/sd/prometheus", dependencies=[READ])
+@router.get("/v1/sd/prometheus", dependencies=[READ, OF_SHARD])
 async def targets(request: Request, pool: str | None = None) -> list[TargetGroup]:
     """
     Every node as a target of Prometheus' http_sd.

@@ -21,7 +21,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import DEFAULT_SHARD, PutDuplicate, PutEvent, Store
+from healthd.aggregator.store import PutDuplicate, PutEvent, Store, shard_by
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.aggregator.webhook import Webhook
 from healthd.core.errors import StoreError
@@ -140,7 +140,7 @@ class _Strays:
         """Take in what a node says."""
         if self._label is None:
             return
-        value = state.labels.get(self._label, DEFAULT_SHARD)
+        value = shard_by(self._label, state.labels)
         if value == self._store.shard:
             self._told.pop(state.node, None)
         elif self._told.get(state.node) != value:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from healthd.baselines import MOST_SAMPLES
 
 Parts = Mapping[str, Any]
 """The record of each shard that answered."""
@@ -12,6 +17,8 @@ Merge = Callable[[Parts, Mapping[str, str], Mapping[str, str]], Any]
 
 DEFAULT_LIMIT = 100
 """As of the paths of lists."""
+MOST_COMPARED = 1000
+"""Rows of a list of what was compared, as of one shard."""
 
 
 def fleet(parts: Parts, unanswered: Mapping[str, str], _query: Mapping[str, str]) -> Any:
@@ -72,6 +79,51 @@ def _targets(parts: Parts, unanswered: Mapping[str, str], _query: Mapping[str, s
     return None if unanswered else [row for part in parts.values() for row in part]
 
 
+def _compared(*lists: str, counts: tuple[str, ...] = ()) -> Merge:
+    """Of what is compared within each shard: the lists one after the other, the counts added up."""
+
+    def merge(parts: Parts, unanswered: Mapping[str, str], _query: Mapping[str, str]) -> Any:
+        if not parts:
+            return None
+        sums = {name: sum(part[name] for part in parts.values()) for name in counts}
+        rows = {name: [row for part in parts.values() for row in part[name]][:MOST_COMPARED] for name in lists}
+        return {**sums, **rows, "unanswered": dict(unanswered)}
+
+    return merge
+
+
+def _samples(parts: Parts, unanswered: Mapping[str, str], _query: Mapping[str, str]) -> Any:
+    """Limits learned from a part of the fleet would be taken for those of all of it: whole or not at all."""
+    if unanswered:
+        return None
+    found: dict[str, list[Any]] = {}
+    for part in parts.values():
+        for row in part["series"]:
+            kind = (row["hardware"], row["accelerator"], sorted(row["versions"].items()), row["name"])
+            found.setdefault(json.dumps(kind), []).append(row)
+    return {"series": [_one_series(rows) for rows in found.values()]}
+
+
+def _one_series(rows: Sequence[Any]) -> Any:
+    """
+    Of the same kind and name in several shards. The values of each shard are a draw: where they are too many together,
+    every shard gives as many as its share of the devices.
+    """
+    devices = sum(row["devices"] for row in rows)
+    values = [value for row in rows for value in row["values"]]
+    if len(values) > MOST_SAMPLES:
+        chance = random.Random(0)  # noqa: S311  the same draw as long as the numbers are
+        given = ((row["values"], math.ceil(MOST_SAMPLES * row["devices"] / max(1, devices))) for row in rows)
+        values = [value for there, most in given for value in chance.sample(there, min(most, len(there)))]
+    return {**rows[0], "devices": devices, "values": values[:MOST_SAMPLES]}
+
+
+def _claims(parts: Parts, unanswered: Mapping[str, str], _query: Mapping[str, str]) -> Any:
+    """A controller lets go of what it finds no claim of: whole or not at all."""
+    rows = (row for part in parts.values() for row in part["claims"])
+    return None if unanswered else {"claims": sorted(rows, key=lambda row: row["gate"])}
+
+
 MERGED: Mapping[str, Merge] = {
     "/v1/fleet": fleet,
     "/v1/fleet/breaker": _breakers,
@@ -79,6 +131,11 @@ MERGED: Mapping[str, Merge] = {
     "/v1/gates": _page("gates", "id", newest_first=True),
     "/v1/postmortems": _page("postmortems", "gate", newest_first=True),
     "/v1/sd/prometheus": _targets,
+    "/v1/claims": _claims,
+    "/v1/fleet/stragglers": _compared("confirmed", "suspects", counts=("nodes",)),
+    "/v1/fleet/digests": _compared("accused", "suspects", counts=("nodes", "compared")),
+    "/v1/fleet/steps": _compared("jobs", "slow"),
+    "/v1/fleet/samples": _samples,
 }
 
 

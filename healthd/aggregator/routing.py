@@ -8,15 +8,18 @@ named in the answer. The front of the shard does the rest.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, quote, urlencode
 
+from fastapi import Request
 from prometheus_client import CollectorRegistry
 
 from checks.json_text import parse_json
@@ -24,20 +27,24 @@ from healthd.aggregator import merging
 from healthd.aggregator.api import (
     MEDIA_TYPE,
     ASGIScope,
+    Door,
     HttpError,
     Message,
     Receive,
     Send,
     ShardList,
+    no_shard,
     problem_of,
     read_body,
     respond,
+    scope_of,
 )
 from healthd.aggregator.auth import Guard, Scope
 from healthd.aggregator.front import FORWARDED, Front
 from healthd.aggregator.metrics import ByShard, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import DEFAULT_SHARD, Directory, check_shard
+from healthd.aggregator.store import DEFAULT_SHARD, Directory, check_shard, shard_by
+from healthd.aggregator.ui import Asked, Gathered, Kind, Reader, authorization_of, pages_of
 from healthd.core.errors import BadInputError, HealthdError, StoreError
 from healthd.core.http.server import exposition
 from healthd.core.tasks import Tasks
@@ -46,7 +53,7 @@ from healthd.core.wire import encode
 log = logging.getLogger(__name__)
 
 SHARD = b"x-healthd-shard"
-"""The header of a request that is for this shard, whatever it names: one that was forwarded has it."""
+"""The header by which aggregators tell each other for which shard a request is; callers say `?shard=`."""
 PART_SECONDS = 5.0
 """How long a shard may take for its part of an answer about the fleet: who asked waits 10 s for it."""
 PART_BYTES = 64 << 20
@@ -61,10 +68,13 @@ _NODE = re.compile(r"/(?:v1/)?nodes/([^/]+)(?:/.*)?")
 _OF_GATE = re.compile(r"(/postmortem|/evidence|/lease|/outcome|/notes|/handshake|/members/.*|/override)$")
 _GATE = re.compile(r"(?:/v1/gates|/v1/validations|/gates|/jobs)/(.+)")
 _ALL = re.compile(r"(?:POST /v1/fleet/recover|POST /v1/fleet/breaker/reset|(?:PUT|DELETE) /v1/overrides/.+)")
-_ONE = re.compile(r"/v1/(?:report|fleet/(?:stragglers|samples|digests|steps))")
-"""What is counted or compared within a shard: who asks says which."""
+_ALL_OF_FLEET = ("/v1/fleet/recover", "/v1/fleet/breaker/reset")
+"""What changes something in all shards, or in the one of `?shard=`."""
+_ONE = ("/v1/report",)
+"""What is counted within a shard and makes no sense added up: who asks says which."""
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +123,7 @@ class Router:
         self._placed: dict[str, tuple[str, float]] = {}
         self._pools: dict[str, tuple[str, float]] = {}
         self._tasks = Tasks()
+        self._pages = pages_of(Door(settings=settings, guard=guard), _Leaders(self))
 
     async def close(self) -> None:
         """Give up what is asked."""
@@ -123,6 +134,8 @@ class Router:
         try:
             if match is not None:
                 await self._sync(match[1], scope, receive, send)
+            elif FORWARDED in dict(scope["headers"]):
+                await self._forwarded(scope, receive, send)
             else:
                 await self._route(scope, receive, send)
         except HealthdError as error:
@@ -131,29 +144,48 @@ class Router:
                 log.warning("%s %s: %s", scope["method"], scope["path"], error)
             await respond(send, problem.status, encode(problem), MEDIA_TYPE, headers)
 
+    async def _forwarded(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """From another aggregator, which says for which shard it is."""
+        if (shard := dict(scope["headers"]).get(SHARD)) is None:
+            raise HttpError(503, "an aggregator without shard_label has sent this; set it on every one", {})
+        await self._front(shard.decode("latin-1"))(scope, receive, send)
+
     async def _route(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         method, path, headers = scope["method"], scope["path"], dict(scope["headers"])
-        if SHARD in headers:
-            await self._front(headers[SHARD].decode("latin-1"))(scope, receive, send)
-        elif FORWARDED in headers:
-            raise HttpError(503, "an aggregator without shard_label has sent this; set it on every one", {})
-        elif path in _OWN and method in ("GET", "HEAD"):
+        if (needed := scope_of(method, path)) is not None:
+            await self._guard.admit(_text(headers.get(b"authorization")), needed)
+        if path in _OWN and method in ("GET", "HEAD"):
             await self._own(path, scope, send)
+        elif path in _BY_SHARD and (shard := self._shard_asked(scope)) is not None:
+            await self._pass(shard, scope, receive, send)
         elif method == "GET" and path in merging.MERGED:
             await self._merge(scope, send)
         elif method == "POST" and path in ("/v1/gates", "/v1/validations"):
             await self._ask_gate(scope, receive, send)
         elif _ALL.fullmatch(f"{method} {path}"):
             await self._ask_all(scope, receive, send)
-        elif _ONE.fullmatch(path):
-            known = ", ".join(self._shards.fronts)
-            raise BadInputError(f"{path} is about one shard; name it in the header {SHARD.decode()}, one of: {known}")
+        elif path == "/events":
+            await self._changes(scope, receive, send)
+        elif path in _PAGES or _REASON.fullmatch(path):
+            await self._pages(scope, receive, send)
         elif match := _NODE.fullmatch(path):
             await self._of_node(match[1], scope, receive, send)
         elif path == "/v1/gates/lease" or (match := _GATE.fullmatch(path)):
             await self._of_gate(_gate_named(scope), scope, receive, send)
         else:
             await self._anywhere(scope, receive, send)
+
+    def _shard_asked(self, scope: ASGIScope) -> str | None:
+        """The shard of `?shard=`; None where the whole fleet is meant. BadInputError for one that there is not."""
+        known = sorted(self._shards.fronts)
+        shard = _query(scope).get("shard")
+        if shard is None and scope["path"] in _ONE:
+            raise BadInputError(
+                f"{scope['path']} is about one shard: name it with ?shard= (--shard), one of: {', '.join(known)}"
+            )
+        if shard is not None and shard not in known:
+            raise no_shard(shard, known)
+        return shard
 
     def _front(self, shard: str) -> Front:
         front = self._shards.fronts.get(shard)
@@ -169,17 +201,19 @@ class Router:
         await front(_for_shard(scope, shard), receive, send)
 
     async def _anywhere(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """What is the same in every shard, and the page, which shows one: that of the cookie, or of `default`."""
-        chosen = _cookie(dict(scope["headers"]).get(b"cookie", b""))
-        fronts = self._shards.fronts
-        led = next((shard for shard, front in fronts.items() if front.leads), DEFAULT_SHARD)
-        shard = chosen if chosen in fronts else led
-        if scope["method"] == "GET" and scope["path"] == "/" and (named := _query(scope).get("shard")) is not None:
-            self._front(named)
-            cookie = f"{COOKIE}={named}; Path=/; HttpOnly; SameSite=Lax"
-            await respond(send, 303, b"", "text/plain", {"location": "/", "set-cookie": cookie})
-            return
-        await self._pass(shard, scope, receive, send)
+        """What is the same in every shard."""
+        led = (shard for shard, front in self._shards.fronts.items() if front.leads)
+        await self._pass(next(led, DEFAULT_SHARD), scope, receive, send)
+
+    async def _changes(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """The stream of changes of a page: of one node or gate, or of the fleet."""
+        kind, _, name = _query(scope).get("topic", "fleet").partition(":")
+        if kind == "node":
+            await self._of_node(name, scope, receive, send)
+        elif kind == "gate":
+            await self._of_gate(name, scope, receive, send)
+        else:
+            await self._pages(scope, receive, send)
 
     # --- of this aggregator -------------------------------------------------------------------------------------------
 
@@ -194,10 +228,10 @@ class Router:
             ready = any(status == 200 for status, _ in told.values())
             await respond(send, 200 if ready else 503, text.encode() or b"knows no shard yet\n", plain, {})
             return
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
         if path == "/v1/shards":
             await respond(send, 200, encode(self._shards.shown()), "application/json", {})
             return
+        await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
         accept = headers.get(b"accept", b"").decode("latin-1")
         registry = CollectorRegistry(auto_describe=False)
         registry.register(tasks_metric())
@@ -216,11 +250,10 @@ class Router:
     async def _sync(self, node: str, scope: ASGIScope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         fronts = self._shards.fronts
-        if SHARD not in headers:
-            known = self._placed.get(node)
-            if known is not None and (front := fronts.get(known[0])) is not None and front.knows(node):
-                await front(scope, receive, send)
-                return
+        known = self._placed.get(node)
+        if known is not None and (front := fronts.get(known[0])) is not None and front.knows(node):
+            await front(scope, receive, send)
+            return
         wanted = Scope.GATE if "executor" in _query(scope) else Scope.SYNC
         caller = await self._guard.admit(_text(headers.get(b"authorization")), wanted)
         caller.check_speaks_for((node,))
@@ -237,7 +270,7 @@ class Router:
             said = parse_json(body)
             state = said.get("state")
             labels = {} if state is None else state.get("labels", {})
-            value = labels.get(self._label, DEFAULT_SHARD)
+            value = shard_by(self._label, labels)
         except (ValueError, AttributeError):
             raise BadInputError("sync: the body is no sync; update the older side") from None
         if state is None:
@@ -246,6 +279,8 @@ class Router:
         if shard not in self._shards.fronts:
             await self._look_up(lambda: self._directory.register(shard))
         found = await self._look_up(lambda: self._directory.place(node, shard))
+        if found is None:
+            raise HttpError(503, f"shard {shard} was removed just now; ask again", {"retry-after": "1"})
         self._remember({node: found})
         return found
 
@@ -284,9 +319,7 @@ class Router:
 
     async def _ask_gate(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """A gate, or a validation by hand: its nodes are of one shard."""
-        headers = dict(scope["headers"])
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.GATE)
-        body = await self._body(receive, headers)
+        body = await self._body(receive, dict(scope["headers"]))
         shard = await self._shard_of_gate(body, scope)
         await self._pass(shard, scope, _again(body, receive), send)
 
@@ -356,8 +389,6 @@ class Router:
     # --- of all shards ------------------------------------------------------------------------------------------------
 
     async def _merge(self, scope: ASGIScope, send: Send) -> None:
-        headers = dict(scope["headers"])
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
         good, unanswered = self._sorted(await self._parts(scope))
         if isinstance(good, Answer):
             await _send(good, send)
@@ -369,9 +400,7 @@ class Router:
 
     async def _ask_all(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Change the same in all shards; the first answer, or the error of those that failed. Safe to repeat."""
-        headers = dict(scope["headers"])
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.ADMIN)
-        body = await self._body(receive, headers)
+        body = await self._body(receive, dict(scope["headers"]))
         good, unanswered = self._sorted(await self._parts(scope, body), tolerated=(404,))
         if isinstance(good, Answer):
             await _send(good, send)
@@ -388,9 +417,7 @@ class Router:
         What names nothing that the database knows by that name, such as a node by another one: the shard that knows it
         answers. 404 only where all have answered so.
         """
-        headers = dict(scope["headers"])
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
-        body = await self._body(receive, headers)
+        body = await self._body(receive, dict(scope["headers"]))
         answers = await self._parts(scope, body)
         strange: Answer | None = None
         for answer in answers.values():
@@ -427,11 +454,12 @@ class Router:
             return refused[0], {}
         return good, unanswered
 
-    async def _parts(self, scope: ASGIScope, body: bytes = b"") -> Mapping[str, Answer | str]:
-        """What each shard answers, or why it does not."""
+    async def _parts(self, scope: ASGIScope, body: bytes = b"", only: str = "") -> Mapping[str, Answer | str]:
+        """What each shard answers, or why it does not; with `only` that one alone."""
         asked = {
             shard: self._tasks.start(f"part of {shard}", self._part(front, shard, scope, body))
             for shard, front in self._shards.fronts.items()
+            if only in ("", shard)
         }
         try:
             return {shard: await task for shard, task in asked.items()}
@@ -489,8 +517,82 @@ class Router:
         )
 
 
+class _Leaders:
+    """The leaders of all shards, for the pages over the whole fleet; see `ui.Leaders`."""
+
+    def __init__(self, router: Router) -> None:
+        self._router, self._reader = router, Reader()
+
+    @property
+    def names(self) -> Collection[str]:
+        return tuple(self._router._shards.fronts)
+
+    async def gather(self, request: Request, kind: Kind[V], asked: Asked, only: str) -> Gathered[V]:
+        """The views of all shards, or of one. One that a leader does not make, of another version, is unanswered."""
+        router = self._router
+        if only and only not in self.names:
+            raise no_shard(only, self.names)
+        query = {name: value for name, value in dataclasses.asdict(asked).items() if value}
+        scope = _as_get(_plain(request.scope), f"/page/{kind.name}", query)
+        views: dict[str, V] = {}
+        unanswered: dict[str, str] = {}
+        for shard, answer in (await router._parts(scope, only=only)).items():
+            if isinstance(answer, str):
+                unanswered[shard] = answer
+            elif answer.status in (401, 403):
+                raise HttpError(answer.status, f"shard {shard}: {answer.detail}")
+            elif answer.status != 200:
+                unanswered[shard] = answer.detail
+            else:
+                try:
+                    views[shard] = self._reader.read(shard, kind, answer.body)
+                except BadInputError as error:
+                    unanswered[shard] = f"{error}; update the older aggregator"
+        return Gathered(views=views, unanswered=unanswered, shards=router._shards.shown().shards, only=only)
+
+    async def follow(
+        self, request: Request, shard: str, topic: str, after: str, take: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Read the stream of changes of a shard until it ends; nothing where there is none."""
+        good = False
+
+        async def hear(message: Message) -> None:
+            nonlocal good
+            if message["type"] == "http.response.start":
+                good = message["status"] == 200
+            elif good and (chunk := message.get("body", b"")):
+                await take(chunk)
+
+        scope = _as_get(_plain(request.scope), "/events", {"topic": topic, "after": after})
+        await self._router._front(shard)(_for_shard(scope, shard), _again(b"", _never), hear)
+
+    async def call(self, request: Request, method: str, path: str, body: bytes, query: Mapping[str, str]) -> bytes:
+        """What the API answers to the visitor of a page, by the token of their cookie. HttpError for a refusal."""
+        headers = [pair for pair in request.scope["headers"] if pair[0] not in (*_OF_BODY, b"authorization")]
+        if (token := authorization_of(request)) is not None:
+            headers.append((b"authorization", token.encode("latin-1")))
+        if body:
+            headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        asked = _as_get(_plain(request.scope), path, query)
+        heard = _Heard()
+        try:
+            async with asyncio.timeout(2 * PART_SECONDS):
+                await self._router({**asked, "method": method, "headers": headers}, _again(body, _never), heard.send)
+        except TimeoutError:
+            raise HttpError(
+                503, f"{path} was not answered within {2 * PART_SECONDS:g} s; look, and ask again"
+            ) from None
+        answer = heard.answer()
+        if answer.status != 200:
+            raise HttpError(answer.status, answer.detail)
+        return answer.body
+
+
 _OWN = ("/livez", "/readyz", "/metrics", "/v1/shards")
-COOKIE = "healthd_shard"
+_BY_SHARD = frozenset((*merging.MERGED, *_ALL_OF_FLEET, *_ONE))
+"""The paths of the fleet, which know `?shard=`."""
+_PAGES = ("/", "/gates", "/jobs", "/heat", "/history", "/several")
+_REASON = re.compile(r"/reasons/[^/]+")
 
 
 class _Heard:
@@ -530,10 +632,21 @@ def _for_shard(scope: ASGIScope, shard: str) -> ASGIScope:
     return {**scope, "headers": [*headers, (SHARD, shard.encode())]}
 
 
-def _as_get(scope: ASGIScope, path: str) -> ASGIScope:
-    headers = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"content-type")]
-    raw = path.encode()
-    return {**scope, "method": "GET", "path": path, "raw_path": raw, "query_string": b"", "headers": headers}
+_OF_BODY = (b"content-length", b"content-type")
+
+
+def _as_get(scope: ASGIScope, path: str, query: Mapping[str, str] = MappingProxyType({})) -> ASGIScope:
+    headers = [pair for pair in scope["headers"] if pair[0] not in (*_OF_BODY, b"last-event-id")]
+    asked, raw = urlencode(query).encode(), quote(path).encode()
+    return {**scope, "method": "GET", "path": path, "raw_path": raw, "query_string": asked, "headers": headers}
+
+
+def _plain(scope: ASGIScope) -> ASGIScope:
+    """The scope as the server made it, without what an application has put into it."""
+    return {name: scope[name] for name in _SCOPE if name in scope}
+
+
+_SCOPE = ("type", "asgi", "http_version", "scheme", "headers", "client", "server", "root_path", "method")
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
@@ -568,11 +681,6 @@ def _listed(unanswered: Mapping[str, str]) -> str:
 def _query(scope: ASGIScope) -> dict[str, str]:
     text: str = scope["query_string"].decode("latin-1")
     return {key: values[-1] for key, values in parse_qs(text, keep_blank_values=True).items()}
-
-
-def _cookie(header: bytes) -> str:
-    found = re.search(rf"(?:^|;\s*){COOKIE}=([^;]+)", header.decode("latin-1"))
-    return "" if found is None else unquote(found[1])
 
 
 def _text(header: bytes | None) -> str | None:

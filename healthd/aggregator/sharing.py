@@ -77,6 +77,15 @@ class Living:
         return frozenset(url for url, (_, since) in self._seen.items() if now - since < LEASE_SECONDS)
 
 
+REMOVED_SECONDS = 5.0
+"""How long the end of a shard that was removed may take."""
+
+
+async def _end(course: Course) -> None:
+    await course.stop(REMOVED_SECONDS)
+    await course.front.close()
+
+
 class Sharing:
     """
     The shards of the fleet, each with its front and its course; run `run` as a fatal task. `stop` ends all of them.
@@ -114,7 +123,7 @@ class Sharing:
     def shown(self) -> ShardList:
         """All shards, for people."""
         rows = []
-        for shard, front in self.fronts.items():
+        for shard, front in sorted(self.fronts.items()):
             status, text = (200, "") if front.leads else front.readiness()
             trouble = text if status != 200 else None
             rows.append(ShardRow(shard=shard, leader=front.leader, term=self.rows[shard].term, trouble=trouble))
@@ -184,6 +193,9 @@ class Sharing:
         self.rows = {
             shard: row for shard, row in sorted(look.leaders.items()) if self._sharded or shard == DEFAULT_SHARD
         }
+        for shard in self._courses.keys() - self.rows.keys():
+            log.warning("shard %s was removed", shard)
+            self._tasks.start(f"end of {shard}", _end(self._courses.pop(shard)))
         for shard, row in self.rows.items():
             if shard not in self._courses and not self._stopping:
                 course = self._courses[shard] = self._make(shard, functools.partial(self._may_take, shard))

@@ -79,7 +79,7 @@ def _asked(ctx: click.Context, what: str, query: dict[str, Any]) -> list[dict[st
     given = {name: value for name, value in ctx.params.items() if name in names}
     try:
         settings = load_settings(given, section="gate")
-        endpoint = settings.endpoint(settings.gate.aggregator)
+        endpoint = settings.endpoint()
         with Aggregator(endpoint, slack_seconds=ASK_SECONDS) as aggregator:
             body = aggregator.call("GET", f"/v1/{what}", query=query, hold_seconds=0.0)
             found: list[dict[str, Any]] = wire.decode(body, dict[str, Any], what="its answer")[what]

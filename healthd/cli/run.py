@@ -36,7 +36,7 @@ MAX_SECONDS = 3600.0
 )
 @click.option("--attempt", type=click.IntRange(min=0), default=0, metavar="A", help="The gate's attempt (default 0).")
 @click.option("--node", metavar="N", help="The name of this node in the fleet (default: NODE_NAME, the host's name).")
-@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@click.option("--aggregator", multiple=True, metavar="URL", help="URL of the aggregator; repeat for several.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="F", help="File with the bearer token.")
 @click.option(
     "--ca-file", type=click.Path(path_type=Path), metavar="F", help="CA that signed the aggregator's certificate (PEM)."
@@ -59,7 +59,7 @@ def run(
     job: str | None,
     attempt: int,
     node: str | None,
-    aggregator: str | None,
+    aggregator: tuple[str, ...],
     token_file: Path | None,
     ca_file: Path | None,
     config: Path | None,
@@ -88,7 +88,7 @@ def run(
     explain += ["--notes-dir", str(notes_dir.absolute())] if notes_dir else []
     explain += ["--job", job, "--attempt", str(attempt)] if job else []
     explain += ["--node", node] if node else []
-    explain += ["--aggregator", aggregator] if aggregator else []
+    explain += ["--aggregator", ",".join(aggregator)] if aggregator else []
     for option, file in (("--token-file", token_file), ("--ca-file", ca_file), ("--config", config)):
         explain += [option, str(file.absolute())] if file else []
     options = {"explain": explain, "seconds": seconds, "always": bool(notes_dir or job)}

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from healthd.cli.settings.options import Command, common_options, load_settings
+from healthd.cli.settings.options import Command, aggregator_option, common_options, load_settings
 from healthd.cli.terminal.output import log_to_stderr
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.node_name import check_name
+from healthd.core.text import counted
 
 
 @click.command(cls=Command)
@@ -64,12 +65,13 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
 @click.option("--advertise-url", metavar="URL", help="Where nodes and other aggregators reach this one.")
 @click.option("--mode", help="Mode of gates that do not ask for one: enforce or observe.")
 @click.option("--step-down", is_flag=True, help="End the lease of the aggregator that leads; another takes over.")
+@click.option("--remove-shard", metavar="S", help="Remove a shard without nodes, leases and open gates, for good.")
 @click.option("--shard", metavar="S", help="With --step-down: the shard whose leader it is (default: default).")
-def aggregator(mode: str | None, step_down: bool, shard: str | None, **options: Any) -> int:
+def aggregator(mode: str | None, step_down: bool, remove_shard: str | None, shard: str | None, **options: Any) -> int:
     """
     The aggregator of a fleet. Several on one PostgreSQL stand in for each other.
 
-    Exit code: 0 after SIGTERM or --step-down, 2 for usage or configuration, 1 else.
+    Exit code: 0 after SIGTERM, --step-down or --remove-shard, 2 for usage or configuration, 1 else.
     """
     options["policy.mode"] = mode
     for shared in ("token_file", "ca_file"):
@@ -83,6 +85,13 @@ def aggregator(mode: str | None, step_down: bool, shard: str | None, **options: 
         before = end_lease(settings.aggregator.database_url, shard)
         where = f" at {before.url}" if before.url else ""
         click.echo(f"{before.holder or 'nobody'}{where} led {shard} (term {before.term}) and does no more")
+        return 0
+    if remove_shard is not None:
+        from healthd.aggregator.store import remove_shard as remove
+
+        gone = remove(settings.aggregator.database_url, remove_shard)
+        with_it = f", and with it {counted(gone, 'decided gate')}" if gone else ""
+        click.echo(f"shard {remove_shard} is removed{with_it}")
         return 0
     if shard is not None:
         raise ConfigError("--shard goes with --step-down; what the shards are is shard_label under [aggregator]")
@@ -102,7 +111,7 @@ def aggregator(mode: str | None, step_down: bool, shard: str | None, **options: 
 
 @click.command(cls=Command, short_help="Gate the jobs of Kueue: the controller of its AdmissionChecks.")
 @common_options
-@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@aggregator_option
 @click.option("--api-server", metavar="URL", help="URL of the API server (default: as every pod is told).")
 def kueue(**options: Any) -> int:
     """

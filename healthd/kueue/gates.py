@@ -72,4 +72,4 @@ class AggregatorGates:
         try:
             return wire.decode(body, schema, what="its answer")
         except BadInputError as error:
-            raise UnreachableError(f"aggregator {self._endpoint.url}: {error}") from None
+            raise UnreachableError(f"aggregator {self._endpoint.names}: {error}") from None

@@ -10,6 +10,7 @@ import signal
 import time
 
 from healthd.core.errors import ConfigError
+from healthd.core.http.addresses import aggregators_in
 from healthd.core.http.client import Endpoint
 from healthd.core.platforms.kubernetes import KubernetesError, api_server
 from healthd.core.tasks import LogOnce, Tasks, wait_for
@@ -34,7 +35,8 @@ async def run_kueue(settings: KueueSettings) -> None:
         server = api_server(os.environ, settings.service_account, settings.api_server)
     except ConfigError as error:
         raise ConfigError(f"kueue: {error}") from None
-    endpoint = Endpoint(url=settings.aggregator, token=None, ca_file=settings.ca_file, token_file=settings.token_file)
+    urls = aggregators_in(settings.aggregator, where="kueue.aggregator")
+    endpoint = Endpoint(urls=urls, token=None, ca_file=settings.ca_file, token_file=settings.token_file)
     use_daemon_threads()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

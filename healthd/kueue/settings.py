@@ -11,7 +11,7 @@ class KueueSettings:
     """Settings of `healthd kueue`. Aggregator, token and CA are those of `[gate]`."""
 
     aggregator: str = "http://127.0.0.1:8090"
-    """URL of the aggregator."""
+    """URL of the aggregator; where there are several, all of them, separated by commas."""
 
     token_file: Path | None = None
     """File with the bearer token: of scope `gate`, for all nodes."""

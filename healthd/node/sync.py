@@ -26,6 +26,7 @@ from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
 from healthd.core.file_trust import check_file
 from healthd.core.http import client
+from healthd.core.http.addresses import check_aggregator
 from healthd.core.http.client import problem_in
 from healthd.core.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.core.tasks import Backoff, LogOnce
@@ -196,8 +197,7 @@ def check_sync_settings(settings: SyncSettings) -> ssl.SSLContext | None:
     if settings.token_file is not None and settings.aggregators:
         check_file(settings.token_file, "token file")
     for url in settings.aggregators:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"node.sync.aggregators: {url!r} is not a URL; write http://host:8090 or https://...")
+        check_aggregator(url, where="node.sync.aggregators")
     return context
 
 

@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
-from tests.aggregator.cluster import AGGREGATOR, Cluster, release
-from tests.aggregator.service import Service, free_port, readiness, until
+from tests.aggregator.cluster import Cluster, release
+from tests.aggregator.service import Said, readiness, until
+from tests.aggregator.sharded import Fleet
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.system, pytest.mark.parametrize("url", ["postgresql"], indirect=True)]
 
-SHARDED = f'{AGGREGATOR}\n[aggregator]\nshard_label = "part"\n'
 TAKEOVER_SECONDS = 10.0
-
-
-class Fleet:
-    """Aggregators on one database, made one after another, and what they say of the shards."""
-
-    def __init__(self, cluster: Cluster, url: str) -> None:
-        self.cluster, self._url = cluster, url
-        self.aggregators: list[Service] = []
-        self._addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
-
-    def add(self) -> Service:
-        number = len(self.aggregators)
-        asked = ("--database", self._url, "--listen", self._addresses[number])
-        service = self.cluster.aggregator(*asked, config=SHARDED, name=f"agg{number + 1}").start()
-        self.aggregators.append(service)
-        return service
-
-    def node(self, name: str, part: str | None) -> None:
-        label = () if part is None else ("--label", f"part={part}")
-        urls = [argument for one in self._addresses for argument in ("--aggregator", f"http://{one}")]
-        self.cluster.node(name, *urls, *label).start()
-
-    def led(self, asked: Service) -> dict[str, str | None]:
-        """Who leads each shard, as one of them knows it."""
-        with contextlib.suppress(httpx.TransportError):
-            found: Any = asked.get("/v1/shards").json()
-            return {row["shard"]: row["leader"] for row in found["shards"]}
-        return {}
-
-    def counts(self, asked: Service) -> list[int]:
-        leaders = list(self.led(asked).values())
-        return sorted(leaders.count(leader) for leader in {*leaders})
-
-    def wait_for_shares(self, asked: Service, shares: list[int], seconds: float = 20.0) -> None:
-        until(lambda: self.counts(asked) == shares and None not in self.led(asked).values(), seconds, self.said)
-
-    def said(self) -> str:
-        return "\n".join(one.said() for one in self.aggregators)
 
 
 @pytest.fixture
@@ -192,16 +153,28 @@ def test_requests_find_the_shard_by_what_they_name(fleet: Fleet) -> None:
     assert other.get("/v1/gates/nothing").status_code == 404
     assert other.get("/v1/nodes/nobody").status_code == 404
     assert other.get("/v1/nodes?limt=1").status_code == 400
-    assert "X-Healthd-Shard".lower() in other.get("/v1/report").json()["detail"].lower()
-    assert other.get("/v1/report", headers={"x-healthd-shard": "b"}).status_code == 200
-    assert other.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"][0]["node"] == "n2"
+    assert "name it with ?shard= (--shard), one of: b, default" in other.get("/v1/report").json()["detail"]
+    assert other.get("/v1/report?shard=b").status_code == 200
+    assert [row["node"] for row in other.get("/v1/nodes?shard=b").json()["nodes"]] == ["n2"]
+    assert "no shard is named 'x'; there are: b, default" in other.get("/v1/nodes?shard=x").json()["detail"]
+    for name, lists in (
+        ("stragglers", {"nodes", "confirmed", "suspects"}),
+        ("digests", {"nodes", "compared", "accused", "suspects"}),
+        ("steps", {"jobs", "slow"}),
+    ):
+        whole, one = (other.get(f"/v1/fleet/{name}{query}").json() for query in ("", "?shard=b"))
+        assert whole.keys() == one.keys() == {*lists, "unanswered"}
+    assert other.get("/v1/fleet/samples").json().keys() == {"series"}
+    assert other.get("/v1/claims?workload=pod").json() == {"claims": []}
+    at_other = ("--aggregator", other.url)
+    missing = fleet.cluster.healthd("fleet", "report", *at_other)
+    assert missing.code == 2
+    assert "one of: b, default" in missing.err
+    assert fleet.cluster.healthd("fleet", "report", "--shard", "b", *at_other).code == 0
+    listed = fleet.cluster.healthd("fleet", "status", "--shard", "b", *at_other)
+    assert ("n2" in listed.out, "n1" in listed.out, listed.code) == (True, False, 0)
     assert "b: leader of b" in of_b.get("/readyz").text
     assert f"b: standby (leader: {of_b.url})" in other.get("/readyz").text
-
-    chosen = other.get("/?shard=b")
-    assert (chosen.status_code, "healthd_shard=b" in chosen.headers["set-cookie"]) == (303, True)
-    page = other.get("/", headers={"cookie": "healthd_shard=b"})
-    assert (page.status_code, "n2" in page.text) == (200, True)
 
     word = {"reason": "not yet"}
     ahead = httpx.put(f"{other.url}/v1/nodes/n9/quarantine?unseen=true", json=word, trust_env=False, timeout=30)
@@ -214,7 +187,7 @@ def test_node_whose_label_changes_stays_until_it_is_forgotten(fleet: Fleet) -> N
     first = fleet.add()
     fleet.node("n1", "b")
     fleet.cluster.healthy("n1")
-    until(lambda: first.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"] != [], 20, fleet.said)
+    until(lambda: first.get("/v1/nodes?shard=b").json()["nodes"] != [], 20, fleet.said)
     node = fleet.cluster.services["n1"]
     node.kill()
     fleet.node("n1", "c")
@@ -224,9 +197,58 @@ def test_node_whose_label_changes_stays_until_it_is_forgotten(fleet: Fleet) -> N
 
     until(lambda: "stays in shard b until" in history(), 30, fleet.said)
     assert fleet.led(first).keys() == {"default", "b"}
+    said = "is placed in shard b, and its label says c: it stays until 'healthd fleet forget n1'"
+    for command in (("status",), ("show", "n1")):
+        shown = fleet.cluster.healthd("fleet", *command, "--aggregator", first.url)
+        assert said in " ".join(shown.out.split()), shown.out
+    assert "its label says c" in first.get("/nodes/n1").text
     fleet.cluster.services["n1"].kill()
     assert fleet.cluster.healthd("fleet", "forget", "n1", "--aggregator", first.url).code == 0
     fleet.node("n1", "c")
     until(lambda: "c" in fleet.led(first), 30, fleet.said)
-    until(lambda: first.get("/v1/nodes", headers={"x-healthd-shard": "c"}).json()["nodes"] != [], 30, fleet.said)
-    assert first.get("/v1/nodes", headers={"x-healthd-shard": "b"}).json()["nodes"] == []
+    until(lambda: first.get("/v1/nodes?shard=c").json()["nodes"] != [], 30, fleet.said)
+    assert first.get("/v1/nodes?shard=b").json()["nodes"] == []
+
+
+def test_shard_without_nodes_is_removed_and_one_with_something_is_not(fleet: Fleet, url: str) -> None:
+    first, second = fleet.add(), fleet.add()
+    fleet.node("n1", "b")
+    fleet.wait_for_shares(first, [1, 1])
+    fleet.cluster.healthy("n1")
+    admitted = fleet.cluster.gate(first.url, "train", "--node", "n1", "--wait", "60s")
+    assert admitted.code == 0, admitted.err
+    gate = admitted.json["id"]
+
+    def remove(shard: str = "b") -> Said:
+        return fleet.cluster.healthd("aggregator", "--database", url, "--remove-shard", shard)
+
+    with_nodes = remove()
+    assert (with_nodes.code, "shard b has 1 node (n1); forget each" in with_nodes.err) == (1, True)
+    release(first.url, gate)
+    until(lambda: first.get("/v1/fleet").json()["leased"] == 0, 20, fleet.said)
+    fleet.cluster.services["n1"].kill()
+    forgotten = fleet.cluster.healthd("fleet", "forget", "n1", "--aggregator", first.url)
+    assert forgotten.code == 0, forgotten.err + fleet.said()
+    with_table(url, "INSERT INTO healthd_b.leases VALUES ('l', 'g', 'n', 'granted', 0, false, '{}')")
+    assert "shard b has 1 lease; release" in remove().err
+    with_table(url, "DELETE FROM healthd_b.leases WHERE id = 'l'; UPDATE healthd_b.gates SET phase = 'checking'")
+    assert "shard b has 1 open gate; release" in remove().err
+    with_table(url, "UPDATE healthd_b.gates SET phase = 'decided'")
+    assert fleet.led(first).keys() == {"default", "b"}
+    removed = remove()
+    assert (removed.code, removed.out) == (0, "shard b is removed, and with it 1 decided gate\n"), removed.err
+    for asked in (first, second):
+        until(lambda asked=asked: fleet.led(asked).keys() == {"default"}, 10, fleet.said)
+        assert asked.get("/v1/fleet").json()["unanswered"] == {}
+    for shard, told in (("b", "has no shard 'b', but: default"), ("default", "cannot be removed")):
+        refused = remove(shard)
+        assert (refused.code, told in refused.err) == (2, True), refused.err
+    fleet.node("n1", "b")
+    until(lambda: "b" in fleet.led(first) and first.get("/v1/nodes?shard=b").json().get("nodes"), 30, fleet.said)
+
+
+def with_table(url: str, statements: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statements)
+    engine.dispose()

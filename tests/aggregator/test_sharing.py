@@ -103,6 +103,38 @@ def test_prometheus_gets_all_targets_or_no_answer() -> None:
     assert targets({"a": [1]}, {"b": "gone"}, {}) is None
 
 
+def test_what_was_compared_in_two_shards_is_listed_together() -> None:
+    parts = {
+        "a": {"nodes": 2, "confirmed": ["x"], "suspects": []},
+        "b": {"nodes": 3, "confirmed": [], "suspects": ["y"]},
+    }
+    found = MERGED["/v1/fleet/stragglers"](parts, {"c": "gone"}, {})
+    assert found == {"nodes": 5, "confirmed": ["x"], "suspects": ["y"], "unanswered": {"c": "gone"}}
+
+
+def series(devices: int, values: list[float], name: str = "matmul") -> dict[str, object]:
+    kind = {"hardware": "h", "accelerator": "cpu", "versions": {"torch": "2"}}
+    return {**kind, "name": name, "devices": devices, "values": values}
+
+
+def test_samples_of_one_kind_are_one_series_in_which_each_shard_has_its_share() -> None:
+    samples = MERGED["/v1/fleet/samples"]
+    parts = {"a": {"series": [series(2, [1.0, 2.0])]}, "b": {"series": [series(1, [3.0]), series(1, [4.0], "memory")]}}
+    assert samples(parts, {}, {}) == {"series": [series(3, [1.0, 2.0, 3.0]), series(1, [4.0], "memory")]}
+    assert samples(parts, {"c": "gone"}, {}) is None
+    large = {"a": {"series": [series(900, [1.0] * 256)]}, "b": {"series": [series(100, [2.0] * 100)]}}
+    (drawn,) = samples(large, {}, {})["series"]
+    assert (drawn["devices"], len(drawn["values"])) == (1000, 256)
+    assert 20 <= drawn["values"].count(2.0) <= 30
+
+
+def test_claims_of_all_shards_are_listed_or_none() -> None:
+    claims = MERGED["/v1/claims"]
+    parts = {"a": {"claims": [{"gate": "g2"}]}, "b": {"claims": [{"gate": "g1"}]}}
+    assert claims(parts, {}, {}) == {"claims": [{"gate": "g1"}, {"gate": "g2"}]}
+    assert claims(parts, {"c": "gone"}, {}) is None
+
+
 def test_change_in_all_shards_tells_what_any_of_them_changed() -> None:
     assert of_all([{"recovered": False}, {"recovered": True}]) == {"recovered": True}
     assert of_all([{"reset": ["b"]}, {"reset": ["a"]}]) == {"reset": ["a", "b"]}

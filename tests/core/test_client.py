@@ -16,8 +16,18 @@ import pytest
 
 from healthd.core import wire
 from healthd.core.errors import ConfigError, UnreachableError, connection_words
-from healthd.core.http.client import Endpoint, GateClient, NotAdmittedError, RefusedError, read_token, verification
+from healthd.core.http.addresses import aggregators_in
+from healthd.core.http.client import (
+    Aggregator,
+    Endpoint,
+    GateClient,
+    NotAdmittedError,
+    RefusedError,
+    read_token,
+    verification,
+)
 from healthd.core.model import Decision, GateRequest, Verdict
+from tests.aggregator.service import free_port
 from tests.core.client_kit import answer, decision, server
 from tests.patience import PATIENCE
 
@@ -35,7 +45,7 @@ def said(verdict: Verdict, *, seconds: float = 0.0, **more: object) -> Callable[
 
 
 def aggregator(url: str, *, token: str | None = None, grace_seconds: float = 5.0) -> GateClient:
-    return GateClient(Endpoint(url=url, token=token, ca_file=None), grace_seconds=grace_seconds)
+    return GateClient(Endpoint(urls=(url,), token=token, ca_file=None), grace_seconds=grace_seconds)
 
 
 def ask(url: str, *, wait_seconds: float = 2.0, gone_seconds: float | None = None, **more: float) -> Decision:
@@ -59,6 +69,73 @@ def ask(url: str, *, wait_seconds: float = 2.0, gone_seconds: float | None = Non
 def test_what_is_no_answer_of_an_aggregator_counts_as_away(sent: bytes, said: str) -> None:
     with server(sent) as url, aggregator(url) as line, pytest.raises(UnreachableError, match=said):
         line.call("GET", "/v1/fleet")
+
+
+def several(*urls: str, slack_seconds: float = 5.0) -> Aggregator:
+    return Aggregator(Endpoint(urls=urls, token=None, ca_file=None), slack_seconds=slack_seconds)
+
+
+def vacant() -> str:
+    """An address where nobody listens."""
+    return f"http://127.0.0.1:{free_port()}"
+
+
+AWAY = answer(b'{"detail": "neither leads nor knows who does"}', status="503 Service Unavailable")
+GOOD = answer(b'{"nodes": 3}')
+
+
+@pytest.mark.parametrize("sent", [AWAY, b"", None])
+def test_next_aggregator_is_asked_where_one_gives_no_answer_and_stays_the_first(sent: bytes | None) -> None:
+    with contextlib.ExitStack() as stack:
+        first = vacant() if sent is None else stack.enter_context(server(sent))
+        second = stack.enter_context(server(GOOD))
+        line = stack.enter_context(several(first, second))
+        assert line.url == first
+        for _ in range(2):
+            assert line.get("/v1/fleet") == {"nodes": 3}
+            assert line.url == second
+
+
+def test_where_no_aggregator_answers_all_are_named_in_one_line() -> None:
+    first = vacant()
+    with server(AWAY) as second, several(first, second) as line, pytest.raises(UnreachableError) as caught:
+        line.get("/v1/fleet")
+    (told,) = str(caught.value).splitlines()
+    assert told.startswith(f"none of 2 aggregators answers: {first} cannot be reached")
+    assert told.endswith(f"; {second}: neither leads nor knows who does")
+
+
+def test_aggregator_that_never_answers_costs_the_time_of_one_and_the_next_call_goes_elsewhere() -> None:
+    def silent(connection: socket.socket) -> None:
+        connection.settimeout(20)
+        with contextlib.suppress(OSError):
+            connection.recv(1)  # until the client has gone
+
+    with server(silent) as first, server(GOOD) as second, several(first, second, slack_seconds=1.0) as line:
+        began = time.monotonic()
+        with pytest.raises(UnreachableError, match=f"{second} was not asked any more"):
+            line.call("GET", "/v1/fleet", hold_seconds=0.0)
+        assert time.monotonic() - began < 2.0 * PATIENCE
+        assert line.call("GET", "/v1/fleet", hold_seconds=0.0) == b'{"nodes": 3}'
+
+
+@pytest.mark.parametrize(("path", "again"), [("/v1/gates", True), ("/v1/validations", False)])
+def test_what_may_have_been_done_is_asked_again_only_where_twice_is_as_once(path: str, *, again: bool) -> None:
+    with server(b"") as first, server(GOOD) as second, several(first, second) as line:
+        if again:
+            assert line.call("POST", path, body={}) == b'{"nodes": 3}'
+        else:
+            with pytest.raises(UnreachableError, match=f"aggregator {first} cannot be reached"):
+                line.call("POST", path, body={})
+
+
+def test_addresses_are_separated_by_commas_and_each_is_a_url() -> None:
+    assert aggregators_in("https://a:8090/, http://b:8090", where="x") == ("https://a:8090", "http://b:8090")
+    for text in ("", "https://a,b"):
+        with pytest.raises(ConfigError, match=r"x: '.?' is not a URL"):
+            aggregators_in(text, where="x")
+    with pytest.raises(ConfigError, match="17 addresses are too many"):
+        aggregators_in(",".join(["http://a"] * 17), where="x")
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"id": 7}', b'{"id": "g", "decision": "maybe"}', b"\xff\xfe"])
@@ -246,7 +323,7 @@ def test_an_answer_whose_head_comes_by_drops_is_none() -> None:
         thread = threading.Thread(target=drip, args=(listener,), daemon=True)
         thread.start()
         began = time.monotonic()
-        endpoint = Endpoint(url=f"http://127.0.0.1:{listener.getsockname()[1]}", token=None, ca_file=None)
+        endpoint = Endpoint(urls=(f"http://127.0.0.1:{listener.getsockname()[1]}",), token=None, ca_file=None)
         try:
             with GateClient(endpoint, slack_seconds=1.0) as client:
                 assert client.call("GET", "/v1/x", hold_seconds=0.0) == b"{}"
@@ -292,8 +369,8 @@ def project(volume: Path, token: str) -> None:
 
 def test_a_token_that_the_kubelet_replaces_is_sent_from_the_next_request_on(tmp_path: Path) -> None:
     project(tmp_path, "first")
-    endpoint = Endpoint(url="", token=None, ca_file=None, token_file=tmp_path / "token")
-    with hearing() as (url, heard), GateClient(dataclasses.replace(endpoint, url=url)) as line:
+    endpoint = Endpoint(urls=("",), token=None, ca_file=None, token_file=tmp_path / "token")
+    with hearing() as (url, heard), GateClient(dataclasses.replace(endpoint, urls=(url,))) as line:
         line.get("/v1/fleet")
         project(tmp_path, "second")
         line.get("/v1/fleet")
@@ -308,8 +385,8 @@ def test_a_token_out_of_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("secret\n",))
     writer.start()
-    endpoint = Endpoint(url="", token=None, ca_file=None, token_file=pipe)
-    with hearing() as (url, heard), GateClient(dataclasses.replace(endpoint, url=url)) as line:
+    endpoint = Endpoint(urls=("",), token=None, ca_file=None, token_file=pipe)
+    with hearing() as (url, heard), GateClient(dataclasses.replace(endpoint, urls=(url,))) as line:
         line.get("/v1/fleet")
         line.get("/v1/fleet")
     writer.join()
@@ -318,4 +395,4 @@ def test_a_token_out_of_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 def test_a_token_file_that_is_not_there_is_said_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the token cannot be read"):
-        GateClient(Endpoint(url="http://127.0.0.1:1", token=None, ca_file=None, token_file=tmp_path / "none"))
+        GateClient(Endpoint(urls=("http://127.0.0.1:1",), token=None, ca_file=None, token_file=tmp_path / "none"))

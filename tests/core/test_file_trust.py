@@ -89,7 +89,7 @@ def use_tokens(file: Path) -> None:
 
 
 def use_ca(file: Path) -> None:
-    Aggregator(Endpoint(url="https://head:8090", token=None, ca_file=file))
+    Aggregator(Endpoint(urls=("https://head:8090",), token=None, ca_file=file))
 
 
 def use_programs(file: Path) -> None:

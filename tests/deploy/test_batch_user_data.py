@@ -134,10 +134,12 @@ def test_daemon_that_is_told_of_an_aggregator_speaks_to_it_and_its_token_is_for_
         (tmp_path / name).write_text(f"{name}-secret\n")
         (tmp_path / name).chmod(0o644)
     files = {"TOKEN": "sync.token", "GATE_TOKEN": "gate.token", "CA": "ca.crt"}
-    done = machine.run(AGGREGATOR="https://a:8090", **{key: str(tmp_path / name) for key, name in files.items()})
+    done = machine.run(
+        AGGREGATOR="https://a:8090,https://b:8090", **{key: str(tmp_path / name) for key, name in files.items()}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     sync = machine.settings.node.sync
-    assert sync.aggregators == ("https://a:8090",)
+    assert sync.aggregators == ("https://a:8090", "https://b:8090")
     for file, said in (
         (sync.token_file, "sync.token"),
         (sync.ca_file, "ca.crt"),

@@ -70,7 +70,7 @@ def plain_server() -> Iterator[int]:
 def line_of(url: str, ca_file: Path | None = None) -> str:
     """What a gate that would wait for ten minutes says; it does not wait."""
     with (
-        GateClient(Endpoint(url=url, token=None, ca_file=ca_file)) as aggregator,
+        GateClient(Endpoint(urls=(url,), token=None, ca_file=ca_file)) as aggregator,
         pytest.raises(ConfigError) as caught,
     ):
         aggregator.ask(GateRequest(job="train", nodes=("n1",), wait_seconds=600.0), on_hold=lambda _: None)
@@ -108,7 +108,7 @@ def test_an_expired_certificate_is_renewed_by_another_so_that_waiting_may_help(t
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     with (
         tls_server(authority.issue_cert("127.0.0.1", not_after=past)) as port,
-        GateClient(Endpoint(url=f"https://127.0.0.1:{port}", token=None, ca_file=ca)) as aggregator,
+        GateClient(Endpoint(urls=(f"https://127.0.0.1:{port}",), token=None, ca_file=ca)) as aggregator,
         pytest.raises(UnreachableError, match=r"expired.*renew its certificate"),
     ):
         aggregator.call("GET", "/v1/fleet")

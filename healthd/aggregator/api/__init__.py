@@ -2,9 +2,11 @@
 
 from healthd.aggregator.api.gates import ValidationBody, request_of
 from healthd.aggregator.api.handling import (
+    OF_SHARD,
     READ,
     SYNC,
     ApiRoute,
+    Door,
     Parts,
     ShardList,
     ShardRow,
@@ -12,11 +14,14 @@ from healthd.aggregator.api.handling import (
     Wait,
     check_origin,
     check_request,
+    door_of,
+    no_shard,
     parts_of,
     problems,
 )
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH, MOST_ID
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
+from healthd.aggregator.api.scopes import scope_of
 from healthd.aggregator.api.sync import (
     KEY_HEADER,
     MIN_KEY_LENGTH,
@@ -36,11 +41,13 @@ __all__ = [
     "MEDIA_TYPE",
     "MIN_KEY_LENGTH",
     "MOST_ID",
+    "OF_SHARD",
     "READ",
     "SYNC",
     "ASGIApp",
     "ASGIScope",
     "ApiRoute",
+    "Door",
     "HttpError",
     "Message",
     "Parts",
@@ -54,7 +61,9 @@ __all__ = [
     "Wait",
     "check_origin",
     "check_request",
+    "door_of",
     "gates",
+    "no_shard",
     "nodes",
     "parts_of",
     "peers",
@@ -63,4 +72,5 @@ __all__ = [
     "read_body",
     "request_of",
     "respond",
+    "scope_of",
 ]

@@ -17,6 +17,7 @@ from pydantic import Field
 from checks.contract import Tier
 from healthd.aggregator.api.handling import (
     GATE,
+    OF_SHARD,
     READ,
     Admin,
     ApiRoute,
@@ -126,7 +127,7 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     return decision
 
 
-@router.get("")
+@router.get("", dependencies=[OF_SHARD])
 async def listed(
     request: Request,
     caller: Reader,
@@ -375,7 +376,7 @@ def _override(parts: Parts, job: str) -> Override:
 claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gates"])
 
 
-@claims_router.get("", dependencies=[READ])
+@claims_router.get("", dependencies=[READ, OF_SHARD])
 async def claims(
     request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
 ) -> ClaimList:
@@ -519,7 +520,7 @@ def _told(gate: Gate, decision: Decision) -> ValidationState:
 postmortem_router = APIRouter(prefix="/v1/postmortems", route_class=ApiRoute, tags=["gates"])
 
 
-@postmortem_router.get("")
+@postmortem_router.get("", dependencies=[OF_SHARD])
 async def postmortems(
     request: Request,
     caller: Reader,
@@ -545,7 +546,7 @@ MOST_DAYS = 366.0
 report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 
-@report_router.get("/report", dependencies=[READ])
+@report_router.get("/report", dependencies=[READ, OF_SHARD])
 async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
     parts = parts_of(request)

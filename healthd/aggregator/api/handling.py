@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import ipaddress
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -76,7 +76,15 @@ class ShardList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Door:
+    """What tells who may come in, and how much a request may be."""
+
+    settings: AggregatorSettings
+    guard: Guard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts(Door):
     """
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
@@ -85,10 +93,8 @@ class Parts:
     that this is of, `shards` tells of all of them.
     """
 
-    settings: AggregatorSettings
     fleet: Fleet
     engine: Engine
-    guard: Guard
     metrics: FleetMetrics
     handshakes: Handshakes
     stragglers: Stragglers
@@ -108,6 +114,12 @@ def parts_of(request: Request) -> Parts:
     """The parts of this aggregator."""
     parts: Parts = request.app.state.parts
     return parts
+
+
+def door_of(request: Request) -> Door:
+    """The same of any application of this aggregator, also of one that leads nothing."""
+    door: Door = request.app.state.door
+    return door
 
 
 TOKEN = HTTPBearer(
@@ -171,8 +183,8 @@ def check_origin(request: Request) -> None:
     host = request.headers.get("host", "")
     if site not in (None, "same-origin") or (origin is not None and split_header("Origin", origin).netloc != host):
         raise HttpError(403, "this was sent from another site; use the page or the command of this one")
-    parts = parts_of(request)
-    if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host_of(host)):
+    door = door_of(request)
+    if door.guard.open and is_loopback(door.settings.address[0]) and not _names_no_one(host_of(host)):
         # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
         raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
 
@@ -201,7 +213,7 @@ def check_request(request: Request, dependant: Dependant) -> None:
             if name not in known:
                 raise BadInputError(f"unknown query parameter {name[:80]!r}{nearest(name, known)}")
     host_of(request.headers.get("host", ""))  # one that holds no host is refused on every path
-    if parts_of(request).guard.open and request.method not in ("GET", "HEAD"):
+    if door_of(request).guard.open and request.method not in ("GET", "HEAD"):
         check_origin(request)
 
 
@@ -228,22 +240,23 @@ class ApiRoute(APIRoute):
         self.operation_id = f"{self.tags[0]}_{self.name}"
         first, _, rest = self.description.partition("\n\n")
         self.summary = " ".join(first.split()).replace("`", "")
-        self.description = "\n\n".join([rest, *(f"Scope: `{scope.value}`." for scope in self._scopes)]).strip()
+        self.description = "\n\n".join([rest, *(f"Scope: `{scope.value}`." for scope in self.scopes)]).strip()
         self.responses = self.responses | problems(
             *(status for status in BY_CONNECTION if status not in self.responses),
-            *((401, 403) if self._scopes else ()),
+            *((401, 403) if self.scopes else ()),
             *((404, 405) if self.param_convertors else ()),
             *((408, 413) if self.body_field else ()),
         )
 
     @property
-    def _scopes(self) -> list[Scope]:
+    def scopes(self) -> list[Scope]:
+        """What a caller's token must have."""
         asked = (one for one in self.dependant.dependencies if one.call is caller)
         return [Scope(name) for one in asked for name in one.own_oauth_scopes or ()]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What answers a request."""
-        handle, scopes = super().get_route_handler(), self._scopes
+        handle, scopes = super().get_route_handler(), self.scopes
         body = None if self.body_field is None else _Body(self.body_field.field_info.annotation)
 
         async def handler(request: Request) -> Response:
@@ -338,6 +351,25 @@ async def wait_seconds(
 
 
 Wait = Annotated[float, Depends(wait_seconds)]
+
+
+async def _of_this_shard(
+    request: Request,
+    shard: Annotated[
+        str | None, Query(max_length=80, description="Only this shard of the fleet; see /v1/shards.")
+    ] = None,
+) -> None:
+    """A dependency of what is about the fleet: BadInputError where a shard is asked for that this is not."""
+    if shard is not None and shard != (own := parts_of(request).shard):
+        raise no_shard(shard, (own,))
+
+
+def no_shard(shard: str, known: Iterable[str]) -> BadInputError:
+    """What is said of a shard that there is not."""
+    return BadInputError(f"no shard is named {shard[:80]!r}; there are: {', '.join(sorted(known))}")
+
+
+OF_SHARD = Depends(_of_this_shard)
 
 
 # What the API answers where no record of the model is the answer: lists, summaries, and what a change came to.
@@ -453,6 +485,8 @@ class NodeRow:
     `confirmed`: it has answered the aggregator. `duplicate`: two daemons seem to have this name. `accused` is the
     newest accusation by a validation that stands; `removed` why the node is out of the scheduler's way; `maintenance`
     by what it shows that it is in maintenance. What only the node can tell is None or empty until it has.
+
+    `shard` is where the node is placed; `shard_by_label` where its label says now, None where that is the same.
     """
 
     node: str
@@ -473,6 +507,8 @@ class NodeRow:
     faults: tuple[str, ...]
     running: str | None
     maintenance: str | None
+    shard: str
+    shard_by_label: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ import msgspec
 
 from checks.contract import Finding, worst
 from healthd.core import wire
-from healthd.core.errors import BadInputError
 from healthd.core.evidence import aged, sorted_reasons
 from healthd.core.model import CheckResult, Health, Lease, NodeState, Reason
 
@@ -109,9 +108,10 @@ def _amended(result: CheckResult, added: tuple[Finding, ...] | None) -> CheckRes
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stored:
-    state: NodeState
-    since: Since | None
+class _Stored(NodeState):
+    """A state with one member more, which older code ignores."""
+
+    since: Since | None = None
 
 
 def pack_all(states: Sequence[NodeState]) -> bytes:
@@ -119,23 +119,22 @@ def pack_all(states: Sequence[NodeState]) -> bytes:
     return zlib.compress(wire.encode([_stored(state) for state in states]), 1)
 
 
-def _stored(state: NodeState) -> Mapping[str, Any]:
+def _stored(state: NodeState) -> NodeState | msgspec.Raw:
     if not isinstance(state, KeptState) or "_packed" not in state.__dict__:
-        return {"state": state, "since": None}
-    return {"state": msgspec.Raw(zlib.decompress(state._packed)), "since": state._since}
+        return state
+    return msgspec.Raw(b'%s,"since":%s}' % (zlib.decompress(state._packed)[:-1], wire.encode(state._since)))
 
 
 def unpack_all(packed: bytes, *, what: str) -> tuple[NodeState, ...]:
     """The states again, whole. BadInputError names `what`."""
-    text = zlib.decompress(packed)
-    try:
-        stored = wire.decode(text, tuple[_Stored, ...], what=what)
-    except BadInputError:
-        return wire.decode(text, tuple[NodeState, ...], what=what)  # of the version before: states alone
-    return tuple(one.state if one.since is None else _now(one.state, one.since) for one in stored)
+    return tuple(map(_now, wire.decode(zlib.decompress(packed), tuple[_Stored, ...], what=what)))
 
 
-def _now(state: NodeState, since: Since) -> NodeState:
+def _now(stored: _Stored) -> NodeState:
+    state = NodeState(**{one.name: getattr(stored, one.name) for one in dataclasses.fields(NodeState)})
+    since = stored.since
+    if since is None:
+        return state
     moved = since.moved_seconds + since.behind_seconds
     leases = tuple(with_age(lease, lease.age_seconds + moved) for lease in state.leases)
     return dataclasses.replace(state, health=since.health, leases=leases, **since.evidence(state))

@@ -1,6 +1,6 @@
 """Tables, migrations and rows: the one place with SQL. It knows records, never logic."""
 
-from healthd.aggregator.store.directory import Directory, check_shard
+from healthd.aggregator.store.directory import Directory, check_shard, remove_shard
 from healthd.aggregator.store.reading import HistoryEvent, Loaded
 from healthd.aggregator.store.rows import (
     Change,
@@ -29,6 +29,7 @@ from healthd.aggregator.store.session import (
     RefusedWorkError,
     UnsureError,
     boot_seconds,
+    shard_by,
 )
 from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
 from healthd.aggregator.store.watch import Look, Shards, Watch, is_shared, step_down
@@ -70,6 +71,8 @@ __all__ = [
     "check_shard",
     "is_shared",
     "reading",
+    "remove_shard",
     "rows",
+    "shard_by",
     "step_down",
 ]

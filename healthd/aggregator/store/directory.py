@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import SQLAlchemyError
 
+from healthd.aggregator.model.gates import LeaseState, Phase
 from healthd.aggregator.store import session
 from healthd.aggregator.store.session import (
     DEFAULT_SHARD,
@@ -29,7 +30,8 @@ from healthd.aggregator.store.session import (
     schema_of,
 )
 from healthd.aggregator.store.tables import AGGREGATORS, GATES, LEADERSHIP, LEASES, META, NODES, PLACEMENTS
-from healthd.core.errors import BadInputError, ConfigError, StoreError
+from healthd.core.errors import BadInputError, ConfigError, ConflictError, StoreError
+from healthd.core.text import counted
 
 MOST_SHARDS = 64
 """Each is led with a connection and a thread of its own."""
@@ -121,16 +123,66 @@ class Directory:
 
         self._run(work)
 
-    def place(self, node: str, shard: str) -> str:
-        """The shard of a node: this one, if it is of none."""
+    def place(self, node: str, shard: str) -> str | None:
+        """The shard of a node: this one, if it is of none. None where this one was removed just now."""
 
-        def work(connection: sa.Connection) -> str:
-            row = {"node": node, "shard": shard}
-            connection.execute(postgresql.insert(PLACEMENTS).values(row).on_conflict_do_nothing())
+        def work(connection: sa.Connection) -> str | None:
+            there = sa.select(sa.literal(node), LEADERSHIP.c.shard).where(LEADERSHIP.c.shard == shard)
+            row = postgresql.insert(PLACEMENTS).from_select(["node", "shard"], there)
+            connection.execute(row.on_conflict_do_nothing())
             found = connection.execute(sa.select(PLACEMENTS.c.shard).where(PLACEMENTS.c.node == node))
-            return str(found.scalar_one())
+            return found.scalar_one_or_none()
 
         return self._run(work)
+
+    def remove(self, shard: str) -> int:
+        """
+        Remove a shard with its tables, for good; how many decided gates went with them.
+
+        ConflictError while it has nodes, leases or open gates; ConfigError for `default`, and where there is none.
+        Its leader, if any, is refused from then on.
+        """
+
+        def work(connection: sa.Connection) -> int:
+            connection.exec_driver_sql(f"LOCK TABLE {PLACEMENTS.name} IN SHARE ROW EXCLUSIVE MODE")
+            row = sa.select(LEADERSHIP.c.term).where(LEADERSHIP.c.shard == shard).with_for_update()
+            term = connection.execute(row).scalar_one_or_none()
+            if term is None:
+                known = connection.execute(sa.select(LEADERSHIP.c.shard).order_by(LEADERSHIP.c.shard)).scalars().all()
+                raise ConfigError(f"{self._place} has no shard {shard[:80]!r}, but: {', '.join(known)}")
+            placed = sa.select(sa.func.count(), sa.func.min(PLACEMENTS.c.node)).where(PLACEMENTS.c.shard == shard)
+            nodes, first = connection.execute(placed).one()
+            if nodes:
+                raise ConflictError(
+                    f"shard {shard} has {counted(nodes, 'node')} ({first}{', ...' if nodes > 1 else ''}); forget each "
+                    "with 'healthd fleet forget NODE' first"
+                )
+            return self._drop_tables(connection, shard) if term else self._drop_row(connection, shard)
+
+        if shard == DEFAULT_SHARD:
+            raise ConfigError(f"shard {shard} cannot be removed: nodes without the label are of it")
+        return self._run(work)
+
+    def _drop_tables(self, connection: sa.Connection, shard: str) -> int:
+        """The rest of `remove` for a shard that has been led; a shard has tables from then on."""
+        schema = str(schema_of(shard))
+        if held := self._count(connection, LEASES, schema, f"state <> '{LeaseState.CLOSED.value}'"):
+            raise ConflictError(f"shard {shard} has {counted(held, 'lease')}; release them or wait until the jobs end")
+        if count := self._count(connection, GATES, schema, f"phase <> '{Phase.DECIDED.value}'"):
+            raise ConflictError(f"shard {shard} has {counted(count, 'open gate')}; release them or wait for them")
+        gone = self._count(connection, GATES, schema)
+        connection.exec_driver_sql(f"DROP SCHEMA {self._engine.dialect.identifier_preparer.quote(schema)} CASCADE")
+        self._drop_row(connection, shard)
+        return gone
+
+    def _drop_row(self, connection: sa.Connection, shard: str) -> int:
+        connection.execute(sa.delete(LEADERSHIP).where(LEADERSHIP.c.shard == shard))
+        session.notify(connection)
+        return 0
+
+    def _count(self, connection: sa.Connection, table: Table, schema: str, where: str = "true") -> int:
+        query = sa.text(f"SELECT count(*) FROM {self._name(table, schema)} WHERE {where}")  # noqa: S608
+        return int(connection.execute(query).scalar_one())
 
     def forget(self, node: str) -> None:
         """The node is of no shard any more."""
@@ -233,6 +285,17 @@ class Directory:
         remedy, misconfigured = remedy_of(line)
         text = f"{self._place}: {line}; {remedy}"
         return ConfigError(text) if misconfigured else AwayError(text)
+
+
+def remove_shard(url: str, shard: str) -> int:
+    """As `Directory.remove`, of a database by its URL. Blocks. ConfigError also for one that has no shards."""
+    if parse(url).get_backend_name() == "sqlite":
+        raise ConfigError(f"{session.KEY}: SQLite has one shard, which cannot be removed")
+    directory = Directory(url)
+    try:
+        return directory.remove(shard)
+    finally:
+        directory.close()
 
 
 SHARD_LABEL = "shard_label"

@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -324,6 +324,11 @@ def clock_of(connection: Connection) -> ColumnElement[float]:
     if connection.dialect.name != "postgresql":
         return sa.literal(time.time(), sa.Double)
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
+
+
+def shard_by(label: str | None, labels: Mapping[str, str]) -> str:
+    """The shard that the labels of a node name, where shards are the values of `label`."""
+    return DEFAULT_SHARD if label is None else labels.get(label, DEFAULT_SHARD)
 
 
 def schema_of(shard: str) -> str | None:

@@ -72,8 +72,7 @@ def error_page(request: Request, error: HealthdError) -> Response:
         if request.method != "GET" or path == "/events":
             return rendering.page("error.html", status=401, visitor=None, status_code=401, said=str(error))
         asked = urlencode({"next": quote(path) + (f"?{query}" if query else "")})
-        target = f"{request.app.url_path_for('log_in')}?{asked}"
-        return RedirectResponse(target, status_code=303, headers=rendering.HEADERS)
+        return RedirectResponse(f"/log-in?{asked}", status_code=303, headers=rendering.HEADERS)
     if isinstance(error, FullError):
         status, headers = 503, {"retry-after": "30"}
     else:

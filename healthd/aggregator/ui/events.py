@@ -12,8 +12,10 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+
+from starlette.responses import Response, StreamingResponse
 
 from healthd.aggregator.controller import Engine
 from healthd.aggregator.inventory import Fleet
@@ -134,6 +136,12 @@ class FullError(HealthdError):
     """Too many people watch."""
 
 
+def live(stream: AsyncIterator[bytes]) -> Response:
+    """A stream of changes as an answer."""
+    headers = {"x-accel-buffering": "no", "cache-control": "no-store", "x-content-type-options": "nosniff"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
 class Feed:
     """Watches the fleet and tells. On the event loop alone; without tasks: it ticks by timers while there is work."""
 
@@ -142,6 +150,8 @@ class Feed:
         self.samples = Samples()
         self._fleet, self._engine, self._stopping = fleet, engine, stopping
         self.ring = Ring()
+        self.encoded: tuple[Sequence[Cell], bytes] | None = None
+        """Cells of `all_cells` as JSON, kept by `views`."""
         self._moved = asyncio.Event()
         self._topics: Counter[str] = Counter()
         self._expected: dict[str, float] = {}

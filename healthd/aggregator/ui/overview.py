@@ -1,4 +1,4 @@
-"""Pages over the whole fleet beside the grid: the heat map of a measurement, the events, actions on several nodes."""
+"""Pages over the whole fleet: the grid, the heat map of a measurement, events, gates, jobs, several nodes at once."""
 
 from __future__ import annotations
 
@@ -6,25 +6,42 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any, TypedDict
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from checks.limits import quantity
-from healthd.aggregator.api import MAX_REASON_LENGTH, MOST_ID, ValidationBody, parts_of, request_of
+from checks.reasons import REASONS, Reason, action_of, blame_of
+from healthd.aggregator.api import MAX_REASON_LENGTH, MOST_ID, ShardRow, ValidationBody, door_of, parts_of, request_of
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.model.policy import HISTORY_DAYS
 from healthd.aggregator.ui import fleet_grid, gate_view, rendering
-from healthd.aggregator.ui.actions import PageRoute, feed_of, keep_out, known_node, let_in, to
-from healthd.aggregator.ui.events import FLEET
+from healthd.aggregator.ui.actions import PageRoute, keep_out, known_node, let_in, to
+from healthd.aggregator.ui.events import FLEET, GATES
 from healthd.aggregator.ui.fleet_grid import Cell, grouped
 from healthd.aggregator.ui.rendering import WORST_FIRST, natural
 from healthd.aggregator.ui.samples import Reading
-from healthd.aggregator.ui.session import check_word, pairs_of, visitor_of
-from healthd.core.errors import BadInputError
+from healthd.aggregator.ui.session import Visitor, check_word, pairs_of, visitor_of
+from healthd.aggregator.ui.views import (
+    EVENTS_VIEW,
+    FLEET_VIEW,
+    GATES_VIEW,
+    JOBS_VIEW,
+    READINGS_VIEW,
+    Asked,
+    Gathered,
+    source_of,
+    whole_fleet,
+    whole_gates,
+    whole_history,
+    whole_jobs,
+    whole_readings,
+)
+from healthd.core.errors import BadInputError, NotFoundError
 from healthd.core.model import Health
+from healthd.core.node_name import check_name
 
 # Several nodes at once: choose them from a list, then keep them out, let them in, or validate them together.
 
@@ -35,19 +52,43 @@ MAX_FORM_BYTES = 128 * 1024
 DOINGS = {"quarantine", "release", "validate"}
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+"""The pages over the whole fleet: the same for one shard and for several, by the source of their views."""
+
+OfShard = Annotated[str, Query(alias="shard", max_length=80)]
 
 
-@router.get("/several")
+class _Shards(TypedDict):
+    """What every page over the fleet says of its shards; `keep` keeps the chosen one in a link."""
+
+    shards: Sequence[ShardRow]
+    unanswered: Mapping[str, str]
+    only: str
+    keep: str
+
+
+def _shards(gathered: Gathered[Any]) -> _Shards:
+    return {
+        "shards": gathered.shards if len(gathered.shards) > 1 else (),
+        "unanswered": gathered.unanswered,
+        "only": gathered.only,
+        "keep": f"&shard={quote(gathered.only, safe='')}" if gathered.only else "",
+    }
+
+
+@pages.get("/several")
 async def several(
     request: Request,
     q: Annotated[str, Query(max_length=120)] = "",
     health: Annotated[str, Query(max_length=20)] = "",
     done: Annotated[str | None, Query(pattern="^(quarantined|released)$")] = None,
     count: Annotated[int, Query(ge=0, le=MOST_NODES)] = 0,
+    only: OfShard = "",
 ) -> Response:
     """The nodes that a search finds, to be chosen from."""
     visitor = visitor_of(request)
-    cells = fleet_grid.found(feed_of(request).all_cells()[0], q)
+    gathered = await source_of(request).gather(request, FLEET_VIEW, Asked(q=q), only)
+    cells = whole_fleet(gathered).found_cells
     wanted = [cell for cell in cells if not health or cell.health.value == health]
     wanted.sort(key=lambda cell: natural(cell.node))
     return rendering.page(
@@ -60,16 +101,33 @@ async def several(
         healths=[one.value for one in Health],
         done=done,
         count=count,
+        **_shards(gathered),
     )
 
 
-@router.post("/several")
-async def act(request: Request) -> Response:
-    """What the form says, on all nodes that were chosen; nothing where one of them is not known."""
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the form says of which nodes. `answer` is where the browser goes once it is done."""
+
+    visitor: Visitor
+    nodes: tuple[str, ...]
+    doing: str
+    fields: Mapping[str, str]
+
+    @property
+    def answer(self) -> Response:
+        """To the same list, which says what was done."""
+        done = "released" if self.doing == "release" else "quarantined"
+        return to(f"/several?{urlencode({'done': done, 'count': len(self.nodes), 'q': self.fields.get('q', '')})}")
+
+
+async def choice_of(request: Request) -> Choice:
+    """What a form of ours says, of a visitor who may act. HealthdError."""
     visitor = visitor_of(request, Scope.ADMIN)
     nodes, fields = [], dict[str, str]()
     for name, value in await pairs_of(request, max_bytes=MAX_FORM_BYTES, max_fields=MOST_NODES + 8):
         if name == "node":
+            check_name(value)
             nodes.append(value)
         elif name in ("word", "reason", "end", "do", "q") and name not in fields and len(value) <= MAX_REASON_LENGTH:
             fields[name] = value.strip()
@@ -78,24 +136,25 @@ async def act(request: Request) -> Response:
     check_word(visitor, fields.get("word", ""))
     if not nodes:
         raise BadInputError("no node is chosen; go back and tick some")
-    for node in nodes:
-        known_node(request, node)
-    doing, engine = fields.get("do"), parts_of(request).engine
-    if doing == "validate":
-        asked = request_of(ValidationBody(nodes=tuple(nodes)))
-        return to(f"/gates/{quote((await engine.ask(asked)).id, safe='')}")
-    if doing == "quarantine":
-        await keep_out(request, visitor, nodes, fields)
-    elif doing == "release":
-        await let_in(request, visitor, nodes, fields)
-    else:
+    if (doing := fields.get("do", "")) not in DOINGS:
         raise BadInputError(f"do what? choose one of: {', '.join(sorted(DOINGS))}")
-    query = {
-        "done": f"{doing}d" if doing == "release" else "quarantined",
-        "count": len(nodes),
-        "q": fields.get("q", ""),
-    }
-    return to(f"/several?{urlencode(query)}")
+    return Choice(visitor=visitor, nodes=tuple(nodes), doing=doing, fields=fields)
+
+
+@router.post("/several")
+async def act(request: Request) -> Response:
+    """What the form says, on all nodes that were chosen; nothing where one of them is not known."""
+    choice = await choice_of(request)
+    for node in choice.nodes:
+        known_node(request, node)
+    if choice.doing == "validate":
+        asked = request_of(ValidationBody(nodes=choice.nodes))
+        return to(f"/gates/{quote((await parts_of(request).engine.ask(asked)).id, safe='')}")
+    if choice.doing == "quarantine":
+        await keep_out(request, choice.visitor, choice.nodes, choice.fields)
+    else:
+        await let_in(request, choice.visitor, choice.nodes, choice.fields)
+    return choice.answer
 
 
 # The first page: the fleet as a grid, what is wrong with it, and what is under way.
@@ -109,7 +168,7 @@ MOST_TROUBLES = 12
 MOST_NAMED = 10
 
 
-@router.get("/")
+@pages.get("/")
 async def fleet(
     request: Request,
     group: Annotated[str | None, Query(max_length=120)] = None,
@@ -117,25 +176,24 @@ async def fleet(
     q: Annotated[str, Query(max_length=120)] = "",
     page: Annotated[int, Query(ge=1, le=100)] = 1,
     part: Annotated[str | None, Query(pattern="^(top|grid)$")] = None,
+    only: OfShard = "",
 ) -> Response:
     """The fleet as a grid; `part=top` is all of it but the grid, `part=grid` the grid alone."""
     visitor = visitor_of(request)
-    parts, feed = parts_of(request), feed_of(request)
-    feed.begin(FLEET)
-    cells, after = feed.all_cells()
-    topology = parts.engine.policy.topology_labels
-    choices = fleet_grid.choices(cells, topology)
-    chosen = group if group in dict(choices) else fleet_grid.default_choice(cells, topology)
+    gathered = await source_of(request).gather(request, FLEET_VIEW, Asked(q=q), only)
+    whole = whole_fleet(gathered)
+    cells = whole.cells
+    choices = fleet_grid.choices(cells, whole.topology)
+    chosen = group if group in dict(choices) else fleet_grid.default_choice(cells, whole.topology)
     wanted = None if not health else _health(health)
-    shown = [cell for cell in fleet_grid.found(cells, q) if wanted is None or cell.health is wanted]
+    shown = [cell for cell in whole.found_cells if wanted is None or cell.health is wanted]
     groups = [] if part == "top" else fleet_grid.grouped(shown, chosen)
     on_page, pages = _paged(groups, page, MOST_FOUND if q else MOST_ON_PAGE)
     troubles = fleet_grid.troubles(cells)
-    recovering, breakers = parts.engine.recovering(), parts.engine.breakers()
     return rendering.page(
         "fleet.html",
         visitor=visitor,
-        after=after,
+        after=whole.cursor,
         topic=FLEET,
         part=part,
         total=len(cells),
@@ -154,16 +212,18 @@ async def fleet(
         shown=len(shown),
         page_number=page,
         pages=pages,
-        gates=[(gate, parts.engine.answer(gate)) for gate in parts.engine.open_gates()[:5]],
+        gates=whole.gates,
         phases=dict(gate_view.PHASES),
-        open_gates=len(parts.engine.open_gates()),
-        overrides=parts.engine.overrides(),
-        recovering=recovering,
-        breakers=breakers,
-        accused=parts.accusations.all(),
-        faults=parts.engine.faults(),
+        open_gates=whole.open_gates,
+        overrides=whole.overrides,
+        recovering=whole.recovering,
+        breakers=whole.breakers,
+        accused=whole.accused,
+        faults=whole.faults,
         injected=[cell.node for cell in cells if cell.injected],
-        mode=parts.engine.policy.mode.value,
+        mode=whole.mode,
+        nodes_of={shard: len(view.cells) for shard, view in gathered.views.items()},
+        **_shards(gathered),
     )
 
 
@@ -314,32 +374,34 @@ def _compared(value: float, middle: float) -> str:
     return f", {abs(percent):.2g} % {'above' if percent > 0 else 'below'} the median" if abs(percent) < 1000 else ""
 
 
-# Pages over the whole fleet: the heat map of one measurement, and what happened lately, with who did it.
+# Pages over the whole fleet: the heat map of one measurement, what happened lately, gates, jobs that died, a reason.
 
 
-MOST_EVENTS = 100
+MOST_NODES_OF_REASON = 200
 # Cells of one map; what is more is left to the filter.
 MOST_CELLS = 5000
 
 
-@router.get("/heat")
+@pages.get("/heat")
 async def heat(
     request: Request,
-    of: Annotated[str | None, Query(max_length=200)] = None,
+    of: Annotated[str, Query(max_length=200)] = "",
     group: Annotated[str | None, Query(max_length=120)] = None,
     q: Annotated[str, Query(max_length=120)] = "",
+    only: OfShard = "",
 ) -> Response:
     """The fleet coloured by one measurement."""
-    visitor = visitor_of(request)
-    parts, feed = parts_of(request), feed_of(request)
-    waiting = feed.catch_up()
-    cells, _ = feed.all_cells()
-    topology = parts.engine.policy.topology_labels
-    choices = fleet_grid.choices(cells, topology)
-    chosen = group if group in dict(choices) else fleet_grid.default_choice(cells, topology)
-    names = feed.samples.readings.names()
-    name = of if of in names else next((n for n in names if "flops_per_second" in n), next(iter(names), None))
-    shown = fleet_grid.found(cells, q)[:MOST_CELLS]
+    visitor, source = visitor_of(request), source_of(request)
+    readings = whole_readings(found := await source.gather(request, READINGS_VIEW, Asked(of=of), only))
+    if any(view.name != readings.name for view in found.views.values()):  # of itself each shows what it has
+        again = Asked(of=readings.name or "")
+        readings = whole_readings(await source.gather(request, READINGS_VIEW, again, only))
+    gathered = await source.gather(request, FLEET_VIEW, Asked(q=q), only)
+    whole = whole_fleet(gathered)
+    choices = fleet_grid.choices(whole.cells, whole.topology)
+    chosen = group if group in dict(choices) else fleet_grid.default_choice(whole.cells, whole.topology)
+    name, names = readings.name, readings.names
+    shown = whole.found_cells[:MOST_CELLS]
     return rendering.page(
         "heat.html",
         visitor=visitor,
@@ -348,32 +410,110 @@ async def heat(
         choices=choices,
         chosen=chosen,
         q=q,
-        total=len(cells),
+        total=len(whole.cells),
         shown=len(shown),
-        waiting=waiting,
-        map=None if name is None else heat_map(shown, feed.samples.readings.of(name), names[name], chosen),
+        waiting=readings.waiting,
+        map=None if name is None else heat_map(shown, readings.values, names[name], chosen),
+        **_shards(gathered),
     )
 
 
-@router.get("/history")
+@pages.get("/history")
 async def history(
     request: Request,
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
     q: Annotated[str, Query(max_length=120)] = "",
+    only: OfShard = "",
 ) -> Response:
     """What happened on all nodes and jobs, newest first: faults, quarantines, overrides, decisions."""
     visitor = visitor_of(request)
-    parts = parts_of(request)
-    if q and not q.isprintable():
-        raise BadInputError("q: a search has no control characters")
-    days = HISTORY_DAYS
-    events = await parts.engine.history(None, limit=MOST_EVENTS + 1, before=before, days=days, text=q)
+    asked = Asked(q=q, before="" if before is None else str(before))
+    gathered = await source_of(request).gather(request, EVENTS_VIEW, asked, only)
+    whole = whole_history(gathered)
     return rendering.page(
         "history.html",
         visitor=visitor,
-        events=events[:MOST_EVENTS],
-        older=events[MOST_EVENTS - 1].id if len(events) > MOST_EVENTS else None,
+        events=whole.events,
+        older=whole.older,
         before=before,
         q=q,
-        days=days,
+        days=HISTORY_DAYS,
+        **_shards(gathered),
     )
+
+
+@pages.get("/gates")
+async def gates(
+    request: Request,
+    before: Annotated[str, Query(max_length=64)] = "",
+    job: Annotated[str, Query(max_length=256)] = "",
+    only: OfShard = "",
+) -> Response:
+    """Gates in progress, and decisions of the past, newest first."""
+    visitor = visitor_of(request)
+    gathered = await source_of(request).gather(request, GATES_VIEW, Asked(job=job, before=before), only)
+    whole = whole_gates(gathered)
+    return rendering.page(
+        "gates.html",
+        visitor=visitor,
+        after=whole.cursor,
+        topic=GATES,
+        under_way=whole.under_way,
+        more_open=whole.more_open,
+        decided=whole.decided,
+        older=whole.older,
+        before=before,
+        job=job,
+        phases=dict(gate_view.PHASES),
+        **_shards(gathered),
+    )
+
+
+@pages.get("/jobs")
+async def jobs(
+    request: Request,
+    before: Annotated[str, Query(max_length=64)] = "",
+    job: Annotated[str, Query(max_length=256)] = "",
+    only: OfShard = "",
+) -> Response:
+    """Jobs that ended badly, newest first."""
+    visitor = visitor_of(request)
+    gathered = await source_of(request).gather(request, JOBS_VIEW, Asked(job=job, before=before), only)
+    whole = whole_jobs(gathered)
+    return rendering.page(
+        "jobs.html",
+        visitor=visitor,
+        ends=whole.jobs,
+        older=whole.older,
+        before=before,
+        job=job,
+        **_shards(gathered),
+    )
+
+
+@pages.get("/reasons/{code}")
+async def reason(request: Request, code: str, only: OfShard = "") -> Response:
+    """One reason: what it means, whose fault it is, what to do, and who has it now."""
+    visitor = visitor_of(request)
+    gathered = await source_of(request).gather(request, FLEET_VIEW, Asked(), only)
+    cells = [cell for cell in whole_fleet(gathered).cells if cell.reason == code]
+    known = REASONS.get(code)
+    if known is None:
+        if not cells:
+            raise NotFoundError(f"no reason {code[:80]!r} in the catalogue, and no node has it")
+        meaning = "Not in the catalogue: a check of your own brought it along."
+        known = Reason(code, meaning, blame_of(code), action_of(code))
+    return rendering.page(
+        "reason.html",
+        visitor=visitor,
+        reason=known,
+        runbook=runbook_of(door_of(request).settings.runbooks_url, known.code),
+        cells=cells[:MOST_NODES_OF_REASON],
+        total=len(cells),
+        **_shards(gathered),
+    )
+
+
+def runbook_of(base: str | None, code: str) -> str | None:
+    """Where the runbook of a reason is published; None where nobody said, or the catalogue has no such reason."""
+    return None if base is None or code not in REASONS else f"{base.rstrip('/')}/reasons/{code}.md"

@@ -6,36 +6,36 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from checks.reasons import REASONS, Reason, action_of, blame_of
+from checks.reasons import REASONS
 from healthd.aggregator.api import MOST_ID, Parts, parts_of
+from healthd.aggregator.api import nodes as nodes_api
 from healthd.aggregator.auth import AuthError
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.ui import actions, docs, gate_view, job_view, node_view, overview, rendering
+from healthd.aggregator.ui import actions, docs, gate_view, job_view, node_view, overview, rendering, views
 from healthd.aggregator.ui.actions import PageRoute, feed_of
-from healthd.aggregator.ui.events import FLEET, GATES, Feed
+from healthd.aggregator.ui.events import FLEET, Feed, live
 from healthd.aggregator.ui.rendering import WORST_FIRST
-from healthd.aggregator.ui.session import MAX_TOKEN_LENGTH, visitor_of
+from healthd.aggregator.ui.session import MAX_TOKEN_LENGTH, review, visitor_of
 from healthd.core.errors import NotFoundError
 from healthd.core.http.client import nodes_asked, terms_of
 from healthd.core.model import OrderKind
 
 # What one page may show; what is more is counted, or on the next page.
-MOST_GATES = 50
 MOST_EVENTS = 8
 MOST_STATES = 200
-MOST_OPEN_GATES = 100
-MOST_NODES_OF_REASON = 200
 
 
 def add_to(app: FastAPI, parts: Parts) -> None:
     """Give the application what the paths of the page need."""
     app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
+    app.state.source = views.OwnShard()
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-ROUTERS = (overview.router, router, actions.router, docs.programs, docs.router)
+views_router = APIRouter(include_in_schema=False)
+ROUTERS = (overview.pages, overview.router, router, views_router, actions.router, docs.programs, docs.router)
 
 
 @router.get("/nodes/{node}")
@@ -74,6 +74,8 @@ async def node(
         quarantine=view.node.quarantine,
         accused=parts.accusations.of(node),
         removed=None if parts.drain is None else parts.drain.out().get(node),
+        shard=parts.shard,
+        elsewhere=nodes_api.elsewhere(parts, state),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
         measured=node_view.measured(rows),
@@ -84,34 +86,6 @@ async def node(
         older=events[MOST_EVENTS - 1].id if len(events) > MOST_EVENTS else None,
         before=before,
         done=done,
-    )
-
-
-@router.get("/gates")
-async def gates(
-    request: Request,
-    before: Annotated[str | None, Query(max_length=64)] = None,
-    job: Annotated[str | None, Query(max_length=256)] = None,
-) -> Response:
-    """Gates in progress, and decisions of the past, newest first."""
-    visitor = visitor_of(request)
-    parts, feed = parts_of(request), feed_of(request)
-    after = feed.begin(GATES)
-    found = await parts.engine.gates(limit=MOST_GATES + 1, before=before, job=job or None)
-    decided = [(gate, parts.engine.answer(gate)) for gate in found[:MOST_GATES] if gate.decision is not None]
-    under_way = [gate for gate in parts.engine.open_gates() if not job or gate.request.job == job]
-    return rendering.page(
-        "gates.html",
-        visitor=visitor,
-        after=after,
-        topic=GATES,
-        under_way=[(gate, parts.engine.answer(gate)) for gate in under_way[:MOST_OPEN_GATES]] if before is None else [],
-        more_open=max(0, len(under_way) - MOST_OPEN_GATES),
-        decided=decided,
-        older=found[MOST_GATES - 1].id if len(found) > MOST_GATES else None,
-        before=before,
-        job=job or "",
-        phases=dict(gate_view.PHASES),
     )
 
 
@@ -148,25 +122,6 @@ async def gate(request: Request, gate: str) -> Response:
     )
 
 
-@router.get("/jobs")
-async def jobs(
-    request: Request,
-    before: Annotated[str | None, Query(max_length=64)] = None,
-    job: Annotated[str | None, Query(max_length=256)] = None,
-) -> Response:
-    """Jobs that ended badly, newest first."""
-    visitor = visitor_of(request)
-    found = await parts_of(request).postmortems.listed(limit=MOST_GATES + 1, before=before, job=job or None)
-    return rendering.page(
-        "jobs.html",
-        visitor=visitor,
-        ends=[(record, job_view.job_end(record)) for record in found[:MOST_GATES]],
-        older=found[MOST_GATES - 1].gate if len(found) > MOST_GATES else None,
-        before=before,
-        job=job or "",
-    )
-
-
 @router.get("/jobs/{gate}")
 async def job_end(request: Request, gate: str) -> Response:
     """Why the job of a gate died: the verdict, what shows it, what was measured, and what to do."""
@@ -194,31 +149,21 @@ async def reasons(request: Request) -> Response:
     return rendering.page("reasons.html", visitor=visitor_of(request), reasons=list(REASONS.values()))
 
 
-@router.get("/reasons/{code}")
-async def reason(request: Request, code: str) -> Response:
-    """One reason: what it means, whose fault it is, what to do, and who has it now."""
-    visitor = visitor_of(request)
-    cells = [cell for cell in feed_of(request).all_cells()[0] if cell.reason == code]
-    known = REASONS.get(code)
-    if known is None:
-        if not cells:
-            raise NotFoundError(f"no reason {code[:80]!r} in the catalogue, and no node has it")
-        meaning = "Not in the catalogue: a check of your own brought it along."
-        known = Reason(code, meaning, blame_of(code), action_of(code))
-    return rendering.page(
-        "reason.html",
-        visitor=visitor,
-        reason=known,
-        runbook=runbook_of(parts_of(request), known.code),
-        cells=cells[:MOST_NODES_OF_REASON],
-        total=len(cells),
-    )
-
-
-def runbook_of(parts: Parts, code: str) -> str | None:
-    """Where the runbook of a reason is published; None where nobody said, or the catalogue has no such reason."""
-    base = parts.settings.runbooks_url
-    return None if base is None or code not in REASONS else f"{base.rstrip('/')}/reasons/{code}.md"
+@views_router.get("/page/{name}")
+async def view(
+    request: Request,
+    name: str,
+    q: Annotated[str, Query(max_length=120)] = "",
+    job: Annotated[str, Query(max_length=256)] = "",
+    before: Annotated[str, Query(max_length=64)] = "",
+    of: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """A view of this shard, for an aggregator that renders a page over all of them."""
+    await review(request)
+    visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    asked = views.Asked(q=q, job=job, before=before, of=of)
+    return Response(await views.made(name, parts, feed, asked), media_type="application/json")
 
 
 @router.get("/events")
@@ -237,9 +182,7 @@ async def events(
             return False
         return True
 
-    stream = feed_of(request).stream(topic, request.headers.get("last-event-id") or after, still)
-    headers = {"x-accel-buffering": "no", "cache-control": "no-store", "x-content-type-options": "nosniff"}
-    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+    return live(feed_of(request).stream(topic, request.headers.get("last-event-id") or after, still))
 
 
 @router.get("/static/{name}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.options import aggregator_option, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.config import parse_duration
 from healthd.core.errors import BadInputError, ConfigError
@@ -27,19 +27,30 @@ def fleet_options(command: F) -> F:
     """The options of every command that speaks to an aggregator."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-        click.option("--aggregator", metavar="URL", help="URL of the aggregator."),
+        aggregator_option,
         common_options,
     ):
         command = option(command)
     return command
 
 
-def aggregator_of(options: Mapping[str, Any]) -> Aggregator:
-    """The aggregator that the options of a command, the variables or the file name."""
-    from healthd.core.http.client import Aggregator
+shard_option = click.option("--shard", metavar="NAME", help="Only this shard of the fleet.")
+
+
+@contextlib.contextmanager
+def aggregator_of(options: Mapping[str, Any]) -> Iterator[Aggregator]:
+    """
+    The aggregator that the options of a command, the variables or the file name. A question that it does not take, such
+    as a shard that there is not, becomes a ConfigError.
+    """
+    from healthd.core.http.client import BAD_REQUEST, Aggregator, RefusedError
 
     settings = load_settings(options, section="gate")
-    return Aggregator(settings.endpoint(settings.gate.aggregator))
+    with Aggregator(settings.endpoint()) as aggregator:
+        try:
+            yield aggregator
+        except RefusedError as error:
+            raise (error.told if error.status == BAD_REQUEST else error) from None
 
 
 @contextlib.contextmanager
@@ -47,7 +58,7 @@ def gate_client(settings: Settings) -> Iterator[GateClient]:
     """The aggregator that is asked for gates. A refusal that no second try can change becomes a ConfigError."""
     from healthd.core.http.client import GateClient, RefusedError
 
-    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with GateClient(settings.endpoint()) as aggregator:
         try:
             yield aggregator
         except RefusedError as error:
@@ -99,6 +110,14 @@ def withdrawn_when_stopped(aggregator: Aggregator, gate: str) -> Iterator[Signal
                 raise
         click.echo("healthd: withdrawn; its nodes are free for others", err=True)
         raise click.Abort from None
+
+
+def warn_unanswered(found: Mapping[str, Any]) -> bool:
+    """Whether an answer about the fleet lacks shards; says which."""
+    unanswered = found.get("unanswered") or {}
+    for shard, why in unanswered.items():
+        click.echo(f"healthd: shard {shard} does not answer: {why}", err=True)
+    return bool(unanswered)
 
 
 def done(as_json: bool, message: str, **more: object) -> None:

@@ -18,7 +18,7 @@ from healthd.cli.completion import complete_jobs, complete_nodes, one_of
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, gate_client, print_json, segment
 from healthd.cli.hooks.slurm import ask_readiness
 from healthd.cli.settings.hooks import GateSettings
-from healthd.cli.settings.options import Command, Group, common_options, load_settings
+from healthd.cli.settings.options import Command, Group, aggregator_option, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
 from healthd.core.bounded import read_file
@@ -53,7 +53,7 @@ PAUSES_SECONDS = (1.0, 3.0)
 @click.command(cls=Command, short_help="Tell how a job ended: ok, failed or infra.")
 @common_options
 @click.argument("status", type=click.Choice(["ok", "failed", "infra"]))
-@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@aggregator_option
 @click.option(
     "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
 )
@@ -302,7 +302,7 @@ SECTIONS = {
 )
 @click.pass_context
 @common_options
-@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@aggregator_option
 @click.option(
     "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job; name and attempt identify the gate."
 )
@@ -521,7 +521,7 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
     from healthd.core.http.client import GateClient
 
     try:
-        endpoint = settings.endpoint(settings.gate.aggregator)
+        endpoint = settings.endpoint()
         with GateClient(endpoint, slack_seconds=TAKE_BACK_SECONDS) as aggregator:
             aggregator.withdraw(request.job, request.attempt)
     except NotFoundError:

@@ -185,7 +185,7 @@ async def _answer(
     from healthd.cli.hooks.gate import write_hosts
 
     asked = hook.settings.gate
-    line = GateLine(hook.settings.endpoint(asked.aggregator), gone_seconds=SETTLE_SECONDS)
+    line = GateLine(hook.settings.endpoint(), gone_seconds=SETTLE_SECONDS)
 
     def hold(decision: Decision) -> None:
         hook.gate = decision.id
@@ -241,7 +241,7 @@ def left_out(decision: Decision, join: Join) -> str | None:
 def leave(hook: Hook) -> str:
     """Tell the gate that this member ends; what came of it, as the end of a sentence."""
     try:
-        endpoint = hook.settings.endpoint(hook.settings.gate.aggregator)
+        endpoint = hook.settings.endpoint()
         with GateClient(endpoint, slack_seconds=TAKE_BACK_SECONDS) as aggregator:
             gate = hook.gate or aggregator.newest_gate(hook.request.job)
             if gate is None:
@@ -340,7 +340,7 @@ async def _run_executor(hook: Hook) -> None:
     with _folder() as folder:
         node = settings.executor(
             join.node,
-            settings.gate.aggregator,
+            settings.endpoint().urls,
             folder,
             address=own_address(),
             ask_seconds=ASK_SECONDS,

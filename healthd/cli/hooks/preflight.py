@@ -255,7 +255,7 @@ def _run_sidecar(settings: Settings, place: Place, sidecar: str) -> None:
         # Not before the main node was reached: until then its name may have no address, and the way to it is not known.
         address = await in_thread("look-up of the main node", lambda: address_towards(task.main, task.port))
         node = settings.executor(
-            task.node, task.url, folder, address=address, ask_seconds=ASK_SECONDS, token_file=token_file
+            task.node, (task.url,), folder, address=address, ask_seconds=ASK_SECONDS, token_file=token_file
         )
         await run_node(node, runner, signals=False)
 

@@ -19,7 +19,7 @@ import click
 from checks.contract import Blame, Status
 from healthd.cli.fleet.line import gate_client
 from healthd.cli.settings.hooks import GateSettings
-from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.options import aggregator_option, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.support.doctor import Item
 from healthd.cli.terminal.output import told
@@ -249,7 +249,7 @@ NODE_TOOLS = ("curl", "logger")
 
 @click.command(short_help="Can the hooks run here?")
 @common_options
-@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@aggregator_option
 @click.option("--local-url", metavar="URL", help="URL of this node's daemon.")
 @click.option("--node", metavar="N", help="A node's hooks (default: SLURMD_NODENAME; without it the controller's).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
@@ -340,7 +340,7 @@ def _aggregator(settings: Settings) -> Item:
 
     name = "aggregator"
     try:
-        with Aggregator(settings.endpoint(settings.gate.aggregator), slack_seconds=ASK_SECONDS) as aggregator:
+        with Aggregator(settings.endpoint(), slack_seconds=ASK_SECONDS) as aggregator:
             aggregator.call("DELETE", f"/v1/gates/{PROBED_GATE}/lease", hold_seconds=0.0)
     except RefusedError as error:
         if error.status != NOT_FOUND:
@@ -536,7 +536,7 @@ def ask_daemon(url: str, *, patience_seconds: float) -> Fitness:
 
 @slurm.command(short_help="PrologSlurmctld: may the job start on its nodes?")
 @common_options
-@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@aggregator_option
 @click.option("--tier", help="Evidence to require: passive, quick or deep.")
 @click.option("--max-age", metavar="T", help="Maximum age of the evidence.")
 @click.option("--collective/--no-collective", default=None, help="Run collectives over the nodes together first.")
@@ -634,7 +634,7 @@ def _explain(scontrol: Scontrol, job: str, why: str) -> None:
 
 @slurm.command(short_help="EpilogSlurmctld: give a job's nodes back.")
 @common_options
-@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@aggregator_option
 def end(**options: Any) -> int:
     """
     Give the nodes of a job back and tell how it ended: EpilogSlurmctld.

@@ -15,7 +15,8 @@ class GateSettings:
     """What `healthd gate` asks. Every key is an option of that command, but for `callers_may` of the aggregator."""
 
     aggregator: str = "http://127.0.0.1:8090"
-    """URL of the aggregator."""
+    """URL of the aggregator; where there are several, all of them, separated by commas: the next one is asked where one
+    does not answer."""
 
     token_file: Path | None = None
     """File with the bearer token."""

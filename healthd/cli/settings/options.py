@@ -53,6 +53,21 @@ def common_options(command: F) -> F:
     return command
 
 
+def _joined(_ctx: click.Context, _option: click.Parameter, values: Sequence[str]) -> str | None:
+    return ",".join(values) or None
+
+
+def aggregator_option(command: F) -> F:
+    """The option of every command that asks an aggregator; its value is as that of HEALTHD_AGGREGATOR."""
+    return click.option(
+        "--aggregator",
+        metavar="URL",
+        multiple=True,
+        callback=_joined,
+        help="URL of the aggregator; repeat for several.",
+    )(command)
+
+
 class _Sections(click.Command):
     """
     Shows its options in sections, each with a title: what the command is about first, what every command has last.

@@ -18,6 +18,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.cli.settings.checks import CheckSettings
 from healthd.cli.settings.hooks import GateSettings, PreflightSettings
+from healthd.core.http.addresses import aggregators_in
 from healthd.kueue.settings import KueueSettings
 from healthd.node.settings import KubernetesSettings, NodeSettings, NvrxSettings, NvsentinelSettings, Unprompted
 
@@ -47,21 +48,29 @@ class Settings(CheckSettings):
     actuator: ActuatorSettings = field(default_factory=ActuatorSettings)
     """How the aggregator gets bad nodes out of a scheduler's way; off by default."""
 
-    def endpoint(self, url: str) -> Endpoint:
-        """How to speak to an aggregator."""
+    def endpoint(self) -> Endpoint:
+        """The aggregators that hooks and people ask, and how to speak to them. ConfigError."""
         from healthd.core.http.client import Endpoint
 
-        return Endpoint(url=url, token=None, ca_file=self.gate.ca_file, token_file=self.gate.token_file)
+        urls = aggregators_in(self.gate.aggregator, where="--aggregator")
+        return Endpoint(urls=urls, token=None, ca_file=self.gate.ca_file, token_file=self.gate.token_file)
 
     def executor(
-        self, name: str, url: str, folder: Path, *, address: str, ask_seconds: float, token_file: Path | None
+        self,
+        name: str,
+        urls: tuple[str, ...],
+        folder: Path,
+        *,
+        address: str,
+        ask_seconds: float,
+        token_file: Path | None,
     ) -> NodeSettings:
         """The node daemon as the executor of a preflight: it keeps nothing, and works on order alone."""
         from healthd.node.occupancy.own import inside_a_job
 
         sync = dataclasses.replace(
             self.node.sync,
-            aggregators=(url,),
+            aggregators=urls,
             token_file=token_file,
             instance_identity=False,
             ca_file=None,

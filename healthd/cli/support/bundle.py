@@ -84,7 +84,7 @@ def hosts_of(settings: Settings, found: Mapping[str, Any]) -> Iterator[str]:
     yield from settings.node.aliases
     # Of the file too, such as the database: not all of it is settings of this command.
     urls = _URL.findall(json.dumps(found.get("settings.json")))
-    for url in (*settings.node.sync.aggregators, settings.gate.aggregator, *urls):
+    for url in (*settings.node.sync.aggregators, *settings.gate.aggregator.split(","), *urls):
         with contextlib.suppress(ValueError):
             yield urlsplit(url).hostname or ""
     state = found.get("state.json")

@@ -20,6 +20,26 @@ def parse_listen(listen: str) -> tuple[str, int]:
     return bare or "0.0.0.0", int(port)  # noqa: S104  (no host means all of them, as everywhere)
 
 
+MOST_AGGREGATORS = 16
+"""Of one setting: more is a slip."""
+
+
+def aggregators_in(text: str, *, where: str) -> tuple[str, ...]:
+    """The URLs of aggregators in a text that separates them by commas, the preferred first. ConfigError."""
+    urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip()) or ("",)
+    if len(urls) > MOST_AGGREGATORS:
+        raise ConfigError(f"{where}: {len(urls)} addresses are too many; name {MOST_AGGREGATORS} at most")
+    for url in urls:
+        check_aggregator(url, where=where)
+    return urls
+
+
+def check_aggregator(url: str, *, where: str) -> None:
+    """ConfigError for what is no URL of an aggregator."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{where}: {url!r} is not a URL; write http://host:8090 or https://host:8090")
+
+
 def host_of(header: str) -> str:
     """The name or address in a Host header, without its port; BadInputError for one that holds neither."""
     return split_header("Host", f"//{header}").hostname or ""

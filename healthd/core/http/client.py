@@ -15,7 +15,7 @@ import ssl
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +36,7 @@ from healthd.core.errors import (
     words_of,
 )
 from healthd.core.file_trust import check_file
+from healthd.core.http.addresses import check_aggregator
 from healthd.core.model import Decision, GateRequest, HandshakeAnswer, HandshakeBody, Verdict
 from healthd.core.tasks import Backoff
 from healthd.core.text import span
@@ -133,6 +134,8 @@ TOKEN_FILE_BYTES = 64 << 10
 # What an aggregator answers to a question that cannot be meant, to no token, and to one that may not do this.
 BAD_REQUEST, NO_TOKEN, WRONG_TOKEN = 400, 401, 403
 # Refusals that no second try can change: the question or the token has to.
+ANSWERED_BY_NOBODY = frozenset({502, 503, 504})
+"""One that stands by and knows no leader, or whatever is before it: nothing was done, and another one may answer."""
 USAGE = frozenset({BAD_REQUEST, NO_TOKEN, WRONG_TOKEN, 404, 409, 413, 422})
 
 
@@ -152,16 +155,22 @@ class RefusedError(HealthdError):
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """
-    Where an aggregator is and how to speak to it. `token` None sends none; `ca_file` None trusts the system's.
+    Where the aggregators of a fleet are, the preferred first, and how to speak to them. `token` None sends none;
+    `ca_file` None trusts the system's.
 
     `token_file` in the place of `token` is read again when it changes: projected tokens of Kubernetes last an hour, and
     a gate may hold for longer.
     """
 
-    url: str
+    urls: tuple[str, ...]
     token: str | None
     ca_file: Path | None
     token_file: Path | None = None
+
+    @property
+    def names(self) -> str:
+        """The addresses, for a sentence."""
+        return ", ".join(self.urls)
 
 
 TOKEN_REMEDY = "name another with --token-file, or make one with 'healthd token'"
@@ -209,20 +218,32 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
+class _NextError(UnreachableError):
+    """The address gives no answer, and another one may be asked the same without doing it twice."""
+
+
 class Aggregator:
-    """A client of one aggregator. `slack_seconds` is how long an answer that is not held back may take."""
+    """
+    A client of the aggregators of one fleet, each of which answers for all. The one that answered last is asked first;
+    where it cannot be reached, or says 503, the next one is, within the same time. `slack_seconds` is how long an
+    answer that is not held back may take.
+    """
 
     def __init__(self, endpoint: Endpoint, *, slack_seconds: float = SLACK_SECONDS) -> None:
         self._slack_seconds = slack_seconds
         self._socket: socket.socket | None = None
-        if not endpoint.url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
-            )
+        for url in endpoint.urls or ("",):
+            check_aggregator(url, where="--aggregator")
         self._token = _Token(endpoint.token, endpoint.token_file)
-        verify = verification(endpoint.url, endpoint.ca_file)
-        self.url = endpoint.url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, verify=verify, trust_env=False)
+        self._urls = tuple(url.rstrip("/") for url in endpoint.urls)
+        self._asked = 0
+        plain = next((url for url in self._urls if not url.startswith("http://")), self._urls[0])
+        self._http = httpx.Client(verify=verification(plain, endpoint.ca_file), trust_env=False)
+
+    @property
+    def url(self) -> str:
+        """The address that is asked now."""
+        return self._urls[self._asked]
 
     def __enter__(self) -> Self:
         return self
@@ -247,16 +268,57 @@ class Aggregator:
         `hold_seconds` is how long the other side may hold the answer back, as it was asked to.
         """
         content = None if body is None else wire.encode(wire.sparse(body))
+        params = {key: value for key, value in (query or {}).items() if value is not None}
+        end = time.monotonic() + hold_seconds + self._slack_seconds
+        failed: list[HealthdError] = []
+        while True:
+            others = len(self._urls) - len(failed) - 1
+            seconds = end - time.monotonic()
+            connect = min(SLACK_SECONDS, self._slack_seconds, seconds) / (others + 1)
+            try:
+                return self._ask(method, path, content, params, seconds=seconds, connect_seconds=connect)
+            except (_NextError, ConfigError) as error:
+                failed.append(error)
+                self._asked = (self._asked + 1) % len(self._urls)
+                if len(self._urls) == 1:
+                    raise
+            except UnreachableError:
+                self._asked = (self._asked + 1) % len(self._urls)
+                raise
+            if not others or end - time.monotonic() <= hold_seconds:
+                raise self._nobody(failed)
+
+    def _nobody(self, failed: Sequence[HealthdError]) -> HealthdError:
+        """What is said when no address answers; each is named."""
+        told = [str(error).removeprefix("aggregator ") for error in failed]
+        left = [self._urls[(self._asked + i) % len(self._urls)] for i in range(len(self._urls) - len(failed))]
+        told += [f"{url} was not asked any more" for url in left]
+        text = f"none of {len(self._urls)} aggregators answers: {'; '.join(told)}"
+        return ConfigError(text) if all(isinstance(one, ConfigError) for one in failed) else UnreachableError(text)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        params: Mapping[str, Any],
+        *,
+        seconds: float,
+        connect_seconds: float,
+    ) -> bytes:
+        """As `call`, of the address that is asked now; _NextError where another one may be."""
         headers = {} if content is None else {"Content-Type": "application/json"}
         if token := self._token.now():
             headers["Authorization"] = f"Bearer {token}"
-        params = {key: value for key, value in (query or {}).items() if value is not None}
         try:
-            status, phrase, content_type, found = self._exchange(method, path, content, headers, params, hold_seconds)
+            status, phrase, content_type, found = self._exchange(
+                method, path, content, headers, params, seconds=seconds, connect_seconds=connect_seconds
+            )
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             if (change := setting_to_change(self.url, error)) is not None:
                 raise ConfigError(f"aggregator {self.url}: {change}") from None
-            raise UnreachableError(f"aggregator {self.url} cannot be reached: {connection_words(error)}") from None
+            text = f"aggregator {self.url} cannot be reached: {connection_words(error)}"
+            raise (_NextError if _may_ask_again(method, path, error) else UnreachableError)(text) from None
         if 200 <= status < 300:
             if "json" not in content_type and found.strip() not in (b"", b"ok"):
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
@@ -268,6 +330,8 @@ class Aggregator:
             detail += "; name the file of another with --token-file or HEALTHD_TOKEN_FILE"
         if status == BAD_REQUEST and "json" not in content_type and (change := https_instead(self.url)) is not None:
             raise ConfigError(f"aggregator {self.url}: {change}")  # nginx and Go's servers answer plain HTTP so
+        if status in ANSWERED_BY_NOBODY:
+            raise _NextError(f"aggregator {self.url}: {detail}")
         if not 400 <= status < 500 or status in (408, 429) or "json" not in content_type:
             raise UnreachableError(f"aggregator {self.url}: {detail}")
         raise RefusedError(f"aggregator {self.url}: {detail}", status)
@@ -279,11 +343,12 @@ class Aggregator:
         content: bytes | None,
         headers: Mapping[str, str],
         params: Mapping[str, Any],
-        hold_seconds: float,
+        *,
+        seconds: float,
+        connect_seconds: float,
     ) -> tuple[int, str, str, bytes]:
         """Status, its phrase, the type of the content and the content, bounded in size and time."""
-        seconds = hold_seconds + self._slack_seconds
-        timeout = httpx.Timeout(min(SLACK_SECONDS, self._slack_seconds), read=seconds)
+        timeout = httpx.Timeout(min(SLACK_SECONDS, self._slack_seconds), connect=connect_seconds, read=seconds)
         head = threading.Timer(seconds + 1.0, self._cut)  # the time-out of httpx, which is first, counts from each byte
         head.daemon = True
 
@@ -294,7 +359,13 @@ class Aggregator:
                 head.start()
 
         request = self._http.build_request(
-            method, path, content=content, headers=headers, params=params, timeout=timeout, extensions={"trace": trace}
+            method,
+            self.url + path,
+            content=content,
+            headers=headers,
+            params=params,
+            timeout=timeout,
+            extensions={"trace": trace},
         )
         try:
             sent = self._http.send(request, stream=True)
@@ -324,6 +395,12 @@ class Aggregator:
             return wire.decode(self.call(method, path, query=query), Any, what="its answer")
         except BadInputError as error:
             raise UnreachableError(f"aggregator {self.url}{path} did not answer JSON: {error}") from None
+
+
+def _may_ask_again(method: str, path: str, error: Exception) -> bool:
+    """Whether a request that failed so may be sent once more elsewhere: it was not sent, or twice is as once."""
+    unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    return unsent or method != "POST" or path.startswith("/v1/gates")
 
 
 def problem_in(body: bytes) -> tuple[str, str]:

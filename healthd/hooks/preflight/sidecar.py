@@ -288,7 +288,7 @@ async def tell_difference(task: Task) -> None:
 
 def line_to_main(task: Task) -> GateLine:
     """The line to the aggregator of this gate."""
-    return GateLine(Endpoint(url=task.url, token=task.token, ca_file=None), gone_seconds=task.gone_seconds)
+    return GateLine(Endpoint(urls=(task.url,), token=task.token, ca_file=None), gone_seconds=task.gone_seconds)
 
 
 # The two-step end of a preflight from the side of one rank: see `healthd.aggregator.gate.rendezvous`.
