@@ -114,4 +114,4 @@ async def test_leader_of_a_history_that_was_lost_in_a_failover_writes_nothing_mo
         store.close()
     with connected(servers.standby.url) as connection:
         found = set(connection.exec_driver_sql("SELECT key FROM meta").scalars())
-    assert found == {"store_id", "lease_key", "left_at", "schema_readable_by", "before", "goes on", "third"}
+    assert found == {"store_id", "lease_key", "schema_readable_by", "before", "goes on", "third"}
