@@ -122,6 +122,7 @@ class Tasks:
         is not a HealthdError is logged with its traceback.
         """
         self._errors[name] += 0
+        self._down.discard(name)  # it may have failed before, within the same service
         self.start(name, self._restarted(name, work) if on_end is OnEnd.RESTART else self._once(name, work))
 
     async def failure(self) -> NoReturn:

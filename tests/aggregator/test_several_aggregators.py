@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import gc
 import re
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,18 @@ from typing import Any
 import httpx
 import pytest
 
+from healthd.aggregator.app import aggregator
 from healthd.aggregator.auth import Scope
+from healthd.aggregator.controller import Engine
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.settings import AggregatorSettings
+from healthd.aggregator.store import DEFAULT_SHARD, step_down
 from tests.aggregator.cluster import Cluster, release
 from tests.aggregator.postgres import connected
 from tests.aggregator.proxy import Proxy, Rule
 from tests.aggregator.secured import secure
 from tests.aggregator.service import Service, readiness, until
+from tests.node.node_kit import eventually
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.system, pytest.mark.parametrize("url", ["postgresql"], indirect=True)]
@@ -120,6 +129,20 @@ def test_leader_that_is_told_to_step_down_stands_by_and_answers_on(pair: Pair, u
         assert f'healthd_aggregator_leader{{shard="default"}} {leads}.0' in metrics
         assert 'healthd_aggregator_term{shard="default"} 3.0' in metrics
         assert re.search(r"^healthd_aggregator_tasks [1-9]", metrics, re.MULTILINE)
+
+
+async def test_who_leads_no_more_lets_go_of_what_it_knew(url: str) -> None:
+    """Without the collector, which comes by now and then: until then each lost lead would cost the memory of one."""
+    settings = AggregatorSettings(listen="127.0.0.1:0", database=url)
+    gc.collect()
+    gc.disable()
+    try:
+        async with aggregator(settings, Policy()):
+            (engine,) = [weakref.ref(one) for one in gc.get_objects() if isinstance(one, Engine)]
+            await asyncio.to_thread(step_down, url, DEFAULT_SHARD)
+            await eventually(lambda: engine() is None, seconds=20.0)
+    finally:
+        gc.enable()
 
 
 def test_request_is_forwarded_once_and_its_errors_come_back_as_they_are(pair: Pair) -> None:

@@ -49,6 +49,18 @@ async def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_show
         assert 'healthd_task_errors_total{task="stragglers"} 0.0' in metrics
 
 
+async def test_what_failed_in_an_earlier_lead_is_not_shown_as_down_once_it_runs_in_the_next() -> None:
+    whole = Tasks()
+    first, next_one = Tasks(within=whole), Tasks(within=whole)
+    first.supervise("engine", raises, OnEnd.FATAL)
+    with pytest.raises(HealthdError):
+        await first.failure()
+    assert [(one.task, one.running) for one in whole.failures()] == [("engine", False)]
+    next_one.supervise("engine", asyncio.Event().wait, OnEnd.FATAL)  # type: ignore[arg-type]
+    assert [(one.task, one.running, one.times) for one in whole.failures()] == [("engine", True, 1)]
+    await next_one.stop(1.0)
+
+
 async def returns() -> None:
     """What must run for ever, and does not."""
 

@@ -357,6 +357,7 @@ def site(
 
     `executed`: the memory of each aggregator is its own, and not that of a fork, which starts sooner.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended then, too
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = nodes + OTHER_FILES
     if hard != resource.RLIM_INFINITY and wanted > hard:
