@@ -218,6 +218,7 @@ def test_a_database_of_the_first_schema_gets_the_tables_of_today(url: str) -> No
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE aggregators")
         connection.exec_driver_sql("DROP TABLE placements")
+        connection.exec_driver_sql("DROP TABLE quarantined")
         connection.exec_driver_sql("DROP TABLE notes")
         connection.exec_driver_sql("DROP TABLE postmortems")
         connection.exec_driver_sql("CREATE TABLE baselines (id VARCHAR(16) PRIMARY KEY, record TEXT, samples TEXT)")
@@ -245,6 +246,7 @@ def test_a_database_of_the_third_schema_keeps_its_term_as_that_of_the_only_shard
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE aggregators")
         connection.exec_driver_sql("DROP TABLE placements")
+        connection.exec_driver_sql("DROP TABLE quarantined")
         connection.exec_driver_sql("DROP TABLE leadership")
         columns = "id INTEGER PRIMARY KEY, term INTEGER, holder VARCHAR(300), renewed DOUBLE PRECISION"
         connection.exec_driver_sql(f"CREATE TABLE leadership ({columns})")

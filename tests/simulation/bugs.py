@@ -132,7 +132,7 @@ BUGS = (
             Edit(engine.Engine, "_run_once", "self._stale = True", "self._stale = False"),
             Edit(engine.Engine, "_rebuild", "try:", "return True\n    try:"),
         ),
-        first=212,
+        first=2,
     ),
     Bug(
         "evidence does not grow older between two syncs",
@@ -244,7 +244,7 @@ BUGS = (
                 "from tests.simulation.bugs import remembered\n    self._load(remembered(store.load()))",
             ),
         ),
-        first=130,
+        first=36,
         aggregators=2,
     ),
     Bug(

@@ -602,6 +602,9 @@ class World:
         holder = self.disk.holder
         if not holder or self.loop.now - self._clock_set_at < LEASE_SECONDS:
             return
+        (after,) = self.disk.connection.execute("SELECT holder FROM leadership").fetchone()
+        if after == holder:
+            return  # it has looked at the schema and taken nothing
         for other in self._aggregators():
             if other is not one and other.leads() and other.holder == holder:
                 self.broken(f"{one.name} takes over while {other.name} leads")

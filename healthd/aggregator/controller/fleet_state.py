@@ -30,7 +30,18 @@ from healthd.aggregator.model.gates import (
 )
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group
-from healthd.aggregator.store import Change, Kind, Loaded, PutEvent, PutEvidence, PutFacts, PutGate, PutLease, PutRecord
+from healthd.aggregator.store import (
+    Change,
+    Kind,
+    Loaded,
+    PutEvent,
+    PutEvidence,
+    PutFacts,
+    PutGate,
+    PutLease,
+    PutQuarantined,
+    PutRecord,
+)
 from healthd.aggregator.validation import orders_of
 from healthd.core.model import Lease, NodeState, Order, OrderKind, Quarantine, RunOrder
 from healthd.core.text import counted, plain
@@ -395,11 +406,11 @@ class FleetState:
         """Remember that quarantines of a node are known up to this number."""
         self._quarantined.pop(node, None)  # the newest are the last ones
         self._quarantined[node] = number
-        batch.changes.append(PutRecord(kind=Kind.QUARANTINED, key=node, record=number))
+        batch.changes.append(PutQuarantined(node=node, number=number))
         if len(self._quarantined) > MOST_QUARANTINED:
             oldest = next(iter(self._quarantined))
             del self._quarantined[oldest]
-            batch.changes.append(PutRecord(kind=Kind.QUARANTINED, key=oldest, record=None))
+            batch.changes.append(PutQuarantined(node=oldest, number=None))
 
     def put_quarantine(
         self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = ""

@@ -17,6 +17,7 @@ from healthd.aggregator.store.rows import (
     PutNotes,
     PutOutcome,
     PutPostmortem,
+    PutQuarantined,
     PutRecord,
     apply_changes,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "PutNotes",
     "PutOutcome",
     "PutPostmortem",
+    "PutQuarantined",
     "PutRecord",
     "RefusedWorkError",
     "Shards",

@@ -24,6 +24,7 @@ from healthd.aggregator.store.tables import (
     NOTES,
     OUTCOMES,
     POSTMORTEMS,
+    QUARANTINED,
     RECORDS,
 )
 from healthd.core import wire
@@ -68,7 +69,6 @@ _RECORDS: Mapping[Kind, Any] = {
     Kind.RULES: RuleRecord,
     Kind.LATCHES: tuple[Latch, ...],
     Kind.MACHINE: str,
-    Kind.QUARANTINED: int,
 }
 
 
@@ -92,7 +92,7 @@ def load(connection: Connection) -> Loaded:
             wire.decode(r.record.encode(), LeaseRow, what=f"lease {r.id}") for r in connection.execute(open_leases)
         ),
         quarantines=records[Kind.QUARANTINE],
-        quarantined=records[Kind.QUARANTINED],
+        quarantined={r.node: r.number for r in connection.execute(select(QUARANTINED))},
         overrides=records[Kind.OVERRIDE],
         nodes=tuple(
             NodeRow(

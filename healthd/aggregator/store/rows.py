@@ -30,6 +30,7 @@ from healthd.aggregator.store.tables import (
     NOTES,
     OUTCOMES,
     POSTMORTEMS,
+    QUARANTINED,
     RECORDS,
     fit,
 )
@@ -133,6 +134,14 @@ class ForgetNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PutQuarantined:
+    """The number of the last quarantine of a node; None forgets it."""
+
+    node: str
+    number: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PutEvent:
     """
     A line of the audit trail; `subject` is a node's name, `job:NAME` or `fleet`. The one change that is not an upsert.
@@ -157,11 +166,9 @@ class Kind(str, enum.Enum):
     """Each `Latch` on a device or machine, by its serial number, its instance id, else its node's name."""
     MACHINE = "machine"
     """Which machine a node was last, as `healthd.aggregator.inventory.node_record.machine_of` writes it."""
-    QUARANTINED = "quarantined"
-    """The number of the last quarantine of a node, also of one that was lifted."""
 
 
-Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str | int
+Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +200,7 @@ Change = (
     | PutKey
     | PutDuplicate
     | ForgetNode
+    | PutQuarantined
     | PutEvent
     | PutMeta
     | PutRecord
@@ -382,6 +390,15 @@ def _put_records(connection: Connection, changes: Sequence[PutRecord]) -> None:
     upsert(connection, RECORDS, kept)
 
 
+def _put_quarantined(connection: Connection, changes: Sequence[PutQuarantined]) -> None:
+    last = {change.node: change.number for change in changes}
+    gone = [{"of_node": node} for node, number in last.items() if number is None]
+    if gone:
+        connection.execute(delete(QUARANTINED).where(QUARANTINED.c.node == bindparam("of_node")), gone)
+    kept = [{"node": node, "number": number} for node, number in last.items() if number is not None]
+    upsert(connection, QUARANTINED, kept)
+
+
 def _of_known_gates(connection: Connection, table: Table, found: Sequence[Mapping[str, Any]]) -> None:
     """One whose gate was dropped meanwhile is left out: it must not fail what it shares a transaction with."""
     kept = set(connection.scalars(select(GATES.c.id).where(GATES.c.id.in_({row["gate"] for row in found}))))
@@ -451,6 +468,7 @@ _WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {
     PutGate: lambda to, changes: upsert(to, GATES, [_gate(g) for g in {c.gate.id: c.gate for c in changes}.values()]),
     PutLease: lambda to, changes: upsert(to, LEASES, [_lease(c.row) for c in changes]),
     PutRecord: _put_records,
+    PutQuarantined: _put_quarantined,
     PutEvidence: lambda to, changes: upsert(
         to, EVIDENCE, [{"gate": c.gate, "states": pack_all(c.states)} for c in changes]
     ),

@@ -73,6 +73,14 @@ PLACEMENTS = Table(
 COMMON = (LEADERSHIP, AGGREGATORS, PLACEMENTS)
 """The tables that all shards have together; of every other one each shard has its own."""
 
+QUARANTINED = Table(
+    "quarantined",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("number", Integer, nullable=False),
+)
+"""The number of the last quarantine of a node, also of one that was lifted."""
+
 NODES = Table(
     "nodes",
     METADATA,
