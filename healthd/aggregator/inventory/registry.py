@@ -217,7 +217,8 @@ class Fleet:
             record = self._records.get(name)
             if record is not None:
                 record.changed()
-            wanted[name] = (record, 0 if record is None else record.revision)
+            # A node says that a lease is over once an answer lists it, and this aggregator may make no statement yet.
+            wanted[name] = (record, 0 if record is None else record.revision + (record.orders is None))
         heard = asyncio.Event()
 
         def late() -> tuple[str, ...]:
