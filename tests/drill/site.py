@@ -208,9 +208,13 @@ class Site:
         attempt = 0
         while not self.over:
             body = {"job": job, "attempt": attempt, **terms}
-            answer = await self.asked("POST", "/v1/gates", params={"wait": "5"}, json=body)
+            answer = await self.asked("POST", "/v1/gates", params={"wait": "5"}, json=body, conflicts=True)
             if answer is None:
                 return None
+            if answer.status_code == 409:  # it was admitted, the answer was lost, and a node has booted meanwhile
+                self.asked_again += 1
+                attempt += 1
+                continue
             decision: dict[str, Any] = answer.json()
             if decision["decision"] == "admit":
                 return decision
