@@ -30,6 +30,7 @@ from healthd.aggregator.api import (
     problem_of,
     read_body,
     respond,
+    scope_of,
 )
 from healthd.aggregator.auth import Guard, Scope
 from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
@@ -282,7 +283,7 @@ class Front:
         return HttpError(503, f"{self._readiness()[1]}; ask again", {"retry-after": str(retry_seconds)})
 
     async def _check_caller(self, authorization: bytes | None, *, required: bool) -> None:
-        """AuthError for a token that is not known. What it may do is judged where the request is answered."""
+        """AuthError for a token that is not known. What a page or a node may do is judged where it is answered."""
         if authorization is None and not required:
             return
         said = _text(authorization)
@@ -299,7 +300,10 @@ class Front:
                 503, "this aggregator does not lead, as another one thought; ask again", {"retry-after": "1"}
             )
         authorization = headers.get(b"authorization")
-        await self._check_caller(authorization, required=False)
+        if (needed := scope_of(scope["method"], scope["path"])) is not None:
+            await self._guard.admit(_text(authorization), needed)
+        else:
+            await self._check_caller(authorization, required=False)
         known = authorization is not None or self._guard.open
         body = await read_body(
             receive,

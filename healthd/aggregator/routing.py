@@ -37,6 +37,7 @@ from healthd.aggregator.api import (
     problem_of,
     read_body,
     respond,
+    scope_of,
 )
 from healthd.aggregator.auth import Guard, Scope
 from healthd.aggregator.front import FORWARDED, Front
@@ -133,6 +134,8 @@ class Router:
         try:
             if match is not None:
                 await self._sync(match[1], scope, receive, send)
+            elif FORWARDED in dict(scope["headers"]):
+                await self._forwarded(scope, receive, send)
             else:
                 await self._route(scope, receive, send)
         except HealthdError as error:
@@ -141,15 +144,19 @@ class Router:
                 log.warning("%s %s: %s", scope["method"], scope["path"], error)
             await respond(send, problem.status, encode(problem), MEDIA_TYPE, headers)
 
+    async def _forwarded(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """From another aggregator, which says for which shard it is."""
+        if (shard := dict(scope["headers"]).get(SHARD)) is None:
+            raise HttpError(503, "an aggregator without shard_label has sent this; set it on every one", {})
+        await self._front(shard.decode("latin-1"))(scope, receive, send)
+
     async def _route(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         method, path, headers = scope["method"], scope["path"], dict(scope["headers"])
-        if FORWARDED in headers:
-            if SHARD not in headers:
-                raise HttpError(503, "an aggregator without shard_label has sent this; set it on every one", {})
-            await self._front(headers[SHARD].decode("latin-1"))(scope, receive, send)
-        elif path in _OWN and method in ("GET", "HEAD"):
+        if (needed := scope_of(method, path)) is not None:
+            await self._guard.admit(_text(headers.get(b"authorization")), needed)
+        if path in _OWN and method in ("GET", "HEAD"):
             await self._own(path, scope, send)
-        elif path in _BY_SHARD and (shard := await self._shard_asked(scope)) is not None:
+        elif path in _BY_SHARD and (shard := self._shard_asked(scope)) is not None:
             await self._pass(shard, scope, receive, send)
         elif method == "GET" and path in merging.MERGED:
             await self._merge(scope, send)
@@ -168,10 +175,8 @@ class Router:
         else:
             await self._anywhere(scope, receive, send)
 
-    async def _shard_asked(self, scope: ASGIScope) -> str | None:
+    def _shard_asked(self, scope: ASGIScope) -> str | None:
         """The shard of `?shard=`; None where the whole fleet is meant. BadInputError for one that there is not."""
-        authorization = dict(scope["headers"]).get(b"authorization")
-        await self._guard.admit(_text(authorization), Scope.READ)
         known = sorted(self._shards.fronts)
         shard = _query(scope).get("shard")
         if shard is None and scope["path"] in _ONE:
@@ -223,10 +228,10 @@ class Router:
             ready = any(status == 200 for status, _ in told.values())
             await respond(send, 200 if ready else 503, text.encode() or b"knows no shard yet\n", plain, {})
             return
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
         if path == "/v1/shards":
             await respond(send, 200, encode(self._shards.shown()), "application/json", {})
             return
+        await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
         accept = headers.get(b"accept", b"").decode("latin-1")
         registry = CollectorRegistry(auto_describe=False)
         registry.register(tasks_metric())
@@ -314,9 +319,7 @@ class Router:
 
     async def _ask_gate(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """A gate, or a validation by hand: its nodes are of one shard."""
-        headers = dict(scope["headers"])
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.GATE)
-        body = await self._body(receive, headers)
+        body = await self._body(receive, dict(scope["headers"]))
         shard = await self._shard_of_gate(body, scope)
         await self._pass(shard, scope, _again(body, receive), send)
 
@@ -386,8 +389,6 @@ class Router:
     # --- of all shards ------------------------------------------------------------------------------------------------
 
     async def _merge(self, scope: ASGIScope, send: Send) -> None:
-        headers = dict(scope["headers"])
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
         good, unanswered = self._sorted(await self._parts(scope))
         if isinstance(good, Answer):
             await _send(good, send)
@@ -399,9 +400,7 @@ class Router:
 
     async def _ask_all(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Change the same in all shards; the first answer, or the error of those that failed. Safe to repeat."""
-        headers = dict(scope["headers"])
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.ADMIN)
-        body = await self._body(receive, headers)
+        body = await self._body(receive, dict(scope["headers"]))
         good, unanswered = self._sorted(await self._parts(scope, body), tolerated=(404,))
         if isinstance(good, Answer):
             await _send(good, send)
@@ -418,9 +417,7 @@ class Router:
         What names nothing that the database knows by that name, such as a node by another one: the shard that knows it
         answers. 404 only where all have answered so.
         """
-        headers = dict(scope["headers"])
-        await self._guard.admit(_text(headers.get(b"authorization")), Scope.READ)
-        body = await self._body(receive, headers)
+        body = await self._body(receive, dict(scope["headers"]))
         answers = await self._parts(scope, body)
         strange: Answer | None = None
         for answer in answers.values():

@@ -18,7 +18,7 @@ from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.store.rows import PutEvent
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason
-from healthd.core.model import Decision, GateRequest, Mode, Order, Verdict
+from healthd.core.model import Decision, GateRequest, Mode, Order, Quarantine, Verdict
 from tests.aggregator.application import parts_of_test
 from tests.aggregator.engine_kit import Running, running
 from tests.aggregator.parts import fleet
@@ -125,7 +125,7 @@ async def test_request_that_fails_is_told_and_changes_nothing_and_its_neighbours
             run.engine.note("n2", "kind", "message"),
             return_exceptions=True,
         )
-        assert [type(one) for one in results] == [type(None), HealthdError, type(None)]
+        assert [type(one) for one in results] == [Quarantine, HealthdError, type(None)]
         assert "internal error" in str(results[1])
         assert run.engine.quarantines().keys() == {"n2"} == run.store.load().quarantines.keys()
         assert run.engine.internal_errors()["request"] == 1

@@ -18,6 +18,8 @@ from tests.aggregator.postgres import connected
 from tests.aggregator.service import Service, readiness, until
 from tests.aggregator.versions import former_tree, next_tree
 
+pytestmark = pytest.mark.system
+
 NODES = ("n1", "n2")
 
 
@@ -54,7 +56,6 @@ def versions(tmp_path: Path, former: Path) -> Iterator[Versions]:
 # --- the version before several aggregators ---------------------------------------------------------------------------
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("leader", ["today", "other"])
 def test_nodes_and_hooks_of_both_versions_work_with_an_aggregator_of_either(
@@ -85,7 +86,9 @@ def test_nodes_and_hooks_of_both_versions_work_with_an_aggregator_of_either(
         broken.prove(1.0)
 
 
-@pytest.mark.parametrize("stopped", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("url", "stopped"), [("sqlite", signal.SIGTERM), ("postgresql", signal.SIGKILL)], indirect=["url"]
+)
 def test_database_of_the_former_version_is_taken_over_while_a_gate_has_a_lease_and_another_one_waits(
     versions: Versions, url: str, stopped: int
 ) -> None:
@@ -118,7 +121,6 @@ def test_database_of_the_former_version_is_taken_over_while_a_gate_has_a_lease_a
     assert back.code == 1, back.err
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_database_is_not_taken_from_a_former_version_that_runs(versions: Versions, url: str) -> None:
     before = versions.other.aggregator("--database", url).start()
@@ -146,7 +148,6 @@ def schema_of(url: str) -> int:
         return int(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("beside_next", [True], indirect=True)
 def test_two_versions_stand_in_for_each_other_where_the_next_schema_only_adds(beside_next: Versions, url: str) -> None:
@@ -182,7 +183,6 @@ def test_two_versions_stand_in_for_each_other_where_the_next_schema_only_adds(be
     open_new_shard(url)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("beside_next", [False], indirect=True)
 def test_schema_that_older_code_cannot_use_waits_until_its_aggregators_are_stopped(

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.aggregator.cluster import Cluster, release
-from tests.aggregator.service import Said, until
+from tests.aggregator.service import Said, readiness, until
 from tests.aggregator.sharded import Fleet
 from tests.patience import PATIENCE
 
@@ -96,6 +96,7 @@ def test_what_is_killed_with_its_shard_is_shown_as_unknown_and_never_as_healthy(
     fleet.cluster.healthy("n2")
     led = fleet.led(first)
     (lost,) = (shard for shard, url in led.items() if url == second.url)
+    until(lambda: f"leader of {lost}" in readiness(second))  # its row is there before it has read the database
     second.signal(signal.SIGSTOP)
     found = first.get("/v1/fleet").json()
     assert found["unanswered"].keys() == {lost}

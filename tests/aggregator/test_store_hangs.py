@@ -79,7 +79,7 @@ async def test_everybody_is_answered_in_time_and_what_was_not_begun_is_never_don
         await begun
     held.go.set()
     await store.write([PutMeta(key="after", value="x")])
-    assert store.load().meta.keys() == {"store_id", "lease_key", "after"}
+    assert store.load().meta.keys() == {"store_id", "lease_key", "schema_readable_by", "after"}
     store.close()
 
 

@@ -16,7 +16,7 @@ from healthd.aggregator.gate.rendezvous import with_group
 from healthd.aggregator.store.rows import PutEvidence, PutOutcome
 from healthd.aggregator.store.session import RefusedWorkError
 from healthd.core.errors import HealthdError, NotFoundError, StoreError
-from healthd.core.model import GateRequest, Join, Verdict
+from healthd.core.model import GateRequest, Join, Quarantine, Verdict
 from tests.aggregator.application import parts_of_test
 from tests.aggregator.engine_kit import Running, full, running
 from tests.aggregator.parts import fleet
@@ -114,7 +114,7 @@ def test_what_one_request_may_not_write_is_refused_to_it_alone(caplog: pytest.Lo
                 run.engine.quarantine("n2", QUARANTINE),
                 return_exceptions=True,
             )
-            assert [type(one) for one in results] == [type(None), RefusedWorkError, type(None)]
+            assert [type(one) for one in results] == [Quarantine, RefusedWorkError, Quarantine]
             assert run.store.load().quarantines.keys() == {"n1", "n2"}
             assert turn_faults(run) == []
             with pytest.raises(StoreError):

@@ -228,6 +228,7 @@ def test_database_that_is_damaged_or_newer_is_refused_in_one_line(cluster: Clust
     database.write_bytes(good)
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("UPDATE meta SET value = '9999' WHERE key = 'schema_readable_by'")
     aggregator.log.unlink()
     assert "(schema 9999); upgrade healthd, or use another database" in refuses(aggregator, 1)
 

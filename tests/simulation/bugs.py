@@ -18,7 +18,7 @@ from typing import Any
 
 from healthd.aggregator import course, front
 from healthd.aggregator.controller import admission, engine, fleet_state, leases
-from healthd.aggregator.gate import machine
+from healthd.aggregator.gate import eligibility, machine
 from healthd.aggregator.inventory import node_record
 from healthd.aggregator.store import Loaded, session, store
 from healthd.core import evidence
@@ -245,6 +245,20 @@ BUGS = (
             ),
         ),
         first=130,
+        aggregators=2,
+    ),
+    Bug(
+        "a new leader decides before its nodes could tell it what they hold",
+        (
+            Edit(fleet_state.FleetState, "__init__", "for row in loaded.leases:", "for row in ():"),
+            Edit(
+                eligibility,
+                "_assess_known",
+                "taken = _in_use(gate, node.state)",
+                "taken = None if snapshot.settling is not None else _in_use(gate, node.state)",
+            ),
+        ),
+        first=2,
         aggregators=2,
     ),
 )

@@ -21,6 +21,7 @@ from healthd.aggregator.api.handling import (
 )
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH, MOST_ID
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
+from healthd.aggregator.api.scopes import scope_of
 from healthd.aggregator.api.sync import (
     KEY_HEADER,
     MIN_KEY_LENGTH,
@@ -71,4 +72,5 @@ __all__ = [
     "read_body",
     "request_of",
     "respond",
+    "scope_of",
 ]

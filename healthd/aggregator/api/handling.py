@@ -240,22 +240,23 @@ class ApiRoute(APIRoute):
         self.operation_id = f"{self.tags[0]}_{self.name}"
         first, _, rest = self.description.partition("\n\n")
         self.summary = " ".join(first.split()).replace("`", "")
-        self.description = "\n\n".join([rest, *(f"Scope: `{scope.value}`." for scope in self._scopes)]).strip()
+        self.description = "\n\n".join([rest, *(f"Scope: `{scope.value}`." for scope in self.scopes)]).strip()
         self.responses = self.responses | problems(
             *(status for status in BY_CONNECTION if status not in self.responses),
-            *((401, 403) if self._scopes else ()),
+            *((401, 403) if self.scopes else ()),
             *((404, 405) if self.param_convertors else ()),
             *((408, 413) if self.body_field else ()),
         )
 
     @property
-    def _scopes(self) -> list[Scope]:
+    def scopes(self) -> list[Scope]:
+        """What a caller's token must have."""
         asked = (one for one in self.dependant.dependencies if one.call is caller)
         return [Scope(name) for one in asked for name in one.own_oauth_scopes or ()]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What answers a request."""
-        handle, scopes = super().get_route_handler(), self._scopes
+        handle, scopes = super().get_route_handler(), self.scopes
         body = None if self.body_field is None else _Body(self.body_field.field_info.annotation)
 
         async def handler(request: Request) -> Response:

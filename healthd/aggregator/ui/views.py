@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
 
-from healthd.aggregator.api import Parts, ShardRow, parts_of
+from healthd.aggregator.api import MOST_ID, Parts, ShardRow, parts_of
 from healthd.aggregator.controller import Fault
 from healthd.aggregator.inventory import Accusation
 from healthd.aggregator.model.gates import Gate, Override, Phase
@@ -353,6 +353,10 @@ class EventsView:
 
 
 async def _events(parts: Parts, _feed: Feed, asked: Asked) -> EventsView:
+    if asked.q and not asked.q.isprintable():
+        raise BadInputError("q: a search has no control characters")
+    if asked.before and not (asked.before.isdecimal() and len(asked.before) < 20 and 0 < int(asked.before) <= MOST_ID):
+        raise BadInputError("before: name the id of an event")
     before = int(asked.before) if asked.before else None
     found = await parts.engine.history(None, limit=MOST_EVENTS + 1, before=before, days=HISTORY_DAYS, text=asked.q)
     more = len(found) > MOST_EVENTS
