@@ -132,6 +132,10 @@ class Node(SimulatedNode):
         self.facts.append(Fact(Kind.LEFT, now, told=now + GONE_SECONDS))
         self.at = 0
 
+    def gone_since(self, moment: float) -> bool:
+        """Whether it has booted or left since, with which a job there ends and so does its lease."""
+        return any(fact.kind in (Kind.BOOTED, Kind.LEFT) and fact.at >= moment for fact in self.facts)
+
     def _note(self, kind: Kind, now: float) -> None:
         fact = Fact(kind, now)
         self.facts.append(fact)
