@@ -24,8 +24,8 @@ from tests.aggregator.parts import result, spec, state
 from tests.benchmarks.simulated import PASSIVE, QUICK, SimulatedNode
 
 POOL = "bench"
-SILENT_SECONDS = 3.0
-"""Beyond its hold, a node takes an aggregator that says nothing for so long for gone. Real nodes: ten."""
+SLACK_SECONDS = 10.0
+"""A node takes an aggregator for gone that has not answered for so long beyond its hold."""
 CONNECT_SECONDS = 5.0
 BACKOFF = Backoff(0.5, 30.0)
 """As of real nodes."""
@@ -132,6 +132,10 @@ class Node(SimulatedNode):
         self.facts.append(Fact(Kind.LEFT, now, told=now + GONE_SECONDS))
         self.at = 0
 
+    def gone_since(self, moment: float) -> bool:
+        """Whether it has booted or left since, with which a job there ends and so does its lease."""
+        return any(fact.kind in (Kind.BOOTED, Kind.LEFT) and fact.at >= moment for fact in self.facts)
+
     def _note(self, kind: Kind, now: float) -> None:
         fact = Fact(kind, now)
         self.facts.append(fact)
@@ -188,7 +192,8 @@ class Node(SimulatedNode):
         head = f"POST /v1/nodes/{self.name}/sync?wait={wait:.0f} HTTP/1.1\r\nhost: a\r\n"
         head += f"x-healthd-node-key: {self.key}\r\ncontent-length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)
-        async with asyncio.timeout(wait + SILENT_SECONDS):
+        slack = min(SLACK_SECONDS, self.sync_seconds) if wait else SLACK_SECONDS
+        async with asyncio.timeout(wait + slack):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
             answer = await self.reader.readexactly(int(headers["content-length"]))

@@ -67,11 +67,12 @@ class Lost:
 
     def report(self) -> list[str]:
         """The counts, and the first lines."""
-        every = [*self.unsaid, *self.twice, *self.unfit, *self.refused]
+        each = (self.twice, self.unfit, self.unsaid, self.refused)
+        every = [line for lines in each for line in lines[: LOST_LINES // len(each)]]
         return [
             f"Answered decisions lost: {len(self.unsaid)}. Double leases: {len(self.twice)}.",
             f"Admissions without evidence: {len(self.unfit)}. Requests that got a wrong answer: {len(self.refused)}.",
-            *(f"  {line}" for line in every[:LOST_LINES]),
+            *(f"  {line}" for line in every),
         ]
 
     def __bool__(self) -> bool:
@@ -84,7 +85,8 @@ class Admission:
 
     gate: str
     nodes: tuple[str, ...]
-    answered: float
+    number: int
+    """How many decisions were answered before it."""
 
 
 class Site:
@@ -114,7 +116,8 @@ class Site:
         self.asked_again = 0
         self.seconds: list[float] = []
         """How long each gate took that was admitted, for who takes them out."""
-        self.owner: dict[str, str] = {}
+        self.owner: dict[str, tuple[str, float]] = {}
+        """By node the job that has it, and when that asked."""
         self.last_admission = 0.0
         self._starting: list[asyncio.Task[Service]] = []
 
@@ -188,17 +191,19 @@ class Site:
         nodes = tuple(one["node"] for one in decision["nodes"])
         now = self.last_admission = time.monotonic()
         self.seconds.append(now - asked)
-        self.admitted.append(Admission(gate=decision["id"], nodes=nodes, answered=now))
+        self.admitted.append(Admission(gate=decision["id"], nodes=nodes, number=self.answered + self.asked_again))
         self.answered += 1
         for node in nodes:
-            if node in self.owner:
-                self.lost.twice.append(f"{node} was given to {name} while {self.owner[node]} had it")
+            other, since = self.owner.get(node, ("", now))
+            if other and not self.nodes[node].gone_since(since):
+                self.lost.twice.append(f"{node} was given to {name} while {other} had it")
             if (why := trouble_with(self.nodes[node], asked, now, max_age)) is not None:
                 self.lost.unfit.append(f"{name} was admitted on {node}: {why}")
-            self.owner[node] = name
+            self.owner[node] = (name, asked)
         await asyncio.sleep(seconds)
         for node in nodes:
-            self.owner.pop(node, None)
+            if self.owner.get(node) == (name, asked):
+                del self.owner[node]
         await self.asked("DELETE", f"/v1/gates/{decision['id']}/lease")
         return True
 
@@ -208,9 +213,13 @@ class Site:
         attempt = 0
         while not self.over:
             body = {"job": job, "attempt": attempt, **terms}
-            answer = await self.asked("POST", "/v1/gates", params={"wait": "5"}, json=body)
+            answer = await self.asked("POST", "/v1/gates", params={"wait": "5"}, json=body, conflicts=True)
             if answer is None:
                 return None
+            if answer.status_code == 409:  # it was admitted, the answer was lost, and a node has booted meanwhile
+                self.asked_again += 1
+                attempt += 1
+                continue
             decision: dict[str, Any] = answer.json()
             if decision["decision"] == "admit":
                 return decision
@@ -240,10 +249,16 @@ class Site:
         return None
 
     async def look_again(self, newest: int | None = None) -> None:
-        """Whether every answer still stands, or the newest ones; and what the nodes were told."""
+        """
+        Whether every answer still stands, or the newest ones; and what the nodes were told. Of the newest one may be
+        dropped by now, as old, once as many have been answered after it.
+        """
         looked_at = list(self.admitted) if newest is None else list(self.admitted)[-newest:]
         for one in looked_at:
             answer = await self._looked_up(one.gate)
+            later = self.answered + self.asked_again - one.number
+            if answer.status_code == 404 and newest is not None and later > newest:
+                continue
             found = answer.json() if answer.status_code == 200 else {}
             now = tuple(node["node"] for node in found.get("nodes", ()))
             if found.get("decision") != "admit" or now != one.nodes:

@@ -220,8 +220,9 @@ class Soak:
     async def tell(self) -> None:
         """A line each minute, or twelve of a short soak."""
         every = min(60.0, self.seconds / 12)
-        for number in itertools.count(1):
-            await asyncio.sleep(max(0.0, self.began + number * every - time.monotonic()))
+        while True:
+            passed = time.monotonic() - self.began
+            await asyncio.sleep(every - passed % every)
             sample = await self.sample()
             self.samples.append(sample)
             taken, self.fleet.seconds = self.fleet.seconds, []
