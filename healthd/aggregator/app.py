@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 
 from healthd.aggregator.auth import Guard, Platform, Platforms
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 # Syncs leave no cycles behind, so it is done now and then instead of whenever the number of objects has grown.
 COLLECTOR_THRESHOLDS = (5_000, 5, 1_000_000_000)
 COLLECT_SECONDS = 600.0
+# What a held request consists of dies before it is old, and then the number of objects does not grow: Python would come
+# to it after minutes, with so many at once that everything stops for a tenth of a second.
+YOUNG_SECONDS, LEAST_YOUNG_SECONDS, MOST_YOUNG_SECONDS = 0.004, 0.05, 1.0
+"""So long a collection of young objects should take, and so long at least and at most is between two."""
 # Until a certificate that was renewed is served; the kubelet takes a minute to mount it.
 CERTIFICATE_SECONDS = 10.0
 # The store's thread may wait so long for the loop's at each step of a transaction: Python's 5 ms add up.
@@ -155,6 +160,7 @@ async def aggregator(
             app = router if router is not None else sharing.fronts[DEFAULT_SHARD]
             server = Server(app, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
             tasks.supervise("garbage collection", _collect_now_and_then)
+            tasks.supervise("collection of young objects", _collect_young)
             await server.start()
             try:
                 if settings.tls_cert is not None:
@@ -255,6 +261,16 @@ def _platform(settings: AggregatorSettings) -> Platforms | None:
     if settings.aws.on:
         found.append(InstanceIdentities(settings.aws))
     return Platforms(found) if found else None
+
+
+async def _collect_young() -> None:
+    pause = MOST_YOUNG_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        began = time.perf_counter()
+        gc.collect(1)
+        took = max(time.perf_counter() - began, 1e-6)
+        pause = min(max(pause * YOUNG_SECONDS / took, LEAST_YOUNG_SECONDS), MOST_YOUNG_SECONDS)
 
 
 async def _collect_now_and_then() -> None:

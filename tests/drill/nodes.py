@@ -189,7 +189,7 @@ class Node(SimulatedNode):
         assert self.writer is not None
         said = list(self._untold) if full else []
         body = self.body(full=full)
-        head = f"POST /v1/nodes/{self.name}/sync?wait={wait:.0f} HTTP/1.1\r\nhost: a\r\n"
+        head = f"POST /v1/nodes/{self.name}/sync?wait={wait:g} HTTP/1.1\r\nhost: a\r\n"
         head += f"x-healthd-node-key: {self.key}\r\ncontent-length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)
         slack = min(SLACK_SECONDS, self.sync_seconds) if wait else SLACK_SECONDS

@@ -69,6 +69,8 @@ MOST_LOOK_UPS, MOST_LOOKED_UP = 32, 1000
 """Leases are looked up by so many in a statement, and so many times in a pass: 16 of each of 2,000 nodes."""
 LONGEST_SLEEP_SECONDS = 30.0
 """The engine's clock counts a suspended machine's sleep and the event loop's does not: look again at least so often."""
+REPORTS_SECONDS = 0.01
+"""A pass costs as much as two syncs: what is heard within so long of the last one is taken in together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,8 @@ class Engine:
         self._stale = False  # memory may differ from what is on disk
         self._load(store.load())
         self._wake = asyncio.Event()
+        self._passed_at = -math.inf
+        self._gathering: asyncio.TimerHandle | None = None
         self._one_at_a_time = asyncio.Lock()
         self._followers = Followers()
         self._retries = Retries()
@@ -583,6 +587,8 @@ class Engine:
             except Exception:
                 self._requests.fail_pass(_internal_error())
                 raise
+            finally:
+                self._passed_at = self._clock()
 
     async def submit(self, action: Callable[[Batch], T]) -> T:
         """
@@ -701,6 +707,9 @@ class Engine:
         """One try at the pass; ContainedError names what failed."""
         batch = Batch(now=now)
         heard, self._changed_nodes = self._changed_nodes | self._bulkheads.due(Where.NODE, now), set()
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         results = self._requests.apply(batch)
         self._pruning.expire(batch, self._memory, self.policy, self._bulkheads.resting(Where.NODE, now))
         done = self._memory.compute(batch, heard)
@@ -754,12 +763,23 @@ class Engine:
         now = self._clock()
         if self._retries.at > now:
             return self._retries.at
-        if self._requests or self._changed_nodes:
+        if self._requests or (self._changed_nodes and self._gathering is None):
             return now
         return min(self._memory.next_due(now), self._pruning.due_at)
 
     def _on_report(self, node: str) -> None:
+        """A pass at once where there was none lately, else one for all that is heard until then."""
         self._changed_nodes.add(node)
+        if self._gathering is not None:
+            return
+        pause = self._passed_at + REPORTS_SECONDS - self._clock()
+        if pause <= 0:
+            self._wake.set()
+        else:
+            self._gathering = asyncio.get_running_loop().call_later(min(pause, REPORTS_SECONDS), self._gathered)
+
+    def _gathered(self) -> None:
+        self._gathering = None
         self._wake.set()
 
     # --- memory, and what failed --------------------------------------------------------------------------------------
