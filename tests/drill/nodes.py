@@ -92,6 +92,10 @@ _PASSIVE_AGES = encode(dict.fromkeys(PASSIVE, 0.0))
 _AGES = encode(dict.fromkeys(PASSIVE, 0.0) | dict.fromkeys(QUICK, QUICK_AGE))
 
 
+_CONNECTING = asyncio.Semaphore(200)
+"""Thousands of hosts ask as soon as they are connected; one process for all of them would come to it much later."""
+
+
 class Node(SimulatedNode):
     """`twice` counts answers that left it with two leases; `at` is the port of the aggregator that answered last."""
 
@@ -170,7 +174,7 @@ class Node(SimulatedNode):
             self.port = listed
             for _ in range(3):
                 try:
-                    async with asyncio.timeout(CONNECT_SECONDS):
+                    async with _CONNECTING, asyncio.timeout(CONNECT_SECONDS):
                         await self.open()
                 except RefusedError as refused:
                     self._close()

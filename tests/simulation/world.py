@@ -477,9 +477,10 @@ class World:
     async def _follow(self, job: Job) -> Decision | None:
         """Ask until there is a decision; None where the hook gives up."""
         while not job.refused:
+            lost = self.lost  # an answer may be on its way while the database that it is of is lost
             told = await self._ask_once(job)
             if told is not None and told.decision is not Verdict.HOLD:
-                job.decision, job.decided_of = told, self.lost
+                job.decision, job.decided_of = told, lost
                 return told
             if told is not None and job.heard_at is None:
                 job.heard_at = self.loop.now
