@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from healthd.aggregator.controller.engine import Engine
+from healthd.aggregator.controller.leases import Recovery
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.store import Store
@@ -309,3 +310,11 @@ async def test_fault_that_the_first_state_shows_again_is_one_quarantine() -> Non
         record = run.engine.remembered("n1")
         assert record is not None
         assert record.repeats == 1
+
+
+def test_a_clock_that_was_set_back_does_not_make_the_recovery_longer() -> None:
+    began = 1_000_000.0
+    kept = {"recovering_until": str(began + 60.0)}
+    recovery = Recovery(Policy(recovery_seconds=60.0), kept, started_at=began - DAY)
+    assert recovery.why(began - DAY + 59.0) is not None
+    assert recovery.why(began - DAY + 60.0) is None

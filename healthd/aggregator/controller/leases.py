@@ -38,7 +38,8 @@ class Recovery:
         self._policy = policy
         self._established = "established" in meta
         self._proved_at = started_at + policy.recovery_seconds
-        self._until = float(meta.get("recovering_until", "-inf"))
+        # A clock that was set back since must not make it longer than all of it.
+        self._until = min(float(meta.get("recovering_until", "-inf")), started_at + policy.recovery_seconds)
         self._witnesses: set[str] = set()
         self._with_leases: set[str] = set()
 
