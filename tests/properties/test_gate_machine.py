@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,7 @@ class GateMachine(RuleBasedStateMachine):
             daemon.orders = None
         policy = dataclasses.replace(POLICY, tuning=dataclasses.replace(POLICY.tuning, max_open_gates=50))
         self.engine = Engine(store=store, registry=self.world, policy=policy, clock=self.world.clock)
+        self.world.callbacks[:] = [functools.partial(self._heard, callback) for callback in self.world.callbacks]
         for name in NODES:
             self.world.tell(name)
         self._turn()
@@ -313,6 +315,17 @@ class GateMachine(RuleBasedStateMachine):
                 # What came through is on disk and not in memory until that is read anew, which the next turn would do.
                 assert self.loop.run_until_complete(self.engine._rebuild())
             self._new_decisions()
+
+    def _heard(self, callback: Callable[[str], None], name: str) -> None:
+        """Nodes are heard in the loop, also those of which the machine tells between two turns."""
+
+        async def heard() -> None:
+            callback(name)
+
+        if self.loop.is_running():
+            callback(name)
+        else:
+            self.loop.run_until_complete(heard())
 
     async def _work(self, call: Coroutine[Any, Any, object] | None) -> object:
         task = asyncio.ensure_future(call) if call is not None else None
