@@ -30,6 +30,7 @@ from healthd.aggregator.api import (
     MEDIA_TYPE,
     MIN_KEY_LENGTH,
     OF_SHARD,
+    PROGRAM_ROUTERS,
     READ,
     SYNC,
     ApiRoute,
@@ -39,9 +40,7 @@ from healthd.aggregator.api import (
     TargetGroup,
     Wait,
     gates,
-    nodes,
     parts_of,
-    peers,
     problem_of,
     problems,
 )
@@ -315,14 +314,4 @@ async def sync(
     raise NotImplementedError("this describes what SyncEndpoint answers before the application is asked")
 
 
-ROUTERS = [
-    router,
-    gates.router,
-    gates.claims_router,
-    gates.validation_router,
-    nodes.router,
-    gates.override_router,
-    peers.router,
-    gates.postmortem_router,
-    gates.report_router,
-]
+ROUTERS = [router, *PROGRAM_ROUTERS]

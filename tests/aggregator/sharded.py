@@ -33,6 +33,16 @@ class Fleet:
         urls = [argument for one in self._addresses for argument in ("--aggregator", f"http://{one}")]
         self.cluster.node(name, *urls, *label).start()
 
+    def begin(self) -> tuple[Service, Service]:
+        """Two aggregators that lead a shard each, `default` with node n1 and `b` with n2, which are healthy."""
+        first, second = self.add(), self.add()
+        self.node("n1", None)
+        self.node("n2", "b")
+        self.wait_for_shares(first, [1, 1])
+        self.cluster.healthy("n1")
+        self.cluster.healthy("n2")
+        return first, second
+
     def led(self, asked: Service) -> dict[str, str | None]:
         """Who leads each shard, as one of them knows it."""
         with contextlib.suppress(httpx.TransportError):

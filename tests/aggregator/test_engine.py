@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from healthd.aggregator.controller.engine import Engine, steady_clock
+from healthd.aggregator.controller.engine import Engine, Pass, steady_clock
+from healthd.aggregator.controller.fleet_state import Batch
 from healthd.aggregator.gate.reservation import OBSERVE_SECONDS
 from healthd.aggregator.model.gates import LeaseState, Override, Phase
 from healthd.aggregator.model.policy import Policy
@@ -539,3 +540,29 @@ async def test_a_forgotten_node_leaves_nothing_and_its_labels_are_kept_again_whe
         world.add("n1")
         await run.settle()
         assert run.store.load().nodes[0].labels == {"pool": "a"}
+
+
+async def test_reports_that_come_together_are_taken_in_together() -> None:
+    """A pass at once for the first one; one more for all that come within a hundredth of a second."""
+    async with running(World("n1", "n2")) as run:
+        engine, world = run.engine, run.world
+        passes: list[set[str]] = []
+        compute = engine._memory.compute
+
+        def counted(batch: Batch, heard: set[str]) -> Pass:
+            passes.append(set(heard))
+            return compute(batch, heard)
+
+        engine._memory.compute = counted  # type: ignore[method-assign]
+        task = asyncio.create_task(engine.run())
+        while not passes:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        passes.clear()
+        for _ in range(20):
+            world.sync("n1")
+            world.sync("n2")
+            await asyncio.sleep(0)
+        while not passes:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        task.cancel()
+        assert passes == [{"n1", "n2"}]

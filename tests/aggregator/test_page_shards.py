@@ -22,12 +22,7 @@ class Two:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        first, second = fleet.add(), fleet.add()
-        fleet.node("n1", None)
-        fleet.node("n2", "b")
-        fleet.wait_for_shares(first, [1, 1])
-        fleet.cluster.healthy("n1")
-        fleet.cluster.healthy("n2")
+        first, second = fleet.begin()
         self.asked: Service = first if fleet.led(first)["default"] == first.url else second
         self.other: Service = second if self.asked is first else first
 

@@ -28,12 +28,7 @@ def fleet(tmp_path: Path, url: str) -> Iterator[Fleet]:
 
 
 def test_two_aggregators_lead_a_shard_each_and_gate_in_it(fleet: Fleet) -> None:
-    first, second = fleet.add(), fleet.add()
-    fleet.node("n1", None)
-    fleet.node("n2", "b")
-    fleet.wait_for_shares(first, [1, 1])
-    fleet.cluster.healthy("n1")
-    fleet.cluster.healthy("n2")
+    first, second = fleet.begin()
     for asked in (first, second):
         for node in ("n1", "n2"):
             admitted = fleet.cluster.gate(asked.url, f"{node}-by-{asked.name}", "--node", node, "--wait", "60s")
@@ -88,12 +83,7 @@ def test_shards_are_shared_among_those_that_come_and_go(fleet: Fleet) -> None:
 
 
 def test_what_is_killed_with_its_shard_is_shown_as_unknown_and_never_as_healthy(fleet: Fleet) -> None:
-    first, second = fleet.add(), fleet.add()
-    fleet.node("n1", None)
-    fleet.node("n2", "b")
-    fleet.wait_for_shares(first, [1, 1])
-    fleet.cluster.healthy("n1")
-    fleet.cluster.healthy("n2")
+    first, second = fleet.begin()
     led = fleet.led(first)
     (lost,) = (shard for shard, url in led.items() if url == second.url)
     until(lambda: f"leader of {lost}" in readiness(second))  # its row is there before it has read the database
@@ -121,12 +111,7 @@ def test_label_of_the_shards_is_the_same_on_all_aggregators(fleet: Fleet, url: s
 
 
 def test_requests_find_the_shard_by_what_they_name(fleet: Fleet) -> None:
-    first, second = fleet.add(), fleet.add()
-    fleet.node("n1", None)
-    fleet.node("n2", "b")
-    fleet.wait_for_shares(first, [1, 1])
-    fleet.cluster.healthy("n1")
-    fleet.cluster.healthy("n2")
+    first, second = fleet.begin()
     of_b = first if fleet.led(first)["b"] == first.url else second
     other = second if of_b is first else first
 

@@ -21,7 +21,7 @@ from healthd.aggregator.api.handling import (
 )
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH, MOST_ID
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
-from healthd.aggregator.api.scopes import scope_of
+from healthd.aggregator.api.scopes import PROGRAM_ROUTERS, scope_of
 from healthd.aggregator.api.sync import (
     KEY_HEADER,
     MIN_KEY_LENGTH,
@@ -42,6 +42,7 @@ __all__ = [
     "MIN_KEY_LENGTH",
     "MOST_ID",
     "OF_SHARD",
+    "PROGRAM_ROUTERS",
     "READ",
     "SYNC",
     "ASGIApp",
@@ -66,7 +67,6 @@ __all__ = [
     "no_shard",
     "nodes",
     "parts_of",
-    "peers",
     "problem_of",
     "problems",
     "read_body",

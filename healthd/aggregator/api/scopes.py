@@ -9,7 +9,7 @@ from healthd.aggregator.api import gates, nodes, peers
 from healthd.aggregator.api.handling import ApiRoute
 from healthd.aggregator.auth import Scope
 
-_ROUTERS = (
+PROGRAM_ROUTERS = (
     gates.router,
     gates.claims_router,
     gates.validation_router,
@@ -19,7 +19,8 @@ _ROUTERS = (
     gates.postmortem_router,
     gates.report_router,
 )
-_ROUTES = tuple(route for router in _ROUTERS for route in router.routes if isinstance(route, ApiRoute))
+"""All that have paths of programs."""
+_ROUTES = tuple(route for router in PROGRAM_ROUTERS for route in router.routes if isinstance(route, ApiRoute))
 
 
 def scope_of(method: str, path: str) -> Scope | None:
