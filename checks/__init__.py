@@ -35,6 +35,7 @@ __all__ = [
     "system.scheduled_events",
     "training.digests",
     "training.environment",
+    "words",
     "worker.commands",
     "worker.faults",
     "worker.protocol",

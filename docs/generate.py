@@ -20,7 +20,7 @@ from checks.discover import builtin_checks
 from checks.reasons import REASONS
 from docs.reason_pages import reason_pages
 from healthd.cli.settings.tree import Settings
-from healthd.core.config import key_of
+from healthd.core.config import annotation_of, key_of
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Made by `make docs` from the code: change it there. -->\n\n"
@@ -137,7 +137,7 @@ def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     for field in dataclasses.fields(schema):
         inner = _record(schema, field)
         if inner is not None and not field.metadata.get("internal"):
-            named = typing.get_origin(typing.get_type_hints(schema)[field.name]) is dict
+            named = typing.get_origin(annotation_of(schema, field)) is dict
             here = (*path, field.name, "NAME") if named else (*path, field.name)
             yield here, inner, inspect.cleandoc(inner.__doc__ or "") if named else meanings[field.name]
             yield from _sections(inner, here)
@@ -145,7 +145,7 @@ def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 
 def _record(schema: type, field: dataclasses.Field[object]) -> type | None:
     """The record that a field holds, alone or by name; None where it is a value."""
-    annotation = typing.get_type_hints(schema)[field.name]
+    annotation = annotation_of(schema, field)
     candidates = (annotation, *typing.get_args(annotation)[1:2])
     return next((one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
 

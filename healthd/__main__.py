@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 
-from healthd.runner.workers.launch import end_ahead, start_ahead
-
 GARBAGE_THRESHOLD = 10_000
 
 
@@ -17,8 +15,11 @@ def main() -> None:
     A check needs the node's worker whatever its settings are; started before the rest of healthd is imported, it
     imports its checks meanwhile.
     """
+    ahead = None
     if sys.argv[1:2] == ["check"] and None not in (sys.stdin, sys.stdout, sys.stderr):
-        start_ahead()
+        from healthd.runner.workers import launch as ahead  # a client of the aggregator has no use for it
+
+        ahead.start_ahead()
     try:
         usual = gc.get_threshold()
         # What is imported stays: it would be looked through a hundred times, a tenth of the start.
@@ -32,7 +33,8 @@ def main() -> None:
             sys.stderr.write("\nhealthd: stopped\n")
         sys.exit(130)
     finally:
-        end_ahead()
+        if ahead is not None:
+            ahead.end_ahead()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 from healthd.aggregator.auth import Guard, Platform, Platforms
 from healthd.aggregator.course import Course
-from healthd.aggregator.drain import ActuatorSettings
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.front import Front, trust_of
 from healthd.aggregator.instance_identity import InstanceIdentities
 from healthd.aggregator.leading import Terms, leading

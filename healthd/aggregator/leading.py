@@ -14,7 +14,8 @@ from healthd.aggregator.api import ASGIApp, Parts, ShardList, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.controller import Engine, Handshakes, steady_clock
-from healthd.aggregator.drain import ActuatorCollector, ActuatorSettings, make_drain_controller
+from healthd.aggregator.drain.controller import ActuatorCollector, make_drain_controller
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, Fleet, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
 from healthd.aggregator.model.policy import Policy

@@ -16,9 +16,10 @@ from pathlib import Path
 import httpx
 
 from healthd.aggregator.model.postmortems import Postmortem, state_of
+from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, connection_words
 from healthd.core.http.client import read_token, verification
-from healthd.core.tasks import Backoff, LogOnce
+from healthd.core.tasks import LogOnce
 from healthd.core.wire import encode, plain
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import click
 from checks.contract import SEVERITY, Status, Tier, worst
 from healthd.cli.completion import complete_checks
 from healthd.cli.profiles import new_folder, show_profiles
-from healthd.cli.settings.checks import CheckSettings
-from healthd.cli.settings.options import Command, common_options, load_check_settings
+from healthd.cli.settings.options import Command, common_options, load_settings
+from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
 from healthd.core.model import NodeState
 
@@ -88,7 +88,7 @@ def check(
     Exit code: 0 pass or warn, 1 fail, 2 usage or configuration, 3 unknown. With --exit-style plugin: 0 pass, 1 warn, 2
     fail, 3 unknown or usage; npd: 0 pass or warn, 1 fail, 2 and above unknown; slurm: 0 pass or warn, else not 0.
     """
-    settings = load_check_settings(options)
+    settings = load_settings(options, section="node")
     wanted = _tier(tier)
     profiles = new_folder(settings.node, profile_dir) if profile or profile_dir is not None else None
     state = asyncio.run(
@@ -121,7 +121,7 @@ def one_line(state: NodeState) -> str:
 
 
 async def examine(
-    settings: CheckSettings,
+    settings: Settings,
     names: tuple[str, ...],
     tier: Tier | None,
     *,
@@ -147,7 +147,7 @@ async def examine(
 
 
 async def _examine(
-    runner: Runner, settings: CheckSettings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool, localize: bool
+    runner: Runner, settings: Settings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool, localize: bool
 ) -> NodeState:
     from healthd.core.evidence import judge_tier
     from healthd.node.checks.catalogue import enabled_checks
@@ -203,7 +203,7 @@ async def _examine(
     return dataclasses.replace(state, health=health, reasons=reasons)
 
 
-async def given_away(settings: CheckSettings) -> str | None:
+async def given_away(settings: Settings) -> str | None:
     """
     Why the devices are a job's by the word of the host's schedulers; None where they have given nothing away.
 

@@ -21,6 +21,7 @@ from healthd.aggregator.model.postmortems import PostmortemPhase, PostmortemStat
 from healthd.cli.fleet.line import gate_client
 from healthd.cli.settings.options import Command, load_settings
 from healthd.core import wire
+from healthd.core.backoff import Backoff
 from healthd.core.bounded import read_file
 from healthd.core.errors import (
     BadInputError,
@@ -32,7 +33,6 @@ from healthd.core.errors import (
     words_of,
 )
 from healthd.core.redaction import redact
-from healthd.core.tasks import Backoff
 from healthd.core.text import moment
 from healthd.postmortem import EXIT_CODES
 from healthd.postmortem.catalogue import Kind

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from healthd.cli.settings.options import Command, aggregator_option, common_options, load_settings
-from healthd.cli.terminal.output import log_to_stderr
+from healthd.cli.terminal.log import log_to_stderr
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.node_name import check_name
 from healthd.core.text import counted

@@ -1,6 +1,7 @@
 """What every room may use: records, settings, errors, the wire, supervised tasks."""
 
 __all__ = [
+    "backoff",
     "bounded",
     "config",
     "errors",

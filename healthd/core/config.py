@@ -5,11 +5,13 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import functools
+import importlib
 import re
 import stat
-import tomllib
+import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,20 +34,106 @@ def key_of(field_name: str) -> str:
     return field_name.removesuffix("_seconds")
 
 
-def fields(schema: Any) -> dict[str, tuple[str, Any]]:
-    """Key -> (field name, type) of a dataclass; a field that ends in `_seconds` is a duration."""
-    hints = typing.get_type_hints(schema)
-    found: dict[str, tuple[str, Any]] = {}
-    for field in dataclasses.fields(schema):
-        if field.metadata.get("internal"):
-            continue
-        annotation = hints[field.name]
-        if field.name.endswith("_seconds") and annotation in (float, float | None):
-            annotation = Seconds | None if is_union(annotation) else Seconds
-        elif field.name.endswith("_seconds") and typing.get_origin(annotation) in MAPPINGS:
-            annotation = dict[typing.get_args(annotation)[0], Seconds]  # type: ignore[misc]
-        found[key_of(field.name)] = (field.name, annotation)
-    return found
+def table(where: str, *, named: bool = False) -> Any:
+    """
+    A field of `Tables`: a record, `module:Class`, or with `named` any number of them by name.
+
+    Its module is imported only for a command that uses the table, or where the file or a variable sets something in it.
+    """
+    return dataclasses.field(metadata={"table": where, "named": named})
+
+
+def free_table(annotation: Any) -> Any:
+    """A field of `Tables` that is no record, with its type."""
+    return dataclasses.field(metadata={"type": annotation})
+
+
+class Tables:
+    """
+    Base of a schema whose fields are `table` or `free_table`, or "internal" and None unless given.
+
+    A table that was not given is built when it is first asked for, with the defaults of its fields.
+    """
+
+    def __init__(self, *, later: Mapping[str, Callable[[], Any]] = types.MappingProxyType({}), **given: Any) -> None:
+        """`later` makes tables of which nothing is given, and which have defaults that are no constants."""
+        names = {field.name for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        if unknown := given.keys() - names:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        for name, value in {**given, "_later": later}.items():
+            object.__setattr__(self, name, value)
+
+    def is_given(self, name: str) -> bool:
+        """Whether the file, a variable or an option sets something in this table."""
+        return name in vars(self)
+
+    if not typing.TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A table that is not there yet."""
+            field = next((one for one in dataclasses.fields(self) if one.name == name), None)
+            if field is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            later = vars(self)["_later"]
+            if name in later:
+                value = later[name]()
+            elif field.metadata.get("internal"):
+                value = None
+            else:
+                annotation = annotation_of(type(self), field)
+                value = annotation() if is_record(annotation) else {}
+            object.__setattr__(self, name, value)
+            return value
+
+
+class _Keys(Mapping[str, tuple[str, Any]]):
+    """Key -> (field name, type); a type is imported when it is asked for."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._fields = {key_of(one.name): one for one in dataclasses.fields(schema) if not one.metadata.get("internal")}
+
+    def __getitem__(self, key: str) -> tuple[str, Any]:
+        return self._fields[key].name, annotation_of(self._schema, self._fields[key])
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def is_table(self, key: str) -> bool:
+        """Whether it is one of `table`, which no single value can set."""
+        return "table" in self._fields[key].metadata
+
+
+@functools.cache
+def _hints(schema: Any) -> dict[str, Any]:
+    return typing.get_type_hints(schema)
+
+
+def annotation_of(schema: Any, field: dataclasses.Field[Any]) -> Any:
+    """The type of a field; a field that ends in `_seconds` is a duration."""
+    if (where := field.metadata.get("table")) is not None:
+        module, _, name = where.partition(":")
+        record = getattr(importlib.import_module(module), name)
+        return types.GenericAlias(dict, (str, record)) if field.metadata["named"] else record
+    if "type" in field.metadata:
+        return field.metadata["type"]
+    annotation = _hints(schema)[field.name]
+    if field.name.endswith("_seconds") and annotation in (float, float | None):
+        return Seconds | None if is_union(annotation) else Seconds
+    if field.name.endswith("_seconds") and typing.get_origin(annotation) in MAPPINGS:
+        return dict[typing.get_args(annotation)[0], Seconds]  # type: ignore[misc]
+    return annotation
+
+
+def fields(schema: Any) -> _Keys:
+    """Key -> (field name, type) of a dataclass of settings."""
+    return _Keys(schema)
 
 
 def is_record(annotation: Any) -> bool:
@@ -61,8 +149,6 @@ def records_by_name(annotation: Any) -> Any:
 
 
 def is_union(annotation: Any) -> bool:
-    import types
-
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
@@ -77,10 +163,14 @@ def nearest(key: str, known: Mapping[str, Any]) -> str:
 def leaves(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every key that a variable or an option can set, with its type; tables of named records are the file's alone."""
     for key, (_, annotation) in fields(schema).items():
-        if is_record(annotation):
-            yield from leaves(annotation, (*path, key))
-        elif records_by_name(annotation) is None:
-            yield (*path, key), annotation
+        yield from _leaves_of(annotation, (*path, key))
+
+
+def _leaves_of(annotation: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if is_record(annotation):
+        yield from leaves(annotation, path)
+    elif records_by_name(annotation) is None:
+        yield path, annotation
 
 
 # TOML that somebody else wrote: a bound on its depth, because the parser and all code behind it work by recursion.
@@ -88,6 +178,8 @@ def leaves(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 def parse_toml(text: str) -> dict[str, Any]:
     """As `tomllib.loads`. TOMLDecodeError, a ValueError, also for what is nested deeper than MAX_DEPTH."""
+    import tomllib  # most commands have no file to parse
+
     try:
         found = tomllib.loads(text)
     except RecursionError:
@@ -249,8 +341,6 @@ def load(
     line.
     """
     tree: dict[str, Any] = {}
-    for dotted, value in (defaults or {}).items():
-        _put(tree, dotted.split("."), value)
     if file is not None:
         text = _read(file)
         values = _parse(file, text)
@@ -262,6 +352,11 @@ def load(
             path = _resolve(schema, tuple(dotted.split(".")), sections)
             annotation = _annotation(schema, path)
             _put(tree, path, leaf(annotation, path, value, where=_option(path), text=isinstance(value, str)))
+    given = frozenset(tree)
+    for dotted, value in (defaults or {}).items():
+        _put(tree, dotted.split("."), value, weak=True)
+    if issubclass(schema, Tables):
+        return _tables(schema, tree, given, file)
     return _build(schema, tree, ())
 
 
@@ -339,39 +434,64 @@ def _take(schema: Any, values: Mapping[str, Any], tree: dict[str, Any], *, where
 def _variables(
     schema: Any, environ: Mapping[str, str], sections: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    every = list(leaves(schema))
-    known = {PREFIX + "_".join(path).upper(): (path, annotation) for path, annotation in every}
-    short = {PREFIX + "_".join(path[1:]).upper(): (path, annotation) for path, annotation in every if len(path) > 1}
-    here = {
-        PREFIX + "_".join(path[1:]).upper(): (path, annotation)
-        for section in reversed(sections)
-        for path, annotation in every
-        if path[0] == section
-    }
-    # A full name that is set beats its short form, so short forms come first.
-    for name in sorted(environ, key=lambda name: (name in known, name)):
+    found: list[tuple[bool, str, tuple[str, ...], Any]] = []
+    for name in environ:
         if not name.startswith(PREFIX) or name in _NO_SETTINGS or _INJECTED_BY_KUBERNETES.match(name):
             continue
-        if name in known or name in here:
-            path, annotation = known.get(name) or here[name]
-            yield name, path, annotation
-        elif name not in short:  # the short form of another command's setting is that command's business
-            raise ConfigError(f"environment: unknown variable {name!r}{nearest(name, {**known, **short})}")
+        word = name.removeprefix(PREFIX)
+        if (one := _full_name(schema, word)) is not None:
+            found.append((True, name, *one))
+        elif (one := _short_name(schema, word, sections)) is not None:
+            found.append((False, name, *one))
+        # The short form of another command's setting is that command's business.
+        elif _short_name(schema, word, tuple(fields(schema))) is None:
+            every = [path for path, _ in leaves(schema)]
+            known = {
+                PREFIX + "_".join(path[start:]).upper(): path for start in (0, 1) for path in every if path[start:]
+            }
+            raise ConfigError(f"environment: unknown variable {name!r}{nearest(name, known)}")
+    # A full name that is set beats its short form, so short forms come first.
+    for _, name, path, annotation in sorted(found, key=lambda item: item[:2]):
+        yield name, path, annotation
+
+
+def _full_name(schema: Any, word: str) -> tuple[tuple[str, ...], Any] | None:
+    """The key that a variable names by its whole path; only the tables whose names it begins with are imported."""
+    known = fields(schema)
+    for key in known:
+        if word != key.upper() and not word.startswith(f"{key.upper()}_"):
+            continue
+        if word == key.upper() and known.is_table(key):
+            continue
+        for path, annotation in _leaves_of(known[key][1], (key,)):
+            if "_".join(path).upper() == word:
+                return path, annotation
+    return None
+
+
+def _short_name(schema: Any, word: str, sections: Sequence[str]) -> tuple[tuple[str, ...], Any] | None:
+    """The key that a variable names without the section: of the first section that has it."""
+    known = fields(schema)
+    for section in sections:
+        for path, annotation in _leaves_of(known[section][1], (section,)) if section in known else ():
+            if "_".join(path[1:]).upper() == word:
+                return path, annotation
+    return None
 
 
 def _resolve(schema: Any, path: tuple[str, ...], sections: Sequence[str]) -> tuple[str, ...]:
-    """The full path of one that may leave out its section."""
-    known = fields(schema)
+    """The full path of one that may leave out its section. ConfigError where no section has it."""
     for section in ("", *sections):
         full = (section, *path) if section else path
-        keys: Any = known
-        for depth, key in enumerate(full):
-            if key not in keys:
+        keys = fields(schema)
+        for key in full[:-1]:
+            if key not in keys or not is_record(keys[key][1]):
                 break
-            if depth == len(full) - 1 and not is_record(keys[key][1]):
+            keys = fields(keys[key][1])
+        else:
+            if full[-1] in keys and not keys.is_table(full[-1]) and not is_record(keys[full[-1]][1]):
                 return full
-            keys = fields(keys[key][1]) if is_record(keys[key][1]) else {}
-    return path
+    raise ConfigError(f"{_option(path)} is of no use to this command; leave it out")
 
 
 def locate(file: Path, path: Sequence[str]) -> str:
@@ -393,23 +513,31 @@ def _option(path: Sequence[str]) -> str:
     return "--" + {"labels": "label", "faults": "fault"}.get(path[-1], path[-1]).replace("_", "-")
 
 
-def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _put(tree: dict[str, Any], path: Sequence[str], value: Any, *, weak: bool = False) -> None:
+    """`weak`: only where nothing is yet."""
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
-    tree[path[-1]] = value
+    if not (weak and path[-1] in tree):
+        tree[path[-1]] = value
+
+
+def _tables(schema: type[T], tree: Mapping[str, Any], given: frozenset[str], file: Path | None) -> T:
+    """The tables that are `given` are built, and checked, at once; the others when they are asked for."""
+    now: dict[str, Any] = {}
+    later: dict[str, Callable[[], Any]] = {}
+    for key, value in tree.items():
+        make = functools.partial(_field, schema, key, value, ())
+        if key in given:
+            now[key] = make()
+        else:
+            later[key] = make
+    made: Callable[..., T] = schema
+    return made(**now, later=later, file=file)
 
 
 def _build(schema: type[T], tree: Mapping[str, Any], path: tuple[str, ...]) -> T:
-    values: dict[str, Any] = {}
-    for key, (name, annotation) in fields(schema).items():
-        if key not in tree:
-            continue
-        if is_record(annotation):
-            values[name] = _build(annotation, tree[key], (*path, key))
-        elif (inner := records_by_name(annotation)) is not None:
-            values[name] = {item: _build(inner, members, (*path, key, item)) for item, members in tree[key].items()}
-        else:
-            values[name] = tree[key]
+    keys = fields(schema)
+    values = {keys[key][0]: _field(schema, key, tree[key], path) for key in keys if key in tree}
     missing = [
         key_of(field.name)
         for field in dataclasses.fields(schema)  # type: ignore[arg-type]
@@ -423,3 +551,13 @@ def _build(schema: type[T], tree: Mapping[str, Any], path: tuple[str, ...]) -> T
         return schema(**values)
     except ValueError as error:
         raise ConfigError(f"configuration: {'.'.join(path) or 'settings'}: {error}") from None
+
+
+def _field(schema: Any, key: str, value: Any, path: tuple[str, ...]) -> Any:
+    """What a field holds: a record, records by name, or the value itself."""
+    annotation = fields(schema)[key][1]
+    if is_record(annotation):
+        return _build(annotation, value, (*path, key))
+    if (inner := records_by_name(annotation)) is not None:
+        return {item: _build(inner, members, (*path, key, item)) for item, members in value.items()}
+    return value

@@ -53,7 +53,10 @@ _CONNECTION_REMEDIES = (
     (("certificate is not valid for", "Hostname mismatch"), "use a name that is in its certificate"),
     (("certificate has expired",), "renew its certificate, and restart it"),
     (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure"), "it speaks no TLS: write http://"),
-    (("Server disconnected without sending",), "where it speaks TLS, write https://"),
+    (
+        ("Server disconnected without sending", "Remote end closed connection without response"),
+        "where it speaks TLS, write https://",
+    ),
     (
         ("Connection refused", "All connection attempts failed"),
         "nothing listens there: start it, or correct the address",

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.client import Endpoint, GateClient
 from healthd.core.model import HandshakeAnswer, HandshakeBody, HandshakeEvent
-from healthd.core.tasks import Backoff
 from healthd.core.threads import in_thread
 
 T = TypeVar("T")

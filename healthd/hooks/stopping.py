@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from typing import TypeVar
-
-from healthd.core.threads import DaemonThreads
 
 T = TypeVar("T")
 
@@ -57,16 +54,30 @@ class Signals:
 
     def wait_for(self, work: Callable[[], T]) -> T:
         """What `work` comes to in a thread that nobody waits for: a signal ends the wait, and not `work` half-way."""
+        done = threading.Event()
+        found: list[T] = []
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+                failed.append(error)
+            finally:
+                done.set()
+
         with self.deferred():
-            threads = DaemonThreads(1)
-            future = threads.submit(work)
-            threads.shutdown()
-            while self.name is None and not future.done():
-                wait((future,), timeout=HEAR_SECONDS)
-        return future.result()
+            threading.Thread(target=run, name="work", daemon=True).start()
+            while self.name is None and not done.wait(HEAR_SECONDS):
+                pass
+        if failed:
+            raise failed[0]
+        return found[0]
 
     async def heard(self) -> None:
         """Until a signal has come, within `deferred`."""
+        import asyncio  # the hooks that wait on no loop start sooner
+
         while self.name is None:  # noqa: ASYNC110 - see HEAR_SECONDS
             await asyncio.sleep(HEAR_SECONDS)
 

@@ -20,9 +20,10 @@ from typing import Any
 
 from checks.contract import Action, Blame, Status
 from checks.printable import printable
+from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.model import NodeState, Reason
-from healthd.core.tasks import Backoff, LogOnce, wait_for
+from healthd.core.tasks import LogOnce, wait_for
 from healthd.node.clock import Clock
 from healthd.node.protobuf import field
 from healthd.node.settings import NvsentinelSettings, NvsentinelStrategy

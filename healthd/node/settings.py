@@ -368,6 +368,12 @@ class NodeSettings:
     stop_seconds: float = 3.0
     """Time that children and requests have to end after SIGTERM. With the flush the daemon is gone in under 5 s."""
 
+    def __post_init__(self) -> None:
+        # Workers run in a directory of their own: a relative path would mean another place to them.
+        for name in ("state_dir", "run_dir", "host_root"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, path.absolute())
+
     @property
     def control_socket(self) -> Path:
         """The Unix socket of local operators."""

@@ -22,6 +22,7 @@ from typing import Protocol
 import httpx
 
 from healthd.core import wire
+from healthd.core.backoff import Backoff
 from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
 from healthd.core.file_trust import check_file
@@ -29,7 +30,7 @@ from healthd.core.http import client
 from healthd.core.http.addresses import check_aggregator
 from healthd.core.http.client import problem_in
 from healthd.core.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
-from healthd.core.tasks import Backoff, LogOnce
+from healthd.core.tasks import LogOnce
 from healthd.node.clock import Clock
 from healthd.node.interfaces import peer_address
 from healthd.node.orders.orders import Orders

@@ -12,7 +12,6 @@ from checks.contract import Status
 from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.drain.plan import (
     ActuatorError,
-    ActuatorSettings,
     Candidate,
     Done,
     Observed,
@@ -22,6 +21,7 @@ from healthd.aggregator.drain.plan import (
     Removal,
     Why,
 )
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.model.gates import Decided
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import HealthdError, StoreError

@@ -11,15 +11,8 @@ import pytest
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[aws]'")
 from healthd.aggregator.drain.batch import OWNER, BatchActuator, make
-from healthd.aggregator.drain.plan import (
-    ActuatorError,
-    ActuatorSettings,
-    BatchActuatorSettings,
-    Done,
-    Outcome,
-    Removal,
-    Why,
-)
+from healthd.aggregator.drain.plan import ActuatorError, Done, Outcome, Removal, Why
+from healthd.aggregator.drain.settings import ActuatorSettings, BatchActuatorSettings
 from healthd.core.errors import ConfigError
 from tests.deploy import moto_kit
 from tests.deploy.moto_kit import Aws

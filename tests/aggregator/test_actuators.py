@@ -16,17 +16,8 @@ from hypothesis import strategies as st
 from checks.contract import Status
 from healthd.aggregator.drain.controller import ActuatorCollector, make_actuator, observe
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
-from healthd.aggregator.drain.plan import (
-    ActuatorError,
-    ActuatorSettings,
-    Candidate,
-    Done,
-    KubernetesActuatorSettings,
-    RejectedNode,
-    Why,
-    culprits,
-    make_plan,
-)
+from healthd.aggregator.drain.plan import ActuatorError, Candidate, Done, RejectedNode, Why, culprits, make_plan
+from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConfigError, HealthdError, StoreError
 from healthd.core.model import Quarantine, Verdict

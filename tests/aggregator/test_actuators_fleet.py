@@ -14,7 +14,7 @@ import httpx
 
 from checks.contract import Status
 from healthd.aggregator.app import aggregator
-from healthd.aggregator.drain.plan import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
 from healthd.aggregator.settings import AggregatorSettings
 from tests.aggregator.actuators_fleet_kit import until
 from tests.aggregator.api_kit import POLICY, living

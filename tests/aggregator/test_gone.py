@@ -13,7 +13,8 @@ import pytest
 
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.drain.controller import observe
-from healthd.aggregator.drain.plan import Candidate, KubernetesActuatorSettings, make_plan
+from healthd.aggregator.drain.plan import Candidate, make_plan
+from healthd.aggregator.drain.settings import KubernetesActuatorSettings
 from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Quarantine

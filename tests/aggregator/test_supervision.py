@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from healthd.aggregator.app import aggregator
-from healthd.aggregator.drain.plan import ActuatorError, ActuatorSettings, Observed, RejectedNode
+from healthd.aggregator.drain.plan import ActuatorError, Observed, RejectedNode
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings

@@ -18,8 +18,8 @@ import pytest
 from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.webhook import MOST_QUEUED, TRIES, Webhook
+from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError
-from healthd.core.tasks import Backoff
 from tests.aggregator.api_kit import living, running
 from tests.aggregator.postmortems_kit import ECC, body, notes_of
 from tests.patience import PATIENCE

@@ -17,7 +17,7 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.cli.hooks.gate import build_request
-from healthd.cli.settings.hooks import GateSettings
+from healthd.cli.settings.gate import GateSettings
 from healthd.core import wire
 from healthd.core.model import Mode, SyncRequest
 from tests import prepared

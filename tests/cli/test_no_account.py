@@ -12,15 +12,14 @@ import pytest
 from tests.patience import PATIENCE
 
 LOAD = """
-import msgspec, socket, tempfile
-from healthd.cli.settings.options import load_check_settings
-from healthd.cli.settings.tree import Settings
+import msgspec, socket, tempfile, tomllib
+import healthd.cli.settings.checks, healthd.node.settings
+from healthd.cli.settings.options import load_settings
 from healthd.core.errors import ConfigError
 """
 
 USE = f"""{LOAD}
 import healthd.node.occupancy.occupancy, healthd.runner.settings
-from healthd.cli.settings.options import load_settings
 from healthd.cli.support.doctor import _run_folder
 """
 
@@ -54,10 +53,10 @@ def test_who_has_no_account_decides_under_a_number() -> None:
 def test_who_has_no_home_is_asked_for_the_directory() -> None:
     does = """
 try:
-    load_check_settings({})
+    load_settings({}, section="node").node
 except ConfigError as error:
     print(error)
-print(load_check_settings({"state_dir": "/x"}).node.state_dir)
+print(load_settings({"state_dir": "/x"}, section="node").node.state_dir)
 """
     said = as_nobody_known(LOAD, does).splitlines()
     assert said == ["configuration: 'node.state_dir' must be set", "/x"]
@@ -74,8 +73,8 @@ def test_directory_that_another_user_has_made_under_our_name_is_not_used_and_sto
         does = f"""
 os.environ["TMPDIR"] = {folder!r}
 given = {{"state_dir": "/x"}}
-for load in (load_check_settings, lambda given: load_settings(given, section="gate")):
-    settings = load(given)  # a gate's hook, the fleet's commands and the aggregator do not use the directory
+for section in ("node", "gate"):
+    settings = load_settings(given, section=section)  # commands that do not use the directory load too
     for use in (settings.runner, settings.control_socket):
         try:
             print(use())
@@ -83,7 +82,7 @@ for load in (load_check_settings, lambda given: load_settings(given, section="ga
             print(error)
 item = _run_folder(settings)
 print(item.state, item.text)
-named = load_check_settings({{**given, "run_dir": "/y"}})
+named = load_settings({{**given, "run_dir": "/y"}}, section="node")
 print(named.runner().run_dir, named.control_socket())
 """
         said = as_nobody_known(USE, does).splitlines()
@@ -102,7 +101,7 @@ options.DEFAULT_FILE = Path({str(closed / "healthd.toml")!r})
 root = {{"host_root": Path({str(closed / "root")!r}), "config": Path("/dev/null")}}
 for given in ({{}}, root):
     try:
-        load_check_settings({{"state_dir": "/x", **given}})
+        load_settings({{"state_dir": "/x", **given}}, section="node")
     except ConfigError as error:
         print(error)
 print(_folder("state directory", Path({str(closed / "state")!r}), "--state-dir").state)

@@ -11,8 +11,7 @@ import pytest
 import healthd.core.model
 from checks.contract import Scope, Tier
 from checks.discover import HOST_PACKAGES, builtin_checks
-from healthd.cli.settings.options import load_check_settings
-from healthd.cli.settings.tree import Settings
+from healthd.cli.settings.options import load_settings
 from healthd.core.errors import ConfigError
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunnerSettings
@@ -32,14 +31,16 @@ except SystemExit:
 AHEAD = """
 import sys
 from healthd import __main__ as front
-from healthd.runner.workers.launch import start_ahead
+from healthd.runner.workers import launch
 from tests.runner.runner_kit import workers_left
+
+start_ahead = launch.start_ahead
 
 def start():
     start_ahead()
     sys.stderr.write(f"started: {len(workers_left())}\\n")
 
-front.start_ahead = start
+launch.start_ahead = start
 try:
     front.main()
 except SystemExit:
@@ -162,14 +163,14 @@ async def test_an_interpreter_that_is_not_there_is_told_by_the_run(tmp_path: Pat
 def test_a_file_with_more_than_checks_need_is_judged_as_a_whole(tmp_path: Path) -> None:
     file = tmp_path / "healthd.toml"
     file.write_text("[node]\nname = 'n7'\n")
-    alone = load_check_settings({"config": file})
-    assert (alone.node.name, isinstance(alone, Settings)) == ("n7", False)
+    alone = load_settings({"config": file}, section="node")
+    assert (alone.node.name, alone.is_given("policy")) == ("n7", False)
     file.write_text("[node]\nname = 'n7'\n[policy]\nwait = '5m'\n")
-    whole = load_check_settings({"config": file})
-    assert (whole.node.name, isinstance(whole, Settings)) == ("n7", True)
+    whole = load_settings({"config": file}, section="node")
+    assert (whole.node.name, whole.is_given("policy"), whole.policy.wait_seconds) == ("n7", True, 300.0)
     file.write_text("[policy]\nwiat = '5m'\n")
     with pytest.raises(ConfigError, match=r"healthd.toml:2: unknown key 'policy.wiat'"):
-        load_check_settings({"config": file})
+        load_settings({"config": file}, section="node")
 
 
 def test_names_that_are_loaded_late_are_all_there() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from checks.contract import Tier
 from healthd.aggregator.model.policy import Policy
-from healthd.cli.settings.options import load_check_settings
+from healthd.cli.settings.options import load_settings
 from healthd.cli.settings.tree import Settings as WholeSettings
 from healthd.core.config import load, parse_duration
 from healthd.core.errors import ConfigError
@@ -276,7 +276,7 @@ def test_settings_out_of_a_pipe_are_refused(tmp_path: Path) -> None:
     os.close(begin)
     try:
         with pytest.raises(ConfigError, match=r"/dev/fd/\d+: cannot be read: it is a pipe, and settings are read more"):
-            load_check_settings({"config": Path(f"/dev/fd/{end}"), "state_dir": tmp_path})
+            load_settings({"config": Path(f"/dev/fd/{end}"), "state_dir": tmp_path}, section="node")
     finally:
         os.close(end)
 

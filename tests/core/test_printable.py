@@ -22,7 +22,8 @@ from healthd.aggregator.ui import rendering
 from healthd.cli.support.bundle import Redactor
 from healthd.cli.support.bundle import render as bundled
 from healthd.cli.terminal.console import Terminal
-from healthd.cli.terminal.output import CarefulOutput, LogFormatter, PrintableOutput, styled
+from healthd.cli.terminal.log import LogFormatter
+from healthd.cli.terminal.output import CarefulOutput, PrintableOutput, styled
 from healthd.cli.terminal.render import decision_report, node_report, show
 from healthd.core import wire
 from healthd.core.http.server import exposition

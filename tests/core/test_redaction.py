@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.cli.support.bundle import Redactor
-from healthd.cli.terminal.output import LogFormatter
+from healthd.cli.terminal.log import LogFormatter
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.redaction import GONE, is_secret_name, redact
 from healthd.record import redact_line, redact_mounts, redact_output

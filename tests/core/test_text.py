@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.core.tasks import Backoff
+from healthd.core.backoff import Backoff
 from healthd.core.text import ago, moment, plain, span
 
 

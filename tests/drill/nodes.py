@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from checks.contract import Status, Tier
-from healthd.core.tasks import Backoff
+from healthd.core.backoff import Backoff
 from healthd.core.wire import encode
 from tests.aggregator.parts import result, spec, state
 from tests.benchmarks.simulated import PASSIVE, QUICK, SimulatedNode

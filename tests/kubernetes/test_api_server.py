@@ -15,7 +15,7 @@ import pytest
 
 from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
-from healthd.aggregator.drain.plan import ActuatorSettings
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.core.platforms.kubernetes import ApiServer, KubernetesError, pods_path
 from healthd.core.tasks import Tasks
 from healthd.core.workload import Pod

@@ -19,16 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
-from healthd.aggregator.drain import (
-    ActuatorSettings,
-    KubernetesActuatorSettings,
-    Traces,
-    clean,
-    make_drain_controller,
-)
+from healthd.aggregator.drain.controller import make_drain_controller
 from healthd.aggregator.drain.device_taints import DeviceTaintRules, Effect
-from healthd.aggregator.drain.kubernetes import KubernetesActuator
+from healthd.aggregator.drain.kubernetes import KubernetesActuator, Traces, clean
 from healthd.aggregator.drain.plan import Done, Outcome, Removal, Why
+from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
 from healthd.core.model import DeviceRecord
 from healthd.core.platforms.kubernetes import ApiServer
 from tests.aggregator.engine_kit import running

@@ -17,7 +17,7 @@ from healthd.aggregator.api import Parts, ShardList, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.course import Course
-from healthd.aggregator.drain import ActuatorSettings
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.front import Front
 from healthd.aggregator.leading import Leading, Terms, build, leading
 from healthd.aggregator.model.gates import Gate

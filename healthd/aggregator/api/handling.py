@@ -23,7 +23,7 @@ from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError
 from healthd.aggregator.api.sync import WAIT_PATTERN, parse_wait, read_body
 from healthd.aggregator.auth import Caller, Guard, Scope, is_loopback
 from healthd.aggregator.controller import Engine, Handshakes, RollCall
-from healthd.aggregator.drain import DrainController
+from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.inventory import Accusation, Accusations, Fleet, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.gates import LeaseRow, Override, Phase

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from healthd.core.tasks import Backoff
+from healthd.core.backoff import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -53,10 +53,10 @@ from healthd.aggregator.store import (
     rows,
 )
 from healthd.aggregator.validation import add
+from healthd.core.backoff import Backoff
 from healthd.core.errors import ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, GateRequest, Lease, NodeState, Quarantine, Reason, Verdict
-from healthd.core.tasks import Backoff
 from healthd.core.text import ago, plain
 
 log = logging.getLogger(__name__)

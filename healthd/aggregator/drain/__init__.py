@@ -7,16 +7,4 @@ this plan to the scheduler, slowly and within bounds. One module for each schedu
 must not enter here.
 """
 
-from healthd.aggregator.drain.controller import ActuatorCollector, DrainController, make_drain_controller
-from healthd.aggregator.drain.kubernetes import Traces, clean
-from healthd.aggregator.drain.plan import ActuatorSettings, KubernetesActuatorSettings
-
-__all__ = [
-    "ActuatorCollector",
-    "ActuatorSettings",
-    "DrainController",
-    "KubernetesActuatorSettings",
-    "Traces",
-    "clean",
-    "make_drain_controller",
-]
+__all__ = ["controller", "kubernetes", "settings"]

@@ -29,7 +29,7 @@ from healthd.aggregator.drain.plan import ActuatorError, Done, Outcome, Removal,
 from healthd.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from healthd.aggregator.drain.plan import ActuatorSettings, BatchActuatorSettings
+    from healthd.aggregator.drain.settings import ActuatorSettings, BatchActuatorSettings
 
 
 # Calls of AWS, which block, in threads: bounded, and with one kind of error.

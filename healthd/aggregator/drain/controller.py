@@ -26,7 +26,6 @@ from healthd.aggregator.drain import batch, kubernetes, slurm
 from healthd.aggregator.drain.plan import (
     Actuator,
     ActuatorError,
-    ActuatorSettings,
     Candidate,
     Done,
     Observed,
@@ -37,12 +36,13 @@ from healthd.aggregator.drain.plan import (
     culprits,
     make_plan,
 )
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory import Fleet
 from healthd.aggregator.model.gates import Gate
+from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, DeviceRecord, NodeState, Quarantine, Verdict
-from healthd.core.tasks import Backoff
 
 # Rejects that are held back until the nodes they accuse are out of the scheduler's way, or their time is over.
 

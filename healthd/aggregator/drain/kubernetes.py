@@ -21,7 +21,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from healthd.aggregator.drain.device_taints import Applied, DeviceTaintRules, plugin_resource
-from healthd.aggregator.drain.plan import ActuatorError, ActuatorSettings, Done, Outcome, Removal
+from healthd.aggregator.drain.plan import ActuatorError, Done, Outcome, Removal
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.core.platforms.kubernetes import (
     MERGE,
     STRATEGIC,

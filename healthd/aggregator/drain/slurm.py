@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from healthd.aggregator.drain.plan import ActuatorError, ActuatorSettings, Done, Outcome, Removal
+from healthd.aggregator.drain.plan import ActuatorError, Done, Outcome, Removal
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.core.platforms.slurm import Scontrol, SlurmError, SlurmNode, one_node, reason_text
 
 T = TypeVar("T")

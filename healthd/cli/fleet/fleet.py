@@ -41,9 +41,9 @@ from healthd.cli.fleet import line
 from healthd.cli.fleet.line import duration_of, own_name
 from healthd.cli.hooks.gate import release_lease
 from healthd.cli.settings.options import Group
+from healthd.core.backoff import Backoff
 from healthd.core.config import nearest
 from healthd.core.errors import ConfigError
-from healthd.core.tasks import Backoff
 
 if TYPE_CHECKING:
     from healthd.core.http.client import Aggregator
@@ -556,7 +556,7 @@ def validate(
 
 def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) -> Any:
     """Start a validation and follow it to its end."""
-    from healthd.cli.terminal.console import Progress
+    from healthd.cli.terminal.progress import Progress
     from healthd.core import wire
     from healthd.core.model import Decision
 

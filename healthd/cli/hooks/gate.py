@@ -16,8 +16,7 @@ import click
 from checks.printable import printable_line
 from healthd.cli.completion import complete_jobs, complete_nodes, one_of
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, gate_client, print_json, segment
-from healthd.cli.hooks.slurm import ask_readiness
-from healthd.cli.settings.hooks import GateSettings
+from healthd.cli.settings.gate import GateSettings
 from healthd.cli.settings.options import Command, Group, aggregator_option, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
@@ -37,7 +36,7 @@ from healthd.core.workload import own_pod
 from healthd.hooks.stopping import TAKE_BACK_SECONDS, Stopped, stoppable
 
 if TYPE_CHECKING:
-    from healthd.cli.terminal.console import Progress
+    from healthd.cli.terminal.progress import Progress
 
 # `healthd gate outcome`: how the job ended, so that the gate can be held against it.
 
@@ -268,6 +267,8 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
     }
     if request.workload:
         query["workload"] = request.workload
+    from healthd.cli.hooks.slurm import ask_readiness
+
     found = ask_readiness(asked.local_url, query)
     if found.fit:
         return ""
@@ -391,7 +392,7 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
         from healthd.cli.hooks import join as joining
 
         return joining.run(settings, as_json=as_json)
-    from healthd.cli.terminal.console import Progress
+    from healthd.cli.terminal.progress import Progress
     from healthd.core.http.client import NotAdmittedError
 
     request = build_request(settings.gate)

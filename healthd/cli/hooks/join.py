@@ -19,9 +19,9 @@ from pathlib import Path
 import click
 
 from healthd.cli.hooks.gate import may_start
-from healthd.cli.settings.hooks import GateSettings
+from healthd.cli.settings.gate import GateSettings
 from healthd.cli.settings.tree import Settings
-from healthd.cli.terminal.output import log_to_stderr
+from healthd.cli.terminal.log import log_to_stderr
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.http.client import GateClient, NotAdmittedError, RefusedError
 from healthd.core.model import Decision, GateRequest, Join, Verdict
@@ -261,7 +261,7 @@ def _starts(decision: Decision, join: Join) -> bool:
 def run(settings: Settings, *, as_json: bool) -> int:
     """The whole hook; its exit code."""
     from healthd.cli.hooks import gate as command
-    from healthd.cli.terminal.console import Progress
+    from healthd.cli.terminal.progress import Progress
 
     def say(line: str) -> None:
         if not as_json:

@@ -18,7 +18,8 @@ import click
 from healthd.aggregator.model.policy import Policy
 from healthd.cli.settings.options import Command, common_options, load_settings
 from healthd.cli.settings.tree import Settings
-from healthd.cli.terminal.output import log_to_stderr, told
+from healthd.cli.terminal.log import log_to_stderr
+from healthd.cli.terminal.output import told
 from healthd.core.config import key_of
 from healthd.core.errors import ConfigError
 from healthd.core.model import GateRequest

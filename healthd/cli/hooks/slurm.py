@@ -18,7 +18,7 @@ import click
 
 from checks.contract import Blame, Status
 from healthd.cli.fleet.line import gate_client
-from healthd.cli.settings.hooks import GateSettings
+from healthd.cli.settings.gate import GateSettings
 from healthd.cli.settings.options import aggregator_option, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.support.doctor import Item

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from healthd.cli.settings.checks import CheckSettings, default_run_dir
+from healthd.cli.settings.tree import Settings, default_run_dir
 from healthd.core.config import load
 from healthd.core.errors import ConfigError
 from healthd.core.file_trust import check_file
 
-if TYPE_CHECKING:
-    from healthd.cli.settings.tree import Settings
-
 F = TypeVar("F", bound=Callable[..., Any])
-S = TypeVar("S", bound=CheckSettings)
 
 DEFAULT_FILE = Path("/etc/healthd/healthd.toml")
 
@@ -124,22 +119,7 @@ class Group(_Sections, click.Group):
 
 def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
     """The settings of a command: its options over the variables over the file. ConfigError with one line."""
-    from healthd.cli.settings.tree import Settings
-
-    return _load(Settings, options, section)
-
-
-def load_check_settings(options: Mapping[str, Any]) -> CheckSettings:
-    """
-    The same for a command that runs checks and nothing else.
-
-    Its part of the settings is loaded without the others; only where the file or a variable has more is the whole tree
-    needed to say whether that is right.
-    """
-    try:
-        return _load(CheckSettings, options, "node")
-    except ConfigError:
-        return load_settings(options, section="node")
+    return _load(options, section)
 
 
 def load_usable_settings(options: Mapping[str, Any], *, section: str) -> tuple[Settings, ConfigError | None]:
@@ -151,23 +131,16 @@ def load_usable_settings(options: Mapping[str, Any], *, section: str) -> tuple[S
     try:
         return load_settings(options, section=section), None
     except ConfigError as error:
-        from healthd.cli.settings.tree import Settings
-
         ways: tuple[tuple[bool, Mapping[str, str] | None], ...] = ((True, {}), (False, None), (False, {}))
         for use_file, environ in ways:
             with contextlib.suppress(ConfigError):
-                return _load(Settings, options, section, use_file=use_file, environ=environ), error
+                return _load(options, section, use_file=use_file, environ=environ), error
         raise  # it is the options
 
 
 def _load(
-    schema: type[S],
-    options: Mapping[str, Any],
-    section: str,
-    *,
-    use_file: bool = True,
-    environ: Mapping[str, str] | None = None,
-) -> S:
+    options: Mapping[str, Any], section: str, *, use_file: bool = True, environ: Mapping[str, str] | None = None
+) -> Settings:
     given = dict(options)
     file = given.pop("config", None) or _file_from_environment()
     if file is not None and use_file:
@@ -175,7 +148,7 @@ def _load(
     arguments = {KEYS.get(name, name): value for name, value in given.items()}
     state_dir = _state_dir()
     settings = load(
-        schema,
+        Settings,
         file=file if use_file else None,
         environ=os.environ if environ is None else environ,
         arguments=arguments,
@@ -183,22 +156,13 @@ def _load(
         defaults={
             "node.name": socket.gethostname(),
             "node.run_dir": default_run_dir(),
-            **({} if state_dir is None else {"node.state_dir": state_dir}),
-            **({} if state_dir is None or schema is CheckSettings else {"aggregator.state_dir": state_dir}),
+            **({} if state_dir is None else {"node.state_dir": state_dir, "aggregator.state_dir": state_dir}),
         },
     )
-    # Workers run in a directory of their own: a relative path would mean another place to them.
-    node = dataclasses.replace(
-        settings.node,
-        state_dir=settings.node.state_dir.absolute(),
-        run_dir=settings.node.run_dir.absolute(),
-        host_root=settings.node.host_root.absolute() if settings.node.host_root else None,
-    )
-    settings = dataclasses.replace(settings, node=node)
-    root = settings.node.host_root
+    root = settings.node.host_root if settings.is_given("node") else None
     if root is not None and not os.path.isdir(root):  # also where it may not be looked at
         raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")
-    return dataclasses.replace(settings, file=file)
+    return settings
 
 
 def _file_from_environment() -> Path | None:

@@ -16,9 +16,8 @@ import click
 from checks.host.machine import Host, HostError
 from checks.host.running import TimeUpError, run_program
 from checks.json_text import parse_json
-from healthd.cli.settings.checks import check_run_dir
 from healthd.cli.settings.options import common_options, load_settings
-from healthd.cli.settings.tree import Settings
+from healthd.cli.settings.tree import Settings, check_run_dir
 from healthd.core.errors import ConfigError, HealthdError, words_of
 
 # What the probes need of the interpreter that runs them, asked in one go.

@@ -7,7 +7,8 @@ import os
 
 import click
 
-from healthd.aggregator.drain import ActuatorSettings, KubernetesActuatorSettings, Traces, clean
+from healthd.aggregator.drain.kubernetes import Traces, clean
+from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
 from healthd.cli.fleet.line import duration_of
 from healthd.cli.terminal.output import told
 from healthd.core.errors import ConfigError

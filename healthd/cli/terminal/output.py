@@ -1,5 +1,5 @@
 """
-Standard output, standard error and log of a command.
+Standard output and standard error of a command.
 
 What cannot be written is never taken for told, and control characters in what others said are escaped, whoever writes
 it. Colours and cursor movements of our own go past the escaping, to the stream below: see `console`.
@@ -8,16 +8,13 @@ it. Colours and cursor movements of our own go past the escaping, to the stream 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-from checks.printable import printable, printable_line
+from checks.printable import printable
 from healthd.core.errors import OutputError, words_of
-from healthd.core.redaction import redact
 
 
 class CarefulOutput:
@@ -75,6 +72,8 @@ def _escaped(sign: str, encoding: str) -> str:
     try:
         sign.encode(encoding)
     except UnicodeEncodeError:
+        import json
+
         return json.dumps(sign)[1:-1]
     return sign
 
@@ -95,29 +94,6 @@ class PrintableOutput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.styled, name)
-
-
-class LogFormatter(logging.Formatter):
-    """One line an event (a newline in a message is escaped), without secrets; a service manager adds the time."""
-
-    def __init__(self) -> None:
-        super().__init__("healthd: %(message)s")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name of the library
-        """As the library's."""
-        record.message = printable_line(redact(record.message))  # escapes hide where a word begins
-        return super().formatMessage(record)
-
-    def format(self, record: logging.LogRecord) -> str:
-        """As the library's."""
-        return printable(redact(super().format(record)))
-
-
-def log_to_stderr(level: int) -> None:
-    """Send the log of this process to standard error, unless it goes elsewhere already."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter())
-    logging.basicConfig(level=level, handlers=[handler])
 
 
 def guard_streams() -> None:

@@ -13,19 +13,17 @@ import math
 import socket
 import ssl
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
-from urllib.parse import quote, urlsplit
-
-import httpx
+from typing import Any, Literal, Self
+from urllib.parse import quote, urlencode, urlsplit
 
 from checks.printable import some
 from healthd.core import wire
-from healthd.core.bounded import read_file, read_parts
+from healthd.core.backoff import Backoff
+from healthd.core.bounded import read_file
 from healthd.core.errors import (
     BadInputError,
     ConfigError,
@@ -37,8 +35,8 @@ from healthd.core.errors import (
 )
 from healthd.core.file_trust import check_file
 from healthd.core.http.addresses import check_aggregator
+from healthd.core.http.connection import FAILURES, Answer, Connection, NotSentError, is_cut_off
 from healthd.core.model import Decision, GateRequest, HandshakeAnswer, HandshakeBody, Verdict
-from healthd.core.tasks import Backoff
 from healthd.core.text import span
 
 # X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _CRL_NOT_YET_VALID and _CRL_HAS_EXPIRED of OpenSSL's x509_vfy.h.
@@ -63,7 +61,7 @@ def trusting(ca_file: Path | None) -> ssl.SSLContext:
         raise ConfigError(f"{ca_file}: not a CA file: {words_of(error)}; name another with --ca-file") from None
 
 
-def verification(url: str, ca_file: Path | None = None) -> ssl.SSLContext | bool:
+def verification(url: str, ca_file: Path | None = None) -> ssl.SSLContext | Literal[False]:
     """
     How a client verifies the other side of `url`: by a CA file, else by the authorities of the system.
 
@@ -79,7 +77,7 @@ def setting_to_change(url: str, error: Exception) -> str | None:
             return None if cause.verify_code in _PASSING_CODES else connection_words(error)
         if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
             return connection_words(error)
-    return https_instead(url) if _cut_off(error) else None
+    return https_instead(url) if is_cut_off(error) else None
 
 
 def https_instead(url: str) -> str | None:
@@ -88,13 +86,6 @@ def https_instead(url: str) -> str | None:
     if address.scheme != "http" or not _speaks_tls(address.hostname or "", address.port or 80):
         return None
     return f"it speaks TLS: write https://{address.netloc}"
-
-
-def _cut_off(error: Exception) -> bool:
-    """Whether the other side ended the connection without an answer, which is what TLS servers do to plain HTTP."""
-    import httpx
-
-    return isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -231,14 +222,14 @@ class Aggregator:
 
     def __init__(self, endpoint: Endpoint, *, slack_seconds: float = SLACK_SECONDS) -> None:
         self._slack_seconds = slack_seconds
-        self._socket: socket.socket | None = None
         for url in endpoint.urls or ("",):
             check_aggregator(url, where="--aggregator")
         self._token = _Token(endpoint.token, endpoint.token_file)
         self._urls = tuple(url.rstrip("/") for url in endpoint.urls)
         self._asked = 0
         plain = next((url for url in self._urls if not url.startswith("http://")), self._urls[0])
-        self._http = httpx.Client(verify=verification(plain, endpoint.ca_file), trust_env=False)
+        self._tls = verification(plain, endpoint.ca_file) or None
+        self._idle: dict[str, list[Connection]] = {}
 
     @property
     def url(self) -> str:
@@ -249,7 +240,8 @@ class Aggregator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        for connection in [one for some_of_one in self._idle.values() for one in some_of_one]:
+            connection.close()
 
     def call(
         self,
@@ -311,19 +303,20 @@ class Aggregator:
         if token := self._token.now():
             headers["Authorization"] = f"Bearer {token}"
         try:
-            status, phrase, content_type, found = self._exchange(
+            answer = self._exchange(
                 method, path, content, headers, params, seconds=seconds, connect_seconds=connect_seconds
             )
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except FAILURES as error:
             if (change := setting_to_change(self.url, error)) is not None:
                 raise ConfigError(f"aggregator {self.url}: {change}") from None
             text = f"aggregator {self.url} cannot be reached: {connection_words(error)}"
             raise (_NextError if _may_ask_again(method, path, error) else UnreachableError)(text) from None
+        status, content_type, found = answer.status, answer.kind, answer.body
         if 200 <= status < 300:
             if "json" not in content_type and found.strip() not in (b"", b"ok"):
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
             return found
-        detail = problem_in(found)[1] or f"HTTP {status} {phrase}"
+        detail = problem_in(found)[1] or f"HTTP {status} {answer.phrase}"
         if status == NO_TOKEN and not token:
             detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
         elif status in (NO_TOKEN, WRONG_TOKEN):
@@ -346,44 +339,32 @@ class Aggregator:
         *,
         seconds: float,
         connect_seconds: float,
-    ) -> tuple[int, str, str, bytes]:
-        """Status, its phrase, the type of the content and the content, bounded in size and time."""
-        timeout = httpx.Timeout(min(SLACK_SECONDS, self._slack_seconds), connect=connect_seconds, read=seconds)
-        head = threading.Timer(seconds + 1.0, self._cut)  # the time-out of httpx, which is first, counts from each byte
-        head.daemon = True
-
-        def trace(event: str, info: Mapping[str, Any]) -> None:
-            if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-                self._socket = info["return_value"].get_extra_info("socket")
-            elif event.endswith(".receive_response_headers.started"):
-                head.start()
-
-        request = self._http.build_request(
-            method,
-            self.url + path,
-            content=content,
-            headers=headers,
-            params=params,
-            timeout=timeout,
-            extensions={"trace": trace},
-        )
+    ) -> Answer:
+        """The answer, bounded in size and time."""
+        connection = self._connection(self.url)
         try:
-            sent = self._http.send(request, stream=True)
+            return connection.exchange(
+                method,
+                path if not params else f"{path}?{urlencode(params)}",
+                content,
+                headers,
+                connect_seconds=connect_seconds,
+                send_seconds=min(SLACK_SECONDS, self._slack_seconds),
+                seconds=seconds,
+                body_bytes=ANSWER_BYTES,
+                body_seconds=ANSWER_SECONDS,
+            )
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {self.url}: its answer to {path} has no end: {error}") from None
         finally:
-            head.cancel()
-        with contextlib.closing(sent) as answer:
-            try:
-                body = read_parts(answer.iter_bytes(), ANSWER_BYTES, until=time.monotonic() + ANSWER_SECONDS)
-            except BadInputError as error:
-                text = f"aggregator {self.url}: its answer to {path} has no end: {error}"
-                raise UnreachableError(text) from None
-            return answer.status_code, answer.reason_phrase, str(answer.headers.get("content-type", "")), body
+            self._idle.setdefault(self.url, []).append(connection)
 
-    def _cut(self) -> None:
-        """End the connection, whatever comes over it."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too: its own would not be thread-safe
+    def _connection(self, url: str) -> Connection:
+        """One that is not in use, or a new one: another thread may be in the middle of a request."""
+        try:
+            return self._idle.get(url, []).pop()
+        except IndexError:
+            return Connection(url, self._tls)
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of a path."""
@@ -399,8 +380,7 @@ class Aggregator:
 
 def _may_ask_again(method: str, path: str, error: Exception) -> bool:
     """Whether a request that failed so may be sent once more elsewhere: it was not sent, or twice is as once."""
-    unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    return unsent or method != "POST" or path.startswith("/v1/gates")
+    return isinstance(error, NotSentError) or method != "POST" or path.startswith("/v1/gates")
 
 
 def problem_in(body: bytes) -> tuple[str, str]:

@@ -4,10 +4,10 @@ The data of healthd: frozen, one definition for memory and wire (JSON by `health
 Nothing here does anything. Ages cross the wire, not clocks: `age_seconds` counts up to the moment of sending;
 times (`*_at`, seconds since the epoch) are for people to read and never decide anything.
 
-`results` is what checks came to, `node` what is known of a node, `modes` the words of gates, `gates` the question and
-its answer, `orders` what an aggregator wants of a node, `sync` how the two talk. Import from here: a module is loaded
-when a name in it is first asked for, because a record costs a millisecond to define and a passive round of `healthd
-check` needs few of them.
+`reasons` is why a node is not healthy, `results` what checks came to, `node` what is known of a node, `gates` the
+question and its answer, `orders` what an aggregator wants of a node, `sync` how the two talk. Import from here: a
+module is loaded when a name in it is first asked for, because a record costs a millisecond to define and a hook or a
+passive round of `healthd check` needs few of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
         RankReport,
         RunOrder,
     )
-    from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason, WorkDigest
+    from healthd.core.model.reasons import Health, Reason
+    from healthd.core.model.results import CheckResult, CheckSpec, WorkDigest
     from healthd.core.model.sync import PROTOCOL, Problem, StepBlock, SyncAnswer, SyncRequest
 
 __all__ = [
@@ -98,13 +99,68 @@ if not TYPE_CHECKING:
     import importlib
     import sys
 
+    MODULES = {
+        "gates": {
+            "LARGEST_ATTEMPT",
+            "AdmittedNode",
+            "Claim",
+            "ClaimList",
+            "Decision",
+            "ExcludedNode",
+            "GateRequest",
+            "GateTerm",
+            "HandshakeAnswer",
+            "HandshakeBody",
+            "HandshakeEvent",
+            "Join",
+            "Mode",
+            "ValidationKind",
+            "Verdict",
+            "WellNode",
+        },
+        "node": {
+            "Allocation",
+            "DeviceRecord",
+            "Inventory",
+            "Lease",
+            "NodeState",
+            "Quarantine",
+        },
+        "orders": {
+            "FINAL_STATUSES",
+            "RANK_READY",
+            "CollectiveOrder",
+            "NccomGroup",
+            "Order",
+            "OrderKind",
+            "OrderReport",
+            "OrderStatus",
+            "RankReport",
+            "RunOrder",
+        },
+        "reasons": {
+            "Health",
+            "Reason",
+        },
+        "results": {
+            "CheckResult",
+            "CheckSpec",
+            "WorkDigest",
+        },
+        "sync": {
+            "PROTOCOL",
+            "Problem",
+            "StepBlock",
+            "SyncAnswer",
+            "SyncRequest",
+        },
+    }
+
     def __getattr__(name: str) -> object:
-        """A name out of the first module that has it (PEP 562)."""
-        if name in __all__:
-            # In the order in which they need each other, the lightest first.
-            for module in ("results", "node", "orders", "gates", "sync"):
-                found = vars(importlib.import_module(f"{__name__}.{module}"))
-                if name in found:
-                    setattr(sys.modules[__name__], name, found[name])
-                    return found[name]
+        """A name out of the module that has it (PEP 562)."""
+        for module, names in MODULES.items():
+            if name in names:
+                found = vars(importlib.import_module(f"{__name__}.{module}"))[name]
+                setattr(sys.modules[__name__], name, found)
+                return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

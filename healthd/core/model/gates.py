@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from checks.contract import Blame, Status, Tier
-from healthd.core.model.results import Reason
+from checks.words import Blame, Status, Tier
+from healthd.core.model.reasons import Reason
 from healthd.core.wire import FROM_OUTSIDE
 
 # How a gate answers: in earnest or to watch, and which answers there are.

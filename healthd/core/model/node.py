@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason
+from healthd.core.model.reasons import Health, Reason
+from healthd.core.model.results import CheckResult, CheckSpec
 
 
 @dataclass(frozen=True, kw_only=True)

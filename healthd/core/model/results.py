@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checks.contract import Action, Blame, CheckDeclaration, Evidence, Finding, Status, Tier
-
-
-class Health(str, enum.Enum):
-    """Of a node."""
-
-    HEALTHY = "healthy"
-    DEGRADED = "degraded"
-    UNKNOWN = "unknown"
-    UNHEALTHY = "unhealthy"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reason:
-    """
-    Why a node is not healthy, or a gate did not admit: one sentence with its address.
-
-    `node`, `target` and `check` are None where they do not apply.
-    """
-
-    code: str
-    message: str
-    status: Status
-    blame: Blame
-    action: Action
-    node: str | None = None
-    target: str | None = None
-    check: str | None = None
-    injected: bool = False
+from checks.contract import CheckDeclaration, Evidence, Finding, Status, Tier
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ from typing import Any
 import httpx
 
 from healthd.core import wire
+from healthd.core.backoff import Backoff
 from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError
 from healthd.core.http.client import read_token
-from healthd.core.tasks import Backoff
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"

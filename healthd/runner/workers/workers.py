@@ -20,7 +20,7 @@ from checks.contract import Missing
 from checks.host.descendants import first_child
 from checks.limits import hardware_in
 from checks.worker.protocol import LineDecoder, ProtocolError
-from healthd.core.tasks import Backoff
+from healthd.core.backoff import Backoff
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 from healthd.runner.workers.launch import LOAD, Launch, command, environment, take_ahead
 

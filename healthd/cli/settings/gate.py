@@ -1,4 +1,4 @@
-"""What the hooks of a job ask: of a standing aggregator, and with none."""
+"""What the hooks of a job ask of a standing aggregator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from checks.contract import Tier
+from checks.words import Tier
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Mode
 
 
@@ -106,7 +106,7 @@ class GateSettings:
     switch the gate off. A token of scope `admin` may ask for anything."""
 
     def __post_init__(self) -> None:
-        _check_attempt(self.attempt)
+        check_attempt(self.attempt)
 
     def request(self, job: str) -> GateRequest:
         """The question for a job: every term that these settings set. Which nodes it is about, the hook adds."""
@@ -124,71 +124,7 @@ class GateSettings:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreflightSettings:
-    """What `healthd preflight` asks. Every key is an option of that command."""
-
-    nnodes: int | None = None
-    """How many nodes; None: from the launcher, and 1 where nothing shows that there is one."""
-
-    node_rank: int | None = None
-    """Which of them this is; None: from the launcher."""
-
-    main: str | None = None
-    """Where rank 0 is; None: from the launcher."""
-
-    port: int = 8099
-    """The port of the aggregator on the main node, where `main` names none."""
-
-    token_file: Path | None = None
-    """A token that all nodes of the job share; None: everybody who reaches the port may speak."""
-
-    job: str | None = None
-    """The job's name; None: from the launcher."""
-
-    attempt: int | None = None
-    """Which attempt; None: from the launcher."""
-
-    min_nodes: int | None = None
-    """Minimum number of healthy nodes to start on; None: all."""
-
-    tier: Tier = Tier.QUICK
-    """Evidence asked."""
-
-    max_age_seconds: float = 3600.0
-    """How old it may be. The executors start with nothing, so this bounds how long one waits for another."""
-
-    wait_seconds: float = 600.0
-    """How long to wait for all nodes and their checks, from the start of the hook. That of rank 0 counts."""
-
-    acknowledge_seconds: float = 30.0
-    """How long admitted nodes may take to confirm the start. They do within milliseconds: half a minute means gone."""
-
-    gone_seconds: float = 20.0
-    """After how long without an answer the main node counts as gone, once it has answered."""
-
-    linger_seconds: float = 15.0
-    """How long the main node waits at the end for all others that have come to hear it."""
-
-    mode: Mode = Mode.ENFORCE
-    """enforce or observe."""
-
-    collective: bool = True
-    """Run collectives over the nodes together first, where there is more than one."""
-
-    run: bool = False
-    """Stay as the parent of the command, as `healthd run` does, and say after a bad end why the job died. The
-    aggregator of rank 0 lives as long as rank 0's command and receives the notes of all nodes."""
-
-    exit_style: Literal["command", "verdict"] = "command"
-    """What a command that ended badly exits with, with `run`: its own code, or one by what a retry can do."""
-
-    def __post_init__(self) -> None:
-        _check_attempt(self.attempt)
-        if self.exit_style == "verdict" and not self.run:
-            raise ValueError("exit_style: verdict goes with run, which says what a job died of")
-
-
-def _check_attempt(attempt: int | None) -> None:
+def check_attempt(attempt: int | None) -> None:
+    """ValueError for one that no database holds."""
     if attempt is not None and not 0 <= attempt <= LARGEST_ATTEMPT:
         raise ValueError(f"attempt: must be from 0 to {LARGEST_ATTEMPT}, not {attempt}")

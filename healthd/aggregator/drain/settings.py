@@ -1,0 +1,101 @@
+"""What an operator can set of the drain controller."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_OWNER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesActuatorSettings:
+    """The taint on nodes of Kubernetes."""
+
+    taint_key: str = "healthd.internal/removed"
+    """Key of the taint. `.internal` is reserved for private use, so it is nobody else's domain."""
+
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Directory with `token` and `ca.crt`, where Kubernetes puts it. Both are read again for each request."""
+
+    api_server: str | None = None
+    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+
+    device_taints: Literal["off", "None", "NoSchedule"] = "off"
+    """Effect of the DeviceTaintRule for a device that is all that is wrong with a node, where devices are given by DRA.
+    None: the rule only shows, and the node is tainted as without it. NoSchedule: new claims get other devices, and the
+    node is not tainted. off: no rules, and none of the rights that they need. Begin with None."""
+
+    def __post_init__(self) -> None:
+        if not _KEY.fullmatch(self.taint_key):
+            raise ValueError(f"taint_key: {self.taint_key!r} is no key of a taint; write domain/name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchActuatorSettings:
+    """Draining of ECS container instances, for AWS Batch. At least one cluster or compute environment must be named."""
+
+    clusters: tuple[str, ...] = ()
+    """ECS clusters by name or ARN."""
+
+    compute_environments: tuple[str, ...] = ()
+    """Compute environments of Batch by name; Batch is asked for their clusters."""
+
+    region: str | None = None
+    """AWS region; None: as boto3 finds it (AWS_DEFAULT_REGION, its files)."""
+
+    terminate: bool = False
+    """Terminate a machine that a rule has quarantined, once it is drained and empty, so that another takes its place.
+    Off: nothing is done that a person cannot undo."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActuatorSettings:
+    """Settings of the drain controller. ValueError names a value that is not allowed."""
+
+    kind: Literal["none", "kubernetes", "slurm", "batch"] = "none"
+    """Which scheduler. none: nothing outside of healthd is ever touched, and a gate alone keeps jobs off a node."""
+
+    mode: Literal["observe", "act"] = "observe"
+    """observe: only say what would be done. The default, so that an operator sees what would be done first."""
+
+    owner: str = "healthd"
+    """Whose marks are ours. Two aggregators on one scheduler need two owners, or each undoes the other's marks."""
+
+    look_seconds: float = 10.0
+    """How often wanted and real are compared. Rejects of gates and changes of quarantines are acted on at once."""
+
+    answer_seconds: float = 20.0
+    """How long the reject of a gate is held back until the nodes at fault are out of the way, so that the retry lands
+    elsewhere. Two calls take milliseconds; more than this and the scheduler is away, which must not hang the job."""
+
+    gate_seconds: float = 600.0
+    """How long a node is out because of a gate's reject alone. Ten minutes: the retry has been placed by then, and a
+    node that goes on failing is quarantined by rule."""
+
+    removals_per_minute: int = 10
+    """How fast nodes are taken out, in nodes a minute: what is wrong with all at once is hardly the nodes. How many may
+    be out at a time is `out_ratio` of the policy."""
+
+    backoff_max_seconds: float = 300.0
+    """The longest pause after calls that failed. Five minutes: a scheduler that is back is soon in step again."""
+
+    kubernetes: KubernetesActuatorSettings = field(default_factory=KubernetesActuatorSettings)
+    """Where `kind` is kubernetes."""
+
+    batch: BatchActuatorSettings = field(default_factory=BatchActuatorSettings)
+    """Where `kind` is batch."""
+
+    def __post_init__(self) -> None:
+        if not _OWNER.fullmatch(self.owner):
+            raise ValueError(f"owner: {self.owner!r} must be 1 to 63 letters, digits, '.', '-', '_'")
+        if self.removals_per_minute < 1:
+            raise ValueError(f"removals_per_minute: must be at least 1, not {self.removals_per_minute}")
+        for name in ("look_seconds", "gate_seconds", "backoff_max_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name)}")
+        if not 0 <= self.answer_seconds <= 120:
+            raise ValueError(f"answer: must be from 0 s to 120 s, not {self.answer_seconds:g} s")
