@@ -203,7 +203,7 @@ def _members(value: object) -> list[object]:
 
 LONGEST_SECONDS = 1e10
 """Three hundred years; longer is a slip, and without an end nothing would ever time out."""
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
+_DURATION = r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*"
 _UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -212,7 +212,7 @@ def parse_duration(text: str | float) -> float:
     found: float = -1
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         found = text
-    elif isinstance(text, str) and (match := _DURATION.fullmatch(text)):
+    elif isinstance(text, str) and (match := re.fullmatch(_DURATION, text)):
         found = float(match[1]) * _UNIT_SECONDS[match[2]]
     if 0 <= found <= LONGEST_SECONDS:  # also catches NaN
         return float(found)
@@ -315,7 +315,7 @@ MAX_FILE_BYTES = 4 << 20
 """Of a settings file: those of large fleets have some kilobytes."""
 
 # What Kubernetes injects for a Service named healthd: no setting of ours.
-_INJECTED_BY_KUBERNETES = re.compile(r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$")
+_INJECTED_BY_KUBERNETES = r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$"
 # Read or set by other means: the job's environment after a preflight, the file's own name, whether the metadata service
 # is asked (checks.host.identity), and where a job reports its steps.
 _NO_SETTINGS = frozenset(
@@ -436,7 +436,7 @@ def _variables(
 ) -> Iterator[tuple[str, tuple[str, ...], Any]]:
     found: list[tuple[bool, str, tuple[str, ...], Any]] = []
     for name in environ:
-        if not name.startswith(PREFIX) or name in _NO_SETTINGS or _INJECTED_BY_KUBERNETES.match(name):
+        if not name.startswith(PREFIX) or name in _NO_SETTINGS or re.match(_INJECTED_BY_KUBERNETES, name):
             continue
         word = name.removeprefix(PREFIX)
         if (one := _full_name(schema, word)) is not None:

@@ -23,10 +23,8 @@ as ECS makes it."""
 KUEUE = "kueue:"
 """What the names of Workloads of Kueue begin with."""
 
-_POD = re.compile(
-    r"pod:([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)(/([0-9A-Za-z-]{1,64}))?"
-)
-_PROCESS = re.compile(r"pid:([1-9]\d{0,9})(@([1-9]\d{0,17}))?")
+_POD = r"pod:([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)(/([0-9A-Za-z-]{1,64}))?"
+_PROCESS = r"pid:([1-9]\d{0,9})(@([1-9]\d{0,17}))?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +51,13 @@ class Process:
 
 def pod_of(workload: str | None) -> Pod | None:
     """The pod that a workload is; None for another kind of workload, for none, and where only a UID is given."""
-    found = _POD.fullmatch(workload or "")
+    found = re.fullmatch(_POD, workload or "")
     return Pod(namespace=found[1], name=found[3], uid=found[6]) if found else None
 
 
 def process_of(workload: str | None) -> Process | None:
     """The process that a workload is; None for another kind of workload or none."""
-    found = _PROCESS.fullmatch(workload or "")
+    found = re.fullmatch(_PROCESS, workload or "")
     if found is None or int(found[1]) >= 2**31:
         return None
     return Process(pid=int(found[1]), started=int(found[3]) if found[3] else None)

@@ -30,13 +30,14 @@ from healthd.core.errors import (
     UnreachableError,
     words_of,
 )
-from healthd.core.model import Decision, GateRequest, Verdict
+from healthd.core.model import Verdict
 from healthd.core.text import counted, span
 from healthd.core.workload import own_pod
 from healthd.hooks.stopping import TAKE_BACK_SECONDS, Stopped, stoppable
 
 if TYPE_CHECKING:
     from healthd.cli.terminal.progress import Progress
+    from healthd.core.model import Decision, GateRequest
 
 # `healthd gate outcome`: how the job ended, so that the gate can be held against it.
 

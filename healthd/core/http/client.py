@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from checks.printable import some
@@ -36,8 +36,11 @@ from healthd.core.errors import (
 from healthd.core.file_trust import check_file
 from healthd.core.http.addresses import check_aggregator
 from healthd.core.http.connection import FAILURES, Answer, Connection, NotSentError, is_cut_off
-from healthd.core.model import Decision, GateRequest, HandshakeAnswer, HandshakeBody, Verdict
+from healthd.core.model import Verdict
 from healthd.core.text import span
+
+if TYPE_CHECKING:
+    from healthd.core.model import Decision, GateRequest, HandshakeAnswer, HandshakeBody
 
 # X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _CRL_NOT_YET_VALID and _CRL_HAS_EXPIRED of OpenSSL's x509_vfy.h.
 _PASSING_CODES = frozenset({9, 10, 11, 12})
@@ -553,6 +556,8 @@ class GateClient(Aggregator):
         """One step of the end of a gate that several hooks ask for, held for `wait_seconds`. Safe to repeat."""
         path, query = f"/v1/gates/{gate}/handshake", {"wait": f"{wait_seconds:g}"}
         found = self.call("POST", path, body=step, query=query, hold_seconds=wait_seconds)
+        from healthd.core.model import HandshakeAnswer  # records of answers wait until there is one
+
         try:
             return wire.decode(found, HandshakeAnswer, what="its answer")
         except BadInputError as error:
@@ -643,6 +648,8 @@ class GateClient(Aggregator):
 
     def _read(self, body: bytes) -> Decision:
         """The decision in an answer; NotAdmittedError where there is none, so that its gate is given back."""
+        from healthd.core.model import Decision
+
         try:
             return wire.decode(body, Decision, what="its answer")
         except BadInputError as error:

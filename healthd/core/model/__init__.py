@@ -4,10 +4,10 @@ The data of healthd: frozen, one definition for memory and wire (JSON by `health
 Nothing here does anything. Ages cross the wire, not clocks: `age_seconds` counts up to the moment of sending;
 times (`*_at`, seconds since the epoch) are for people to read and never decide anything.
 
-`reasons` is why a node is not healthy, `results` what checks came to, `node` what is known of a node, `gates` the
-question and its answer, `orders` what an aggregator wants of a node, `sync` how the two talk. Import from here: a
-module is loaded when a name in it is first asked for, because a record costs a millisecond to define and a hook or a
-passive round of `healthd check` needs few of them.
+`reasons` is why a node is not healthy, `results` what checks came to, `node` what is known of a node, `questions` and
+`gates` are the question of a gate and its answer, `orders` what an aggregator wants of a node, `sync` how the two talk.
+Import from here: a module is loaded when a name in it is first asked for, because a record costs a millisecond to
+define and a hook or a passive round of `healthd check` needs few of them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from healthd.core.model.gates import (
-        LARGEST_ATTEMPT,
         AdmittedNode,
         Claim,
         ClaimList,
         Decision,
         ExcludedNode,
-        GateRequest,
-        GateTerm,
         HandshakeAnswer,
         HandshakeBody,
         HandshakeEvent,
-        Join,
-        Mode,
-        ValidationKind,
-        Verdict,
         WellNode,
     )
     from healthd.core.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
@@ -45,6 +38,15 @@ if TYPE_CHECKING:
         OrderStatus,
         RankReport,
         RunOrder,
+    )
+    from healthd.core.model.questions import (
+        LARGEST_ATTEMPT,
+        GateRequest,
+        GateTerm,
+        Join,
+        Mode,
+        ValidationKind,
+        Verdict,
     )
     from healthd.core.model.reasons import Health, Reason
     from healthd.core.model.results import CheckResult, CheckSpec, WorkDigest
@@ -100,22 +102,24 @@ if not TYPE_CHECKING:
     import sys
 
     MODULES = {
-        "gates": {
+        "questions": {
             "LARGEST_ATTEMPT",
+            "GateRequest",
+            "GateTerm",
+            "Join",
+            "Mode",
+            "ValidationKind",
+            "Verdict",
+        },
+        "gates": {
             "AdmittedNode",
             "Claim",
             "ClaimList",
             "Decision",
             "ExcludedNode",
-            "GateRequest",
-            "GateTerm",
             "HandshakeAnswer",
             "HandshakeBody",
             "HandshakeEvent",
-            "Join",
-            "Mode",
-            "ValidationKind",
-            "Verdict",
             "WellNode",
         },
         "node": {
