@@ -112,7 +112,7 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     asked = _of_caller(caller, asked)
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
-    gate = await _asked(parts, asked, wait)
+    gate = await _asked(parts, caller, asked, wait)
     if gate.decision is not None and wait > 0 and (held := await parts.engine.confirm(gate, wait)) is not None:
         response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
         return held
@@ -270,12 +270,12 @@ def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
         )
 
 
-async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
+async def _asked(parts: Parts, caller: Caller, asked: GateRequest, wait: float) -> Gate:
     """The gate as it is on disk; StoreError when the database has not taken it before the asker's time is over."""
     seconds = max(LEAST_SECONDS, wait)
     try:
         async with asyncio.timeout(seconds if wait > 0 else None):
-            return await parts.engine.ask(asked)
+            return await parts.engine.ask(asked, may_end=lambda row: caller.may_end(row.node, row.lease.workload))
     except TimeoutError:
         why = parts.engine.trouble() or "the aggregator is too busy"
         raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
