@@ -15,11 +15,11 @@ def main() -> None:
     A check needs the node's worker whatever its settings are; started before the rest of healthd is imported, it
     imports its checks meanwhile.
     """
-    ahead = None
-    if sys.argv[1:2] == ["check"] and None not in (sys.stdin, sys.stdout, sys.stderr):
-        from healthd.runner.workers import launch as ahead  # a client of the aggregator has no use for it
+    checks = sys.argv[1:2] == ["check"] and None not in (sys.stdin, sys.stdout, sys.stderr)
+    if checks:  # a client of the aggregator has no use for what that loads
+        from healthd.runner.workers.launch import start_ahead
 
-        ahead.start_ahead()
+        start_ahead()
     try:
         usual = gc.get_threshold()
         # What is imported stays: it would be looked through a hundred times, a tenth of the start.
@@ -33,8 +33,10 @@ def main() -> None:
             sys.stderr.write("\nhealthd: stopped\n")
         sys.exit(130)
     finally:
-        if ahead is not None:
-            ahead.end_ahead()
+        if checks:
+            from healthd.runner.workers.launch import end_ahead
+
+            end_ahead()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from healthd.aggregator.auth import Guard
 from healthd.aggregator.inventory import ungated
 from healthd.aggregator.inventory.ungated import UngatedJobs, without_lease
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.cli.fleet.fleet import report_lines
+from healthd.cli.fleet.report import report_lines
 from healthd.core import wire
 from healthd.core.errors import StoreError
 from healthd.core.model import Allocation, GateRequest, Lease, NodeState

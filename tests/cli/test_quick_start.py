@@ -25,8 +25,8 @@ import sys
 from healthd.cli import main
 try:
     main(sys.argv[1:])
-except SystemExit:
-    sys.stderr.write(" ".join(sys.modules))
+except SystemExit as end:
+    sys.stderr.write(f"\\n{end.code} {' '.join(sys.modules)}")
 """
 AHEAD = """
 import sys
@@ -46,7 +46,7 @@ try:
 except SystemExit:
     sys.stderr.write(f"left: {len(workers_left())}\\n")
 """
-HEAVY = {"rich", "httpx", "sqlalchemy", "fastapi", "starlette", "uvicorn", "torch", "grpc"}
+HEAVY = {"rich", "httpx", "sqlalchemy", "alembic", "fastapi", "starlette", "uvicorn", "pydantic", "torch", "grpc"}
 OF_OTHERS = {
     "healthd.aggregator",
     "healthd.localize",
@@ -69,6 +69,48 @@ def test_a_passive_round_loads_neither_frameworks_nor_what_others_need(tmp_path:
     assert '"device_count"' in said.stdout
     assert loaded & (HEAVY | OF_OTHERS) == set()
     assert "checks.collective.all_reduce" not in loaded
+
+
+# A question to an aggregator costs no more than its own records and the standard library's HTTP.
+CLIENT = HEAVY | {"asyncio", "checks.contract", "healthd.aggregator", "healthd.node", "healthd.runner"}
+# The daemon serves HTTP; what the aggregator needs is not read for a settings file that has its tables too.
+DAEMON = {"sqlalchemy", "alembic", "fastapi", "jinja2", "torch", "grpc", "healthd.aggregator.store"}
+NOWHERE = ("--aggregator", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "barred"),
+    [
+        (("gate", "--job", "x", "--node", "n", "--wait", "0s", *NOWHERE), 75, CLIENT),
+        (("gate", "release", "--job", "x", *NOWHERE), 75, CLIENT),
+        (("fleet", "status", *NOWHERE), 1, CLIENT),
+        (("token", "t", "--scope", "read", "--json"), 0, HEAVY),
+        (("run", "--help"), 0, CLIENT),
+        (("check", "--help"), 0, HEAVY | OF_OTHERS),
+        (("node", "--name", "a b"), 2, DAEMON),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_command_loads_what_it_uses(tmp_path: Path, command: tuple[str, ...], code: int, barred: set[str]) -> None:
+    """The settings file has tables of every part of healthd, as one that is the same on all hosts of a fleet does."""
+    first = "import healthd.node.daemon" if command[0] == "node" else ""
+    file = tmp_path / "healthd.toml"
+    file.write_text("[aggregator]\nmax_nodes = 9\n[actuator]\nmode = 'act'\n[policy]\nwait = '5m'\n")
+    file.chmod(0o600)
+    settings = {"HEALTHD_CONFIG": str(file)} if command[0] == "node" else {}
+    plain = {name: value for name, value in environment(tmp_path).items() if not name.startswith("HEALTHD_")}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{first}\n{LOADED}", *command],
+        env={**plain, **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    *_, code_and_names = done.stderr.splitlines()
+    ended, *loaded = code_and_names.split()
+    assert int(ended) == code, done.stderr
+    assert set(loaded) & barred == set()
 
 
 def test_every_passive_check_is_among_those_of_the_host() -> None:
