@@ -53,6 +53,8 @@ demo-more: $(STAMP) ## [Start] more of it: a spare, a device that cannot train, 
 # CI names a directory for results: there a test that fails is run once more, and tests/ci.py counts all runs together.
 TESTS_RESULTS ?=
 PYTEST = $(BIN)/python -m pytest $(if $(TESTS_RESULTS),--reruns 1 --reruns-delay 2 --junitxml=$(TESTS_RESULTS)/$@.xml)
+# Tests marked `nightly` take minutes; `make nightly` sets NIGHTLY and runs them too.
+LATER = $(if $(NIGHTLY),,or nightly)
 # Four at a time on two cores, since most tests wait for something now and then.
 WORKERS := $$(( $$(nproc) * 2 ))
 
@@ -60,7 +62,7 @@ test: $(STAMP) ## [Test] all tests that need neither root nor other programs (AR
 	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images or kubernetes)" tests
 
 test-system: $(STAMP) ## [Test] with root: real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces
-	@$(PYTEST) -n 2 --dist loadfile -m "system and not (xla or images or kubernetes)" tests
+	@$(PYTEST) -n 2 --dist loadfile -m "system and not (xla or images or kubernetes $(LATER))" $(ARGS) tests
 
 .PHONY: test-images
 test-images: $(STAMP) # every image recipe built and started (root, buildah, debootstrap; four minutes)
@@ -68,11 +70,11 @@ test-images: $(STAMP) # every image recipe built and started (root, buildah, deb
 
 .PHONY: test-kubernetes
 test-kubernetes: $(STAMP) ## [Test] with root: a real Kubernetes of three nodes (docs/kubernetes_tests.md)
-	@$(PYTEST) -m "kubernetes" --ignore tests/kubernetes/test_jobs.py tests/kubernetes
+	@$(PYTEST) -m "kubernetes and not (images $(LATER))" --ignore tests/kubernetes/test_jobs.py $(ARGS) tests/kubernetes
 
 .PHONY: test-kubernetes-jobs
 test-kubernetes-jobs: $(STAMP) # Jobs while a real Kubernetes changes under them: updates, drains, dead kubelets (not a part of test-all)
-	@$(PYTEST) -m "kubernetes" tests/kubernetes/test_jobs.py
+	@$(PYTEST) -m "kubernetes" $(ARGS) tests/kubernetes/test_jobs.py
 
 # The demonstration's images, anew when what is in them has changed.
 KUBERNETES_IMAGES := build/kubernetes-images
@@ -93,7 +95,7 @@ test-all: test test-system test-xla test-kubernetes ## [Test] all of these
 
 # What takes hours, and what CI leaves out. A part that fails does not hide the next.
 nightly: $(STAMP) $(XLA_STAMP) ## [Test] hours: everything at full size, images, drills, soaks, 2,000 simulated schedules
-	@HYPOTHESIS_PROFILE=thorough $(MAKE) --keep-going test-all test-images test-kubernetes-jobs drill bench-short bench-localize soak
+	@$(MAKE) --keep-going NIGHTLY=1 test-all test-images test-kubernetes-jobs drill bench-short bench-localize soak
 	@$(MAKE) simulate SEED=1000000 SCHEDULES=2000
 	@$(MAKE) soak-fleet MINUTES=10
 
@@ -104,7 +106,7 @@ $(XLA_STAMP): requirements-xla.txt
 	@touch $@
 
 test-xla: $(STAMP) $(XLA_STAMP) ## [Test] every probe and collective on real PyTorch/XLA (on its CPU device; 7 GB)
-	@$(PYTEST) -m xla tests/checks tests/cli tests/runner
+	@$(PYTEST) -m xla $(ARGS) tests/checks tests/cli tests/runner
 
 check: format-check lint types test ## [Test] format, lint, strict types and `make test`: what a change needs
 
