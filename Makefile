@@ -194,6 +194,11 @@ release: $(STAMP) # the files of a release in dist (docs/release.md)
 	@awk '/^## /{seen++} seen==1' CHANGELOG.md > dist/NOTES.md
 	@cd dist && sha256sum -- $$(ls) > SHA256SUMS && ls -1
 
+FOR_PYTHON ?= 3.12
+.PHONY: offline-bundle
+offline-bundle: $(STAMP) # wheels and install.sh for machines without a network, in build/offline (FOR_PYTHON=3.12)
+	@$(BIN)/python -m deploy.offline.bundle build/offline --python $(FOR_PYTHON)
+
 .PHONY: lines
 lines: # lines and files of Python, room by room
 	@git ls-files '*.py' | grep -v migrations/versions/ | xargs wc -l | awk '$$2 != "total" { \
