@@ -204,6 +204,7 @@ def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[
                 found = _heard(lambda: _send(aggregator, gate, body, deadline), deadline)  # noqa: B023  called at once
                 if found.postmortem.phase is PostmortemPhase.FINAL:
                     return notes, found
+<<<<<<< HEAD
                 if deadline - time.monotonic() < LEAST_SECONDS:
                     # Its verdict, if any, is from before what was measured here.
                     if asked_devices:
@@ -211,6 +212,10 @@ def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[
                     return notes, found
                 if found.member in found.to_measure and not asked_devices:
                     notes, asked_devices = _measure_devices(asked, notes, deadline), True
+=======
+                if found.member in found.to_measure:
+                    notes = _measure_devices(notes, deadline, gate)
+>>>>>>> main
     except HealthdError as error:
         click.echo(f"healthd: this node is judged alone: {error}", err=True)
         return notes, None
@@ -244,10 +249,17 @@ def _write(file: Path, content: bytes, option: str) -> None:
         raise OutputError(f"{option}: {file}: {words_of(error)}") from None
 
 
+<<<<<<< HEAD
 def _measure_devices(asked: _Asked, notes: Notes, deadline: float) -> Notes:
     """The notes with the quick tier, which is run as soon as nobody has the devices."""
     while True:
         quick = asked.measure("quick", notes, deadline)
+=======
+def _measure_devices(notes: Notes, deadline: float, gate: str | None = None) -> Notes:
+    """The notes with the quick tier, which is run as soon as nobody but the job of this gate has the devices."""
+    while True:
+        quick = measure("quick", notes.host, deadline - time.monotonic(), gate=gate)
+>>>>>>> main
         busy = quick.status == "unknown" and quick.note.startswith("Busy")
         if not busy or time.monotonic() + WAIT_SECONDS > deadline:
             return dataclasses.replace(notes, measured=(*notes.measured, quick))
