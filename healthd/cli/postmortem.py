@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_SECONDS = 0.5  # for the devices to be free, from one look to the next
+MEASURED = {"passive": "the host", "quick": "the devices"}
 MOST_UNREAD = 3
 MOST_MISSING = 8
 HOLD_SECONDS = 20.0  # of one request: load balancers cut at 30 to 60 s
@@ -131,9 +132,11 @@ class _Asked:
     options: Mapping[str, Any]
     """How to reach the aggregator, as all commands take it."""
 
-    def measure(self, tier: str, notes: Notes, deadline: float) -> Measured:
+    def measure(self, tier: str, notes: Notes, deadline: float, gate: str | None = None) -> Measured:
         """What checks of this node say now, by the settings that `healthd run` was given."""
-        return measure(tier, notes.host, deadline - time.monotonic(), self.options.get("config"))
+        seconds = deadline - time.monotonic()
+        click.echo(f"healthd: measuring {MEASURED[tier]} of {notes.host}, up to {max(0.0, seconds):.0f} s", err=True)
+        return measure(tier, notes.host, seconds, config=self.options.get("config"), gate=gate)
 
 
 def exit_code(verdict: JobVerdict) -> int:
@@ -204,18 +207,13 @@ def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[
                 found = _heard(lambda: _send(aggregator, gate, body, deadline), deadline)  # noqa: B023  called at once
                 if found.postmortem.phase is PostmortemPhase.FINAL:
                     return notes, found
-<<<<<<< HEAD
                 if deadline - time.monotonic() < LEAST_SECONDS:
                     # Its verdict, if any, is from before what was measured here.
                     if asked_devices:
                         raise UnreachableError("the aggregator has not judged what was measured here in time")
                     return notes, found
                 if found.member in found.to_measure and not asked_devices:
-                    notes, asked_devices = _measure_devices(asked, notes, deadline), True
-=======
-                if found.member in found.to_measure:
-                    notes = _measure_devices(notes, deadline, gate)
->>>>>>> main
+                    notes, asked_devices = _measure_devices(asked, notes, deadline, gate), True
     except HealthdError as error:
         click.echo(f"healthd: this node is judged alone: {error}", err=True)
         return notes, None
@@ -249,17 +247,10 @@ def _write(file: Path, content: bytes, option: str) -> None:
         raise OutputError(f"{option}: {file}: {words_of(error)}") from None
 
 
-<<<<<<< HEAD
-def _measure_devices(asked: _Asked, notes: Notes, deadline: float) -> Notes:
-    """The notes with the quick tier, which is run as soon as nobody has the devices."""
+def _measure_devices(asked: _Asked, notes: Notes, deadline: float, gate: str | None = None) -> Notes:
+    """The notes with the quick tier, which runs as soon as the devices are free of all but the job of this gate."""
     while True:
-        quick = asked.measure("quick", notes, deadline)
-=======
-def _measure_devices(notes: Notes, deadline: float, gate: str | None = None) -> Notes:
-    """The notes with the quick tier, which is run as soon as nobody but the job of this gate has the devices."""
-    while True:
-        quick = measure("quick", notes.host, deadline - time.monotonic(), gate=gate)
->>>>>>> main
+        quick = asked.measure("quick", notes, deadline, gate)
         busy = quick.status == "unknown" and quick.note.startswith("Busy")
         if not busy or time.monotonic() + WAIT_SECONDS > deadline:
             return dataclasses.replace(notes, measured=(*notes.measured, quick))

@@ -276,27 +276,18 @@ def _kernel_log(notes: Notes, unread: list[str]) -> list[tuple[float, str]]:
 # --- Measurement -----------------------------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
-def measure(tier: str, host: str, seconds: float, config: Path | None = None) -> Measured:
+def measure(tier: str, host: str, seconds: float, *, config: Path | None = None, gate: str | None = None) -> Measured:
     """
     Run the checks of a tier on this node now, in a process of their own and by the settings of `config`; never raises.
-=======
-def measure(tier: str, host: str, seconds: float, *, gate: str | None = None) -> Measured:
-    """
-    Run the checks of a tier on this node now, in a process of their own; never raises. The lease of the job's own
-    `gate` does not make the node busy; processes on the devices do.
->>>>>>> main
+    The lease of the job's own `gate` does not make the node busy; processes on the devices do.
 
     Whatever goes wrong is a result that says nothing: `unknown`, with the reason as note.
     """
     if seconds < CHECK_STARTS_SECONDS:
         return Measured(node=host, tier=tier, status="unknown", note="no time was left for it")
     command = [sys.executable, "-P", "-m", "healthd", "check", "--tier", tier, "--json"]
-<<<<<<< HEAD
     command += ["--config", str(config)] if config is not None else []
-=======
     command += ["--past", gate] if gate is not None else []
->>>>>>> main
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
