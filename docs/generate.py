@@ -97,8 +97,8 @@ command beats a variable, a variable beats the file, the file beats the default.
 - An unknown key or variable is an error that names its place and the nearest right one.
 - `HEALTHD_IMDS` is no key: `off` never asks the metadata service of EC2, `on` always does; by default it is asked on EC2 alone.
   `AWS_EC2_METADATA_DISABLED` and `AWS_EC2_METADATA_SERVICE_ENDPOINT` mean what they mean to AWS' own tools.
-- Settings are read when a command starts: after a change, restart the daemon or the aggregator. Files of tokens are
-  read again when they change; certificates are not.
+- Settings are read when a command starts: after a change, restart the daemon or the aggregator. Files of tokens and
+  certificates are read again when they change.
 - The tables `[programs.NAME]`, `[limits.NAME]` and `[baselines.NAME]`, one for each name, are the file's alone; so is
   `[checks.NAME]`, which takes the parameters on [the page of the check](checks/README.md), and `timeout`.
 
@@ -135,8 +135,10 @@ def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     """All records below a record, each after the one that it is in, with what is said of it."""
     meanings = _meanings(schema)
     for field in dataclasses.fields(schema):
+        if field.metadata.get("internal"):
+            continue
         inner = _record(schema, field)
-        if inner is not None and not field.metadata.get("internal"):
+        if inner is not None:
             named = typing.get_origin(annotation_of(schema, field)) is dict
             here = (*path, field.name, "NAME") if named else (*path, field.name)
             yield here, inner, inspect.cleandoc(inner.__doc__ or "") if named else meanings[field.name]

@@ -10,8 +10,8 @@ in its environment, the same every time: the training script goes on from the ne
 Started again by the same name it adopts the job that is still open instead of submitting a second one: Batch has no
 token against double submission. Exit code 0: succeeded. 75: never admitted. 1: failed. 2: usage, or AWS refused.
 
-Needs boto3 and tenacity (`pip install '.[aws]'` in a clone), nothing else of healthd. Unverified on AWS: run against moto's
-server alone.
+Needs boto3 and tenacity (`pip install '.[aws]'` in a clone), nothing else of healthd. Unverified on AWS: run against
+moto's server alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-try:
-    import tenacity
-except ImportError:
-    print("submit.py: tenacity is not installed; run in a clone of healthd: pip install '.[aws]'", file=sys.stderr)
-    sys.exit(2)
 
 NOT_ADMITTED = 75
 OPEN = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
@@ -162,6 +156,8 @@ def follow(batch: Any, job_id: str, patience: Patience, *, sleep: Sleep, say: Ca
         job: Mapping[str, Any] = found[0]
         return job
 
+    import tenacity
+
     over = tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda job: job["status"] in OPEN),
         wait=tenacity.wait_exponential(
@@ -223,6 +219,8 @@ def run(
         ends.append(end)
         return end
 
+    import tenacity
+
     return tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda end: end in RETRYABLE),
         stop=tenacity.stop_after_attempt(patience.jobs),
@@ -258,9 +256,14 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--job {asked.job!r}: at most 128 letters, digits, '-' and '_', and no sign first")
     if asked.jobs < 1 or (asked.nodes is not None and asked.nodes < 1):
         parser.error("--jobs and --nodes must be at least 1")
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+    try:
+        import boto3
+        import tenacity  # noqa: F401  (for `run`)
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+    except ImportError as error:
+        sys.stderr.write(f"submit.py: {error.name} is not installed; run in a clone of healthd: pip install '.[aws]'\n")
+        return 2
 
     def say(line: str) -> None:
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")

@@ -253,7 +253,7 @@ class AggregatorSettings:
             return
         url = urlsplit(self.webhook_url)
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise ConfigError(f"webhook_url must be http:// or https:// with a host, not {self.webhook_url[:80]!r}")
+            raise ConfigError("webhook_url must be http:// or https:// with a host")
         if self.webhook_token_file is not None and url.scheme == "http" and not is_loopback(url.hostname):
             raise ConfigError("webhook_url must be https:// where a token is sent to another host")
 

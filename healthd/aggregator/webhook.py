@@ -12,6 +12,7 @@ import datetime
 import logging
 from collections import deque
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -40,6 +41,8 @@ class Webhook:
     def __init__(self, url: str, token_file: Path | None, *, source: str, pauses: Backoff = PAUSES) -> None:
         """`source` names the aggregator's database. The token is read again for each event."""
         self._url, self._token_file, self._source, self._pauses = url, token_file, source, pauses
+        parts = urlsplit(url)
+        self._shown = f"{parts.scheme}://{parts.hostname}"  # a path or a query may well be the secret
         self._verify = verification(url)
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=MOST_QUEUED)
         self._filled = asyncio.Event()
@@ -50,7 +53,7 @@ class Webhook:
     def job_died(self, record: Postmortem, at: float) -> None:
         """Queue an event of a record; `at` is now, in seconds since the epoch. The oldest goes where room is short."""
         if len(self._queue) == MOST_QUEUED:
-            log.warning("webhook %s: more than %d events wait; the oldest is dropped", self._url, MOST_QUEUED)
+            log.warning("webhook %s: more than %d events wait; the oldest is dropped", self._shown, MOST_QUEUED)
         self._queue.append((record.job, event_of(record, at=at, source=self._source)))
         self._filled.set()
 
@@ -75,7 +78,7 @@ class Webhook:
             if for_good or failures == TRIES:
                 break
             await asyncio.sleep(self._pauses.after(failures))
-        self._trouble.say(f"webhook {self._url}: the end of job {job} could not be told: {why}")
+        self._trouble.say(f"webhook {self._shown}: the end of job {job} could not be told: {why}")
 
     async def _send(self, client: httpx.AsyncClient, event: bytes) -> tuple[str, bool]:
         """Why it was not taken, empty where it was; and whether another try is of no use."""

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from healthd.cli.settings.options import Command, aggregator_option, common_options, load_settings
-from healthd.cli.terminal.log import log_to_stderr
+from healthd.cli.terminal.log import goes_to_the_journal, log_to_stderr
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.node_name import check_name
+
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the log: lines of text, or a JSON object a line.",
+)
 
 
 @click.command(cls=Command)
 @common_options
+@log_format_option
 @click.option("--name", metavar="N", help="The node's name in the fleet (default: the host's).")
 @click.option("--listen", metavar="HOST:PORT", help="Address of the read-only HTTP port (/health, /metrics).")
 @click.option("--interface", metavar="IF", help="Network interface of the ranks of collectives (default: by route).")
@@ -28,7 +39,13 @@ from healthd.core.node_name import check_name
     "--unprompted", help="When active checks run by themselves: idle, boot or off (default: by what is on the host)."
 )
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
-def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str | None, **options: Any) -> int:
+def node(
+    aggregators: tuple[str, ...],
+    label: tuple[str, ...],
+    unprompted: str | None,
+    log_format: Literal["text", "json"],
+    **options: Any,
+) -> int:
     """
     The daemon of this node.
 
@@ -46,7 +63,7 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
         raise ConfigError(f"--name: {error}") from None
     from healthd.node.daemon import run_node
 
-    _log()
+    _log(log_format)
     # A daemon looks after the node for all jobs, also where a scheduler has started it (a DaemonSet).
     asyncio.run(run_node(settings.node, settings.runner(in_job=False)))
     return 0
@@ -54,6 +71,7 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
 
 @click.command(cls=Command)
 @common_options
+@log_format_option
 @click.option("--listen", metavar="HOST:PORT", help="Address to listen on (default 127.0.0.1:8090).")
 @click.option(
     "--database", metavar="URL", help="SQLAlchemy URL of the database (default: SQLite in the state directory)."
@@ -64,7 +82,7 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
 @click.option("--advertise-url", metavar="URL", help="Where nodes and other aggregators reach this one.")
 @click.option("--mode", help="Mode of gates that do not ask for one: enforce or observe.")
 @click.option("--step-down", is_flag=True, help="End the lease of the aggregator that leads; another takes over.")
-def aggregator(mode: str | None, step_down: bool, **options: Any) -> int:
+def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "json"], **options: Any) -> int:
     """
     The aggregator of a fleet. Several on one PostgreSQL stand in for each other.
 
@@ -87,7 +105,7 @@ def aggregator(mode: str | None, step_down: bool, **options: Any) -> int:
         return 0
     from healthd.aggregator.app import run_aggregator
 
-    _log()
+    _log(log_format)
     asyncio.run(
         run_aggregator(
             settings.aggregator,
@@ -101,9 +119,10 @@ def aggregator(mode: str | None, step_down: bool, **options: Any) -> int:
 
 @click.command(cls=Command, short_help="Gate the jobs of Kueue: the controller of its AdmissionChecks.")
 @common_options
+@log_format_option
 @aggregator_option
 @click.option("--api-server", metavar="URL", help="URL of the API server (default: as every pod is told).")
-def kueue(**options: Any) -> int:
+def kueue(log_format: Literal["text", "json"], **options: Any) -> int:
     """
     Gate the jobs of Kueue: the controller of AdmissionChecks with controllerName healthd.internal/gate.
 
@@ -112,13 +131,14 @@ def kueue(**options: Any) -> int:
     settings = load_settings(options, section="kueue")
     from healthd.kueue.run import run_kueue
 
-    _log()
+    _log(log_format)
     asyncio.run(run_kueue(settings.kueue))
     return 0
 
 
-def _log() -> None:
-    """One line an event on standard error."""
-    log_to_stderr(logging.INFO)
+def _log(form: Literal["text", "json"]) -> None:
+    """One line an event on standard error; text has no time of its own where the journal adds it."""
+    journal = form == "text" and goes_to_the_journal(sys.stderr, os.environ)
+    log_to_stderr(logging.INFO, "plain" if journal else form)
     for noisy in ("httpx", "httpcore", "alembic", "sqlalchemy"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -52,7 +52,7 @@ _TABLE = (
     r"(?i)\bbearer\s+(?!(?:tokens?|realm|auth(?:entication|orization)?)(?![\w~+/-]|\.\w))(?P<a>[\w.~+/=-]{6,})",
     # Addresses: whoever is before the @, up to the last one, and parameters.
     rf"""(?<=://)(?!USER(?::PASSWORD)?@|{_USER})(?P<a>[^\s/?#"'<>]+)(?=@[^\s@])""",
-    r"""(?<![\w.@/-])[\w.-]{1,60}:(?P<a>[^\s:@/"']{1,200})(?=@[\w\[])""",
+    r"""(?<![\w.@/-])(?!pid:(?:\d+@\d|NUMBER@START))[\w.-]{1,60}:(?P<a>[^\s:@/"']{1,200})(?=@[\w\[])""",
     rf"""(?i)(?<=[?&;]){_QUERY}=(?P<a>[^\s&;"'#]+)""",
     r"hooks\.slack\.com/services/(?P<a>[\w/-]+)",
     r"discord(?:app)?\.com/api/webhooks/(?P<a>[\w/-]+)",

@@ -22,6 +22,7 @@ from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError
 from tests.aggregator.api_kit import living, running
 from tests.aggregator.postmortems_kit import ECC, body, notes_of
+from tests.node.node_kit import eventually
 from tests.patience import PATIENCE
 
 NO_PAUSE = Backoff(0.001, 0.001)
@@ -86,6 +87,21 @@ async def test_each_job_that_died_is_one_cloud_event_with_the_verdict_and_the_to
     assert event["source"].startswith("/healthd/store-")
     assert event["time"].endswith("Z")
     assert event["data"]["postmortem"]["verdict"]["node"] == "n1"
+
+
+async def test_an_event_that_cannot_be_told_names_the_host_and_no_path(caplog: pytest.LogCaptureFixture) -> None:
+    """Slack's, Discord's and PagerDuty's addresses have their secret in the path."""
+    with receiving(404) as receiver:
+        webhook = Webhook(f"{receiver.url}/T0/B0/hush?key=hush", None, source="s", pauses=NO_PAUSE)
+        webhook.job_died(record(), 1.0)
+        task = asyncio.create_task(webhook.run())
+        await eventually(lambda: bool(caplog.text))
+        task.cancel()
+    assert "webhook http://127.0.0.1: " in caplog.text
+    assert "hush" not in caplog.text
+    with pytest.raises(ConfigError) as refused:
+        AggregatorSettings(webhook_url="hooks.example/services/hush")
+    assert "hush" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("answers", "tries"), [((503, 500, 204), 3), ((500,), TRIES), ((404,), 1)])

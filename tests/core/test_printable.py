@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from healthd.aggregator.ui import rendering
 from healthd.cli.support.bundle import Redactor
 from healthd.cli.support.bundle import render as bundled
 from healthd.cli.terminal.console import Terminal
-from healthd.cli.terminal.log import LogFormatter
+from healthd.cli.terminal.log import LogFormatter, goes_to_the_journal
 from healthd.cli.terminal.output import CarefulOutput, PrintableOutput, styled
 from healthd.cli.terminal.render import decision_report, node_report, show
 from healthd.core import wire
@@ -165,6 +166,22 @@ def test_log_lines_are_escaped_and_one_event_is_one_line(capfd: pytest.CaptureFi
     assert first.startswith("healthd: order x\\u000ahealthd: node n1 is healthy: \\u001b[2J")
     assert second == "healthd: it failed"
     assert traceback[0].startswith("Traceback")
+
+
+def test_a_line_of_the_log_has_its_time_and_level_or_is_an_object(tmp_path: Path) -> None:
+    record = logging.LogRecord("healthd.node", logging.WARNING, "x.py", 1, "disk of %s", ("n1\n\x1b[2J",), None)
+    record.created, record.msecs = 1700000000.0, 7.0
+    line = "disk of n1\\u000a\\u001b[2J"
+    assert LogFormatter("text").format(record) == f"2023-11-14T22:13:20.007Z WARNING healthd: {line}"
+    found = json.loads(LogFormatter("json").format(record))
+    assert found == {
+        "time": "2023-11-14T22:13:20.007Z", "level": "warning", "logger": "healthd.node", "message": line
+    }  # fmt: skip
+    with open(tmp_path / "journal", "w", encoding="utf-8") as stream:
+        status = os.fstat(stream.fileno())
+        assert goes_to_the_journal(stream, {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"})
+        assert not goes_to_the_journal(stream, {"JOURNAL_STREAM": "1:2"})
+    assert not goes_to_the_journal(io.StringIO(), {})
 
 
 async def test_http_answers_of_a_node_are_harmless(tmp_path: Path) -> None:

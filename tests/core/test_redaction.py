@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,23 @@ def test_no_form_of_a_secret_gets_out(outlet: str) -> None:
     for text, secret in FORMS:
         for around in ("{}", "check mine: it said {} (exit code 2)", "\n{}\n", '"{}"'):
             assert secret not in OUTLETS[outlet](around.replace("{}", text)), text
+
+
+def messages() -> Iterator[str]:
+    """The texts of the errors that healthd raises, with a word for each value."""
+    for file in (Path(__file__).parents[2] / "healthd").rglob("*.py"):
+        for raised in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for part in ast.walk(raised) if isinstance(raised, ast.Raise | ast.Return) else ():
+                if isinstance(part, ast.JoinedStr):
+                    yield "".join(str(one.value) if isinstance(one, ast.Constant) else "x" for one in part.values)
+                elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def test_our_own_messages_come_out_whole() -> None:
+    every = set(messages())
+    assert "must be pid:NUMBER or pid:NUMBER@START, START in clock ticks after boot" in every
+    assert [text for text in every if redact(text) != text] == []
 
 
 def test_what_is_no_secret_stays() -> None:

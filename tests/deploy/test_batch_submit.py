@@ -16,11 +16,26 @@ pytest.importorskip("tenacity", reason="tenacity is not installed: pip install '
 from deploy.batch import definitions, hosts, submit
 from deploy.batch.submit import End, Order, Patience
 from tests.deploy import moto_kit
-from tests.deploy.batch_kit import complaints, load
+from tests.deploy.batch_kit import ROOT, complaints, load
 from tests.deploy.moto_kit import Aws
 
 FAIL = "MOTO_SIMPLE_BATCH_FAIL_AFTER"  # set: every job that is submitted fails at once
 ORDER = Order(job="train-1", queue="queue", definition="train", checkpoint="s3://b/train-1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [(["--help"], 0, ""), (["--job", "a", "--queue", "q", "--definition", "d"], 2, "boto3 is not installed")],
+)
+def test_help_needs_none_of_the_packages(arguments: list[str], code: int, told: str) -> None:
+    program = f"""
+import sys
+sys.modules.update(tenacity=None, boto3=None)
+from deploy.batch import submit
+sys.exit(submit.main({arguments!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, told in done.stderr) == (code, True), done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -209,6 +209,16 @@ def test_readyz_says_why_not_in_words(tmp_path: Path) -> None:
     assert ask(book, "/readyz?exclude=nonsense").status_code == 400
 
 
+def test_readyz_and_health_tell_one_truth(tmp_path: Path) -> None:
+    book = node(tmp_path)  # nothing has run yet
+    assert (ask(book, "/health").status_code, ask(book, "/readyz").status_code) == (503, 503)
+    lines = ask(book, "/readyz?verbose").text
+    assert "[-] matmul failed: " in lines
+    assert "[+] health" not in lines
+    assert "[!] health unknown: " in lines
+    assert "[+] health ok\n" in ask(healthy(tmp_path), "/readyz?verbose").text
+
+
 def test_readyz_calls_ok_what_has_passed_and_nothing_else(tmp_path: Path) -> None:
     book = healthy(tmp_path)
     lines = ask(book, "/readyz?verbose").text.splitlines()

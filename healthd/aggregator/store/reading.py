@@ -271,12 +271,13 @@ def read_history(
     before: int | None = None,
     since: float = 0.0,
     text: str = "",
+    kind: str = "",
 ) -> tuple[HistoryEvent, ...]:
     """
     Events of a node or job, newest first and none older than `since`; `before` is the id to go on from.
 
-    None: of all subjects. With `text` those alone whose subject, kind or message has each word of it, among the newest
-    MOST_SEARCHED.
+    None: of all subjects. With `kind` those of it alone, and with `text` those whose subject, kind or message has each
+    word of it; both among the newest MOST_SEARCHED.
     """
     columns = (EVENTS.c.id, EVENTS.c.at, EVENTS.c.kind, EVENTS.c.message, EVENTS.c.subject)
     query = select(*columns).where(EVENTS.c.at >= since)
@@ -285,8 +286,18 @@ def read_history(
         query = query.where(EVENTS.c.subject == subject)
     if before is not None:
         query, newest = query.where(EVENTS.c.id < before), newest.where(EVENTS.c.id < before)
-    for number, word in enumerate(text.split()[:MOST_WORDS]):
-        query = query if number else query.where(EVENTS.c.id.in_(newest))
+    words = text.split()[:MOST_WORDS]
+    if kind or words:
+        query = query.where(EVENTS.c.id.in_(newest))
+    if kind:
+        query = query.where(EVENTS.c.kind == kind)
+    for word in words:
         query = query.where(or_(*(one.icontains(word, autoescape=True) for one in columns[2:])))
     rows = connection.execute(query.order_by(EVENTS.c.id.desc()).limit(limit))
     return tuple(HistoryEvent(**row._mapping) for row in rows)
+
+
+def read_kinds(connection: Connection) -> tuple[str, ...]:
+    """The kinds of the newest MOST_SEARCHED events, in order."""
+    newest = select(EVENTS.c.kind).order_by(EVENTS.c.id.desc()).limit(MOST_SEARCHED).subquery()
+    return tuple(connection.execute(select(newest.c.kind).distinct().order_by(newest.c.kind)).scalars())

@@ -374,17 +374,20 @@ async def history(
     request: Request,
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
     q: Annotated[str, Query(max_length=120)] = "",
+    kind: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
     """What happened on all nodes and jobs, newest first: faults, quarantines, overrides, decisions."""
     visitor = visitor_of(request)
-    whole = await events_view(parts_of(request), q=q, before=before)
+    whole = await events_view(parts_of(request), q=q, kind=kind, before=before)
     return rendering.page(
         "history.html",
         visitor=visitor,
         events=whole.events,
         older=whole.older,
+        kinds=whole.kinds,
         before=before,
         q=q,
+        kind=kind,
         days=HISTORY_DAYS,
     )
 

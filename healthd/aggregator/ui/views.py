@@ -205,19 +205,26 @@ def _job_line(record: Postmortem) -> JobLine:
 
 @dataclass(frozen=True, kw_only=True)
 class EventsView:
-    """Events, newest first; `older` is where the next page begins, None on the last."""
+    """Events, newest first; `older` is where the next page begins, None on the last. `kinds` are there to choose."""
 
     events: tuple[HistoryEvent, ...]
     older: int | None
+    kinds: tuple[str, ...]
 
 
-async def events_view(parts: Parts, *, q: str, before: int | None) -> EventsView:
-    """Events in which a search finds something, before the event `before`. BadInputError."""
-    if q and not q.isprintable():
-        raise BadInputError("q: a search has no control characters")
-    found = await parts.engine.history(None, limit=MOST_EVENTS + 1, before=before, days=HISTORY_DAYS, text=q)
+async def events_view(parts: Parts, *, q: str, kind: str, before: int | None) -> EventsView:
+    """Events of a kind in which a search finds something, before the event `before`. BadInputError."""
+    for name, text in (("q", q), ("kind", kind)):
+        if text and not text.isprintable():
+            raise BadInputError(f"{name}: a search has no control characters")
+    engine = parts.engine
+    found = await engine.history(None, limit=MOST_EVENTS + 1, before=before, days=HISTORY_DAYS, text=q, kind=kind)
     more = len(found) > MOST_EVENTS
-    return EventsView(events=tuple(found[:MOST_EVENTS]), older=found[MOST_EVENTS - 1].id if more else None)
+    return EventsView(
+        events=tuple(found[:MOST_EVENTS]),
+        older=found[MOST_EVENTS - 1].id if more else None,
+        kinds=await engine.kinds(),
+    )
 
 
 # --- measurements -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import select
 import socket
 import ssl
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 from healthd.core.bounded import read_parts
@@ -40,6 +42,37 @@ class Answer:
     body: bytes
 
 
+class _Head:
+    """What an answer is read from until its body begins; `last` is the line that was read last."""
+
+    def __init__(self, lines: io.BufferedReader) -> None:
+        self._lines = lines
+        self.last = b""
+
+    def readline(self, most: int = -1) -> bytes:
+        """As of a file."""
+        self.last = self._lines.readline(most)
+        return self.last
+
+    def close(self) -> None:
+        """As of a file."""
+        self._lines.close()
+
+
+class _Answer(http.client.HTTPResponse):
+    """The library takes the end of the connection for the end of the head; half a head is no answer."""
+
+    def begin(self) -> None:
+        """As the library's. ConnectionError where the connection ends before the head does."""
+        lines = self.fp
+        head = _Head(lines)
+        self.fp = cast("io.BufferedReader", head)
+        super().begin()
+        self.fp = lines
+        if head.last not in (b"\r\n", b"\n"):
+            raise ConnectionError("the connection ended within the head of the answer")
+
+
 class Connection:
     """To the server of `url`; made anew where it was closed meanwhile. `tls` is needed for https."""
 
@@ -47,12 +80,13 @@ class Connection:
         self._url = url
         self._tls = tls
         self._http: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
 
     def close(self) -> None:
         """End it."""
         if self._http is not None:
             self._http.close()
-            self._http = None
+            self._http = self._socket = None
 
     def exchange(
         self,
@@ -81,9 +115,10 @@ class Connection:
             line.sock.settimeout(send_seconds)
             line.request(method, target, body=content, headers=dict(headers))
             line.sock.settimeout(seconds)
-            with self._cut_after(seconds + 1.0, line.sock):  # the time-out counts from each byte, and fires first
+            with self._cut_after(seconds + 1.0):  # the time-out counts from each byte, and fires first
                 answer = line.getresponse()
-            body = read_parts(_parts(answer), body_bytes, until=time.monotonic() + body_seconds)
+            with contextlib.closing(answer):  # else the connection takes no other request
+                body = read_parts(_parts(answer), body_bytes, until=time.monotonic() + body_seconds)
             return Answer(
                 status=answer.status, phrase=answer.reason, kind=answer.headers.get("content-type", ""), body=body
             )
@@ -104,19 +139,20 @@ class Connection:
             )
         else:
             line = http.client.HTTPConnection(host, port, timeout=connect_seconds)
+        line.response_class = _Answer
         line.connect()
-        self._http = line
+        self._http, self._socket = line, line.sock
         return line
 
-    @contextlib.contextmanager
-    def _cut_after(self, seconds: float, line: socket.socket) -> Iterator[None]:
-        """End the connection when the time is over, whatever comes over it."""
-
-        def cut() -> None:
+    def cut(self) -> None:
+        """End the request under way, whatever comes over the connection. From any thread."""
+        if (line := self._socket) is not None:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(line, socket.SHUT_RDWR)  # of TLS too: its own would not be thread-safe
 
-        timer = threading.Timer(seconds, cut)
+    @contextlib.contextmanager
+    def _cut_after(self, seconds: float) -> Iterator[None]:
+        timer = threading.Timer(seconds, self.cut)
         timer.daemon = True
         timer.start()
         try:

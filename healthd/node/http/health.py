@@ -299,9 +299,12 @@ def _readiness_note(conditions: dict[str, str], reasons: Sequence[Reason]) -> No
 
 
 def _shown(state: NodeState) -> dict[str, str]:
-    """The line of each check that is no obstacle: met where it has passed, and nowhere else."""
+    """The line of each check that is no obstacle, and of the health: met where it has passed, and nowhere else."""
     results = {result.check: result for result in state.results}
     lines = {}
+    if state.health is not Health.HEALTHY:  # each reason is with its check, so that one of these can be excluded
+        named = dict.fromkeys(reason.check for reason in state.reasons if reason.check is not None)
+        lines["health"] = f"[!] health {state.health.value}: {', '.join(named) or 'see /health'}"
     for spec in state.checks:
         result = results.get(spec.name)
         if result is None:
