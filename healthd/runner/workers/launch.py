@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 
 import checks
 from checks.training.environment import NUMERIC_PREFIXES
@@ -52,6 +52,31 @@ class Launch:
             raise
         finally:
             os.close(result_end)
+
+
+class ForkLaunch:
+    """A fork server that was started (`checks.worker.fork_server`), and our end of its socket. Raises OSError."""
+
+    def __init__(self, python: str, env: Mapping[str, str]) -> None:
+        import socket
+
+        self.python, self.env = python, dict(env)
+        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self.process = Popen(
+                    [python, "-I", WORKER, "fork", str(theirs.fileno()), str(os.getpid())],
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    stderr=DEVNULL,  # where the import fails, workers that import on their own say why
+                    env=self.env,
+                    cwd="/",
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except OSError:
+            self.line.close()
+            raise
 
 
 def command(python: str, *, alone: bool) -> list[str]:
