@@ -90,6 +90,7 @@ def _prepare(wanted: Mapping[str, Any]) -> str:
     from pathlib import Path
 
     from checks.accelerators import find_accelerator
+    from checks.discover import builtin_checks
     from checks.host.machine import Host
 
     if platform.machine() not in _CLONE or sys.maxsize < 2**32:
@@ -103,6 +104,7 @@ def _prepare(wanted: Mapping[str, Any]) -> str:
     os.environ.setdefault(_ONE_THREAD, "1")
     gc.disable()  # what is imported stays
     descriptor.prepare_fork(wanted["options"])
+    builtin_checks()
     if given is None:
         del os.environ[_ONE_THREAD]
     sys.stdout.flush()  # what is left in a buffer would be the output of each worker

@@ -74,6 +74,7 @@ class Execution:
                 self._node.submit_check(info)
             if active:
                 await self._run_active(active, await survey, tasks)
+                await self.workers.end_server()
             self._node.close()
 
     async def _run_active(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:

@@ -81,6 +81,12 @@ def servers_left() -> list[str]:
     return [line for line in workers_left() if "worker.py fork" in line and not has_children(line)]
 
 
+def ranks_left() -> list[str]:
+    """Workers that still run, without what forks them, which a session has until its end."""
+    servers = servers_left()
+    return [line for line in workers_left() if line not in servers]
+
+
 def below_guard(pid: int) -> int:
     """The process of a worker by that of its guard, which is the one that was started."""
     for name in os.listdir("/proc"):

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from checks.contract import Status, Tier
+from healthd.node.daemon import Preload
+from healthd.node.state.store import NodeStore
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunProgress
 from healthd.runner.workers import fork_server
 from tests import prepared
-from tests.node.node_kit import eventually
+from tests.node.node_kit import BOOT, MovedClock, eventually, lease, settings, specs, survey
 from tests.runner.runner_kit import make_runner, run_checks, servers_left, workers_left
 
 
@@ -131,6 +133,22 @@ async def test_a_preloaded_process_forks_for_each_run_and_ends_when_it_is_not_wa
     await eventually(lambda: workers_left() == [], 60)
     assert await present(runner)
     assert workers_left() == []
+
+
+async def test_a_node_keeps_the_process_while_it_is_free_and_gives_its_memory_to_a_job(tmp_path: Path) -> None:
+    store = NodeStore(settings(tmp_path), specs(tmp_path), clock=MovedClock().clock, boot_id=BOOT)
+    runner = make_runner()
+    Preload(store, runner)
+    store.set_faults(())
+    assert workers_left() == [], "it is not known yet whether the node is free"
+    store.set_survey(survey(()))
+    await eventually(lambda: len(servers_left()) == 1, 60)
+    store.set_leases(((lease(), 0.0),))
+    await eventually(lambda: workers_left() == [], 60)
+    store.set_leases(())
+    await eventually(lambda: len(servers_left()) == 1, 60)
+    store.set_survey(survey(("pid 123 (python)",)))
+    await eventually(lambda: workers_left() == [], 60)
 
 
 async def test_a_preloaded_process_that_was_killed_is_replaced_at_the_next_run() -> None:

@@ -23,7 +23,7 @@ from healthd.runner.device_claim import lock_file
 from tests.node.node_kit import eventually
 from tests.patience import PATIENCE
 from tests.runner.ranks_kit import SMALL, blank, lost, nodes, orders
-from tests.runner.runner_kit import below_guard, make_runner, servers_left, wait_gone, workers_left
+from tests.runner.runner_kit import below_guard, make_runner, ranks_left, wait_gone, workers_left
 from tests.runner.session_kit import accused
 
 # For ranks that are up already to meet, and then to get through a collective: what a test that has a rank fail waits.
@@ -147,7 +147,7 @@ def test_after_a_loss_the_next_round_has_fresh_ranks(tmp_path: Path) -> None:
             reports = await two.join(orders(1, 1, checks=("all_reduce", "all_gather")))
             assert {one.check for one in reports} == {"all_reduce"}  # after the loss there is no group
             assert accused(reports) == [("rank:1", "RankDied")]
-            assert workers_left() == servers_left()
+            assert ranks_left() == []
             assert lost(await two.join(orders(1, 1, checks=("all_gather",)))) == {}
 
     run(main())
@@ -318,7 +318,7 @@ def test_cancelled_round_tells_how_far_it_was_and_leaves_no_rank(tmp_path: Path)
             joining.cancel()
             await asyncio.wait([joining])
             await asyncio.sleep(0.5)
-            assert workers_left() == []
+            assert ranks_left() == []
             (last,) = two.heard[0][-1]
             assert (last.reason, last.last) == ("Cancelled", "all_reduce/1024 entered")
 

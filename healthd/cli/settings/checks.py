@@ -96,8 +96,8 @@ class ProbeSettings:
     """Physical cores of one logical NeuronCore (1 or 2), as the jobs have it; None: as neuron-ls says."""
 
     preload: bool = False
-    """Whether the node daemon keeps torch imported while the node is free, so that a gate takes about a second. It costs
-    MEM of memory; the process ends as soon as a job has the node."""
+    """Whether the node daemon keeps torch imported while the node is free, so that a gate takes about a second. It
+    costs MEM of memory, and the process ends as soon as a job has the node."""
 
     start_seconds: float = 60.0
     """Within which a worker must be ready: importing torch from a cold disk takes long."""

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from checks.accelerators import find_descriptor
 from healthd.runner.settings import RunnerSettings
-from healthd.runner.workers.launch import ForkLaunch, environment
+from healthd.runner.workers.launch import AUTO, ForkLaunch, environment, take_fork_ahead
 from healthd.runner.workers.workers import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class _Pipes:
 class ForkServer:
     """One such process. Must be made in the main thread while a loop runs there, as a worker must."""
 
-    def __init__(self, launched: ForkLaunch, settings: RunnerSettings) -> None:
+    def __init__(self, launched: ForkLaunch) -> None:
         self.refused: str | None = None
         """Why it forks no workers; None as long as it may."""
         self.unable = False
@@ -107,13 +107,6 @@ class ForkServer:
         self._asked = deque()
         self._line.setblocking(False)
         self._loop.add_reader(self._line, self._read)
-        wanted = {
-            "accelerator": settings.accelerator,
-            "host_root": str(settings.host_root) if settings.host_root else None,
-            "options": dict(settings.options),
-        }
-        with contextlib.suppress(OSError):  # it has ended, and the reader learns so
-            self._line.send(json.dumps(wanted).encode())
 
     async def fork(self, accelerator: object, begin: Callable[[Forked], WorkerProcess]) -> WorkerProcess | None:
         """
@@ -254,6 +247,7 @@ class ForkServers:
         self._lent -= 1
         if self.keep and self._kept is None and server.refused is None:
             self._kept = server
+            await server.settle(self._settings.kill_grace_seconds)
             return
         self._note(server)
         await server.close(self._settings.kill_grace_seconds)
@@ -275,8 +269,15 @@ class ForkServers:
         if self._unable is not None or (described is not None and described.prepare_fork is None):
             return None
         python = str(settings.probe_python or sys.executable)
+        env = environment(python, settings.env, os.environ)
+        wanted = {
+            "accelerator": settings.accelerator,
+            "host_root": str(settings.host_root) if settings.host_root else None,
+            "options": dict(settings.options),
+        }
+        # Options change what is shared on devices that are never found by `auto`.
+        plain = AUTO if settings.accelerator == "auto" and settings.host_root is None else wanted
         try:
-            launched = ForkLaunch(python, environment(python, settings.env, os.environ))
+            return ForkServer(take_fork_ahead(python, env, plain) or ForkLaunch(python, env, wanted))
         except OSError:  # the worker that is then executed says what is wrong
             return None
-        return ForkServer(launched, settings)

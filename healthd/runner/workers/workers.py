@@ -566,10 +566,16 @@ class Workers:
         for one in key.split(","):
             self._unreaped.add(one, process)
 
+    async def end_server(self) -> None:
+        """No device needs another worker."""
+        self._executes = True
+        if self._server is not None and self._servers is not None:
+            server, self._server = self._server, None
+            await self._servers.give_back(server)
+
     async def kill_all(self) -> None:
         """Kill all workers and wait until they are reaped; those that are not in time are recorded as unreaped."""
-        if self._server is not None:  # a worker that it is just making is not known yet
-            await self._server.settle(self.settings.kill_grace_seconds)
+        await self.end_server()  # first: a worker that it is just making is not known yet
         for _, process in self._processes:
             process.kill()
         left = [(name, process) for name, process in self._processes if process not in self._unreaped]
@@ -577,9 +583,6 @@ class Workers:
         for name, process in left:
             if not await process.wait_gone(max(0.0, deadline - time.monotonic())) and name != "node":
                 self.add_unreaped(name, process)
-        if self._server is not None and self._servers is not None:
-            server, self._server = self._server, None
-            await self._servers.give_back(server)
 
 
 def worker_targets(inventory: Mapping[str, Any]) -> list[str]:
