@@ -46,6 +46,9 @@ def test_a_forked_worker_is_what_an_executed_one_is(tmp_path: Path, monkeypatch:
     commands = [[facts[target].pop("command")[3] for target in facts] for facts in (forked, executed)]
     assert commands[0] == ["fork", "fork"]
     assert all(word.isdecimal() for word in commands[1])
+    if os.geteuid() != 0:
+        for facts in (*forked.values(), *executed.values()):
+            del facts["priorities"][1]  # of the guard: the import gives way to others, and only root may undo that
     assert forked == executed
     assert forked["cpu:0"]["threads"] == 1
     assert forked["cpu:0"]["descriptors of the guard"] == []

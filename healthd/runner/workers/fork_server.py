@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _ANSWER_BYTES = 4096
 _POLL_SECONDS = 0.005
+_ASKED_AT_ONCE = 16  # requests that fit into the socket
 
 
 class ForkedChild:
@@ -103,6 +104,7 @@ class ForkServer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._gone = asyncio.Event()
+        self._slots = asyncio.Semaphore(_ASKED_AT_ONCE)
         self._asked: deque[tuple[_Pipes, asyncio.Future[WorkerProcess | None], Callable[[Forked], WorkerProcess]]]
         self._asked = deque()
         self._line.setblocking(False)
@@ -116,6 +118,10 @@ class ForkServer:
         then killed.
         """
         await self._ready.wait()
+        async with self._slots:
+            return await self._fork(accelerator, begin)
+
+    async def _fork(self, accelerator: object, begin: Callable[[Forked], WorkerProcess]) -> WorkerProcess | None:
         if self.refused is not None or self.accelerator != accelerator:
             return None
         pipes = _Pipes()
@@ -185,18 +191,26 @@ class ForkServer:
                 await self._idle.wait()
 
     async def close(self, within_seconds: float) -> None:
-        """End it. The workers that it has made go on."""
-        await self.settle(within_seconds)
-        self._refuse("the run has ended")
-        for number in (signal.SIGTERM, signal.SIGKILL):  # in the middle of the import it first ends what that started
-            if self._gone.is_set():
-                return
-            if self._process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, number)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_seconds):
-                    await self._gone.wait()
+        """End it, also when this is cancelled. The workers that it has made go on."""
+        try:
+            await self.settle(within_seconds)
+        finally:
+            self._refuse("the run has ended")
+            self._signal(signal.SIGTERM)  # in the middle of the import it first ends what that has started
+        if not await self._is_gone(within_seconds):
+            self._signal(signal.SIGKILL)
+            await self._is_gone(within_seconds)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    async def _is_gone(self, within_seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_seconds):
+                await self._gone.wait()
+        return self._gone.is_set()
 
     def _reap(self) -> None:
         if self._process.poll() is None:

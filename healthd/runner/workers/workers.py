@@ -575,7 +575,9 @@ class Workers:
 
     async def kill_all(self) -> None:
         """Kill all workers and wait until they are reaped; those that are not in time are recorded as unreaped."""
-        await self.end_server()  # first: a worker that it is just making is not known yet
+        for _, process in self._processes:
+            process.kill()
+        await self.end_server()  # a worker that it was just making is known from then on
         for _, process in self._processes:
             process.kill()
         left = [(name, process) for name, process in self._processes if process not in self._unreaped]
