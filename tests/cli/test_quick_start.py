@@ -33,7 +33,7 @@ AHEAD = """
 import sys
 from healthd import __main__ as front
 from healthd.runner.workers.launch import start_ahead
-from tests.runner.runner_kit import servers_left, workers_left
+from tests.runner.runner_kit import workers_left
 
 def start(arguments):
     start_ahead(arguments)
