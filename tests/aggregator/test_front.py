@@ -11,9 +11,7 @@ import pytest
 from healthd.aggregator.api import ASGIApp
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.front import Front, Serving
-from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.settings import AggregatorSettings
-from tests.aggregator.parts import fleet
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 10\r\n\r\n"
 
@@ -63,7 +61,6 @@ async def front(tmp_path: Path) -> Any:
     made = Front(
         guard=Guard(None),
         settings=AggregatorSettings(state_dir=tmp_path),
-        shard="default",
         own_url="http://127.0.0.1:1",
         trust=None,
     )
@@ -83,22 +80,24 @@ async def test_answer_that_breaks_off_on_its_way_is_not_begun_again(front: Front
     assert b"x-healthd-forwarded: 1" in leader.requests[0]
 
 
-async def test_gate_is_asked_again_of_who_leads_next_and_other_changes_are_not(front: Front) -> None:
-    async with Leader(b"", b"") as dead, Leader(HEAD + b"0123456789") as next_one:
+async def test_gate_and_release_are_asked_again_of_who_leads_next_and_other_changes_are_not(front: Front) -> None:
+    async with Leader(b"", b"", b"") as dead, Leader(*[HEAD + b"0123456789"] * 2) as next_one:
         front.follow(dead.url, 1, "")
         gate = asyncio.create_task(asked(front, "POST", "/v1/gates"))
+        release = asyncio.create_task(asked(front, "DELETE", "/v1/gates/lease"))
         other = await asked(front, "POST", "/v1/fleet/recover")
         assert other[0]["status"] == 503
         assert (b"retry-after", b"1") in other[0]["headers"]
         assert not gate.done()
+        assert not release.done()
         front.follow(next_one.url, 2, "")
-        sent = await gate
+        sent, given_back = await gate, await release
+    assert given_back[0]["status"] == 200
     assert (sent[0]["status"], b"".join(one.get("body", b"") for one in sent)) == (200, b"0123456789")
 
 
 def serving(app: ASGIApp, *, leads: bool, trouble: str | None) -> Serving:
-    metrics = FleetMetrics(fleet(), holding=lambda: 0, overrides=lambda: 0)
-    return Serving(app=app, leads=lambda: leads, trouble=lambda: trouble, knows=lambda _: False, metrics=metrics)
+    return Serving(app=app, leads=lambda: leads, trouble=lambda: trouble)
 
 
 async def test_request_that_waits_is_answered_here_once_this_one_leads(front: Front) -> None:

@@ -87,11 +87,20 @@ class Explanation:
 class GivenBack:
     """
     What a release came to: the gate, None for one of a database that was lost, and the leases that end now or did
-    before and that their nodes still hold.
+    before and that their nodes still hold. `at` is the time of the first release.
     """
 
     gate: Gate | None
     leases: tuple[LeaseRow, ...]
+    at: float
+
+
+RELEASED = "released by the one who asked"
+"""Why a lease ended that its job gave back."""
+
+
+def _first_release(rows: Iterable[LeaseRow], now: float) -> float:
+    return min((row.ended_at for row in rows if row.why == RELEASED and row.ended_at is not None), default=now)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,23 +153,33 @@ class Engine:
 
     # --- gates --------------------------------------------------------------------------------------------------------
 
-    async def ask(self, request: GateRequest) -> Gate:
+    async def ask(
+        self,
+        request: GateRequest,
+        *,
+        may_end: Callable[[LeaseRow], bool] = admission.every_lease,
+        past: str | None = None,
+    ) -> Gate:
         """
         Open a gate, or return the one that this job and attempt already has, as it is on disk now.
+
+        `may_end` tells which leases of earlier attempts end by it. `past` as in `Gate`.
 
         BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
         one whose admission is over, StoreError when it cannot be written.
         """
         admission.check_request(request)
         if request.join is not None:
-            return await self._ask_to_join(request)
+            return await self._ask_to_join(request, may_end)
         known = self._memory.fleet_state.keys.get((request.job, request.attempt))
         if known is not None and known not in self._memory.fleet_state.gates:
             gate = await self.get(known)
             admission.check_same_request(gate, request, self._memory.fleet_state)
             return gate
         gate = await self.submit(
-            lambda batch: admission.open_gate(batch, self._memory.fleet_state, self.policy, request)
+            lambda batch: admission.open_gate(
+                batch, self._memory.fleet_state, self.policy, request, may_end=may_end, past=past
+            )
         )
         return self._newest(gate)
 
@@ -236,7 +255,7 @@ class Engine:
         """
         Withdraw an open gate, or end the leases of a decided one; adopted ones of the same job and attempt too.
 
-        Safe to repeat until the leases have ended on their nodes. NotFoundError where there is nothing to give back.
+        Safe to repeat. NotFoundError where there is nothing to give back and no release did so before.
         """
         if gate_id not in self._memory.fleet_state.gate_ids and (
             adopted := self._leases(lambda row: row.lease.gate == gate_id)
@@ -259,11 +278,24 @@ class Engine:
                     f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so that nothing is given "
                     f"back: its gate {gate_id} was decided ({verdict}) and its leases have ended, or it got none"
                 )
-            self._end(batch, held, "released by the one who asked")
-            return GivenBack(gate=after, leases=held)
+            self._end(batch, held, RELEASED)
+            return GivenBack(gate=after, leases=held, at=_first_release(held, batch.now))
 
-        done = await self.submit(act)
+        try:
+            done = await self.submit(act)
+        except NotFoundError:
+            if (at := await self._released_at(gate)) is None:
+                raise
+            return GivenBack(gate=gate, leases=(), at=at)
         return done if done.gate is None else dataclasses.replace(done, gate=self._newest(done.gate))
+
+    async def _released_at(self, gate: Gate) -> float | None:
+        """When a decided gate without leases was released first; None where it was not."""
+        if gate.decision is not None and Closing.RELEASED.value in {reason.code for reason in gate.decision.reasons}:
+            return gate.decision.decided_at
+        granted = [grant.lease_id for grant in gate.granted.values()]
+        rows = await self._store.read(lambda connection: reading.read_leases(connection, granted))
+        return min((row.ended_at for row in rows if row.why == RELEASED and row.ended_at is not None), default=None)
 
     async def release_job(self, job: str, attempt: int) -> GivenBack:
         """
@@ -307,12 +339,6 @@ class Engine:
         if facts is None or (before is not None and before.status == status):
             return None
         return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
-
-    async def end_job(self, gate_id: str, nodes: Collection[str], why: str) -> None:
-        """The job of a gate has ended on these nodes: its leases there end. Safe to repeat."""
-        held = self._leases(lambda row: row.lease.gate == gate_id and row.node in nodes)
-        if held:
-            await self.submit(lambda batch: self._end(batch, held, why))
 
     async def explain(self, gate_id: str) -> Explanation:
         """A gate with its stored evidence; NotFoundError."""
@@ -606,14 +632,15 @@ class Engine:
 
     # --- what requests share ------------------------------------------------------------------------------------------
 
-    async def _ask_to_join(self, request: GateRequest) -> Gate:
+    async def _ask_to_join(self, request: GateRequest, may_end: Callable[[LeaseRow], bool]) -> Gate:
         """The gate of the group; it is stepped again, because a member was heard."""
         newest = self._memory.fleet_state.newest.get(request.job)
         known = self._memory.fleet_state.keys.get((request.job, newest)) if newest is not None else None
         decided = await self.get(known) if known is not None and known not in self._memory.fleet_state.gates else None
 
         def act(batch: Batch) -> Gate:
-            gate = admission.open_gate(batch, self._memory.fleet_state, self.policy, request, decided)
+            fleet_state = self._memory.fleet_state
+            gate = admission.open_gate(batch, fleet_state, self.policy, request, decided, may_end=may_end)
             self._memory.stepper.dirty.add(gate.id)
             join = request.join
             executes = join is not None and join.execute and gate.decision is None
@@ -635,8 +662,11 @@ class Engine:
             self._memory.fleet_state.end_lease(batch, row.lease.id, why)
 
     async def _give_back(self, rows: tuple[LeaseRow, ...]) -> GivenBack:
-        await self.submit(lambda batch: self._end(batch, rows, "released by the one who asked"))
-        return GivenBack(gate=None, leases=rows)
+        def act(batch: Batch) -> GivenBack:
+            self._end(batch, rows, RELEASED)
+            return GivenBack(gate=None, leases=rows, at=_first_release(rows, batch.now))
+
+        return await self.submit(act)
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 
@@ -1188,6 +1218,7 @@ class Stepper:
             overrides=dict(self._fleet_state.overrides),
             recovering=self._reconciler.recovering(now),
             settling=self._reconciler.settling(now),
+            leases=self._fleet_state.leases,
         )
         failing = self.set_executors(now)
         dirty |= failing.keys()

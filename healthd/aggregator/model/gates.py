@@ -207,6 +207,11 @@ class Gate:
     """None unless the gate was asked for by a `join`."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The names by which nodes of `request.nodes` were asked for, where those are not their own."""
+    past: str | None = None
+    """The gate of a job that has died and whose nodes this one only checks: leases of that gate are no obstacle."""
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    """Leases of earlier attempts, by id with their nodes, that no caller of this gate may end: it holds until they have
+    ended."""
     waiting: tuple[Reason, ...] = ()
     """What it waits for: for people who follow it; not kept on disk."""
 
@@ -368,7 +373,7 @@ class LeaseRow:
     One lease on one node, as the aggregator keeps it. `lease.age_seconds` is 0; the age follows from `granted_at`.
 
     `adopted` marks one that this database learned of from the node: another one granted it, or this one before an old
-    copy was put back. `why` says why it ended.
+    copy was put back. `why` says why it ended, `ended_at` when that was decided, `closed_at` when its node had let go.
     """
 
     node: str
@@ -378,6 +383,7 @@ class LeaseRow:
     adopted: bool = False
     closed_at: float | None = None
     why: str | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
