@@ -145,7 +145,7 @@ async def test_the_process_that_was_started_ahead_forks_the_workers_of_the_run(
     launch.start_ahead([])
     await eventually(lambda: len(servers_left()) == 1, 60)
     ahead = servers_left()
-    runner = Runner(RunnerSettings(run_dir=tmp_path, params={"matmul": {"sizes": [32], "repeats": 1}}))
+    runner = Runner(RunnerSettings(run_dir=tmp_path, params={"matmul": {"sizes": [32, 32], "repeats": 1}}))
     async with runner.prestarted(devices=True):
         assert servers_left() == ahead
         (result,) = await runner.run(Plan(tier=Tier.QUICK, checks=("matmul",), executor="test"))

@@ -97,7 +97,7 @@ class ProbeSettings:
 
     preload: bool = False
     """Whether the node daemon keeps torch imported while the node is free, so that a gate takes about a second. It
-    costs MEM of memory, and the process ends as soon as a job has the node."""
+    costs about 165 MB of memory, and the process ends as soon as a job has the node."""
 
     start_seconds: float = 60.0
     """Within which a worker must be ready: importing torch from a cold disk takes long."""
