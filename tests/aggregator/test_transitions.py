@@ -25,6 +25,7 @@ from healthd.core import wire
 from healthd.core.model import GateRequest, Join, Mode
 from tests.aggregator.lab import POLICY, Lab
 from tests.aggregator.world import gate, with_wrong
+from tests.profile import examples
 
 NAMES = ("n1", "n2", "n3", "n4")
 OTHER = Claim(kind=ClaimKind.RESERVED, gate="g-other", job="other", attempt=0)
@@ -187,7 +188,7 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(request=requests, who=whom | groups, turns=turns)
 def test_no_history_leaves_the_table_and_what_is_held_is_what_the_phase_says(
     request: dict[str, object], who: dict[str, object], turns: list[tuple[float, dict[str, str], str, int]]

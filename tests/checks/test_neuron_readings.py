@@ -16,6 +16,7 @@ from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron import sysfs as neuron_sysfs
 from checks.accelerators.neuron.ls import Listing
 from tests.fakes.neuron import NeuronMachine
+from tests.profile import examples
 
 DOCUMENTED = {
     "neuron_device": 4,
@@ -172,7 +173,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> NeuronMachine:
     return machine
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     leaf=st.sampled_from(LEAVES), content=st.binary(max_size=40) | st.sampled_from([b"2\n", b"999", b"-2", b"2 cores"])
 )
