@@ -7,6 +7,14 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
+PARAM = type(pytest.param())
+
+
+def _values(row: Any) -> tuple[Any, ...]:
+    return tuple(row.values if isinstance(row, PARAM) else row)
+
 
 def every(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
@@ -15,7 +23,7 @@ def every(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callab
     Fixtures are made once for all rows, so a test that changes one is parametrised instead.
     """
     words = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else names
-    cases = [tuple(row) if len(words) > 1 else (row,) for row in rows]
+    cases = [_values(row) if len(words) > 1 or isinstance(row, PARAM) else (row,) for row in rows]
     assert cases, f"no rows of {', '.join(words)}"
 
     def over(test: Callable[..., None]) -> Callable[..., None]:

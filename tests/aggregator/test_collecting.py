@@ -22,6 +22,7 @@ from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
 from tests.aggregator.engine_kit import Running, of_states, running
 from tests.aggregator.world import POLICY, World, result, step, with_wrong
+from tests.every import every
 from tests.profile import examples
 
 POLICY = dataclasses.replace(POLICY, join_seconds=600.0, silent_seconds=1e6)
@@ -446,7 +447,7 @@ def test_members_must_ask_alike(more: dict[str, object], said: str) -> None:
     case(test)
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "said"),
     [
         ({"rank": 3}, "rank 3 is not one of 0 to 2"),

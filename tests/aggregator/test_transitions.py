@@ -25,6 +25,7 @@ from healthd.core import wire
 from healthd.core.model import GateRequest, Join, Mode
 from tests.aggregator.lab import POLICY, Lab
 from tests.aggregator.world import gate, with_wrong
+from tests.every import every
 from tests.profile import examples
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -245,7 +246,7 @@ IMPURE = ("asyncio", "threading", "time", "logging", "sqlalchemy", "fastapi", "s
 OUTSIDE = ("store", "writer", "session", "databases", "changes", "ledger", "turns", "engine", "registry", "api", "app")
 
 
-@pytest.mark.parametrize("module", PURE, ids=lambda module: module.__name__.rpartition(".")[2])
+@every("module", PURE)
 def test_the_gate_knows_neither_store_nor_http_nor_a_clock(module: ModuleType) -> None:
     tree = ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))
     for node in ast.walk(tree):

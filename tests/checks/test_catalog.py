@@ -152,7 +152,7 @@ def test_type_of_unknown_size_promises_nothing() -> None:
     assert found.neighbours(0) is None
 
 
-@pytest.mark.parametrize("name", ["trn9.32xlarge", "trn1.31xlarge", "", None, "HVM domU", "trn1", "x" * 1000, "t.\n"])
+@every("name", ["trn9.32xlarge", "trn1.31xlarge", "", None, "HVM domU", "trn1", "x" * 1000, "t.\n"])
 def test_unknown_type_is_unknown(name: str | None) -> None:
     """Rival fault 6."""
     assert find_type(name) is None
@@ -163,7 +163,7 @@ def test_names_are_found_however_they_are_written() -> None:
     assert type_name("c7i.metal-24xl") == "c7i.metal-24xl"
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "expected"),
     [
         ("c7i.large", True),

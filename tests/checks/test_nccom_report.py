@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from checks.collective.nccom.run import Ran, Step, believable, log_path, read_help, read_report, read_table
 from checks.collective.nccom.steps import judge_step
 from checks.contract import Limit, Status, worst
+from tests.every import every
 from tests.profile import examples
 
 SIZES = (1024, 32768, 1048576)
@@ -126,7 +127,7 @@ def test_report_is_read_and_what_is_new_in_it_passed_over() -> None:
     assert status_of(ran("", json.dumps(said))) is Status.PASS
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"results": null}', '{"results": {}}', "[" * 100_000])
+@every("text", ["", "{", "[]", "null", '{"results": null}', '{"results": {}}', "[" * 100_000])
 def test_report_that_is_none_leaves_the_table_to_be_read(text: str) -> None:
     assert read_report(text) is None
     assert status_of(ran(table(), text)) is Status.PASS
@@ -235,8 +236,8 @@ def test_failed_run_never_passes_whatever_its_rows() -> None:
     assert status_of(ran(table() + "0 errors found", json.dumps(report()))) is Status.PASS
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("said", ["nan", "", 0, 9e9])
+@every("first", [True, False])
+@every("said", ["nan", "", 0, 9e9])
 def test_of_two_rows_of_one_size_the_worse_counts(said: object, first: bool) -> None:
     rows = report()
     other = {**rows["results"][0], "time:avg(us)": said}

@@ -34,6 +34,7 @@ from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
 from checks.worker.protocol import encode, from_evidence
 from healthd.core.model.results import digests_of
+from tests.every import every
 from tests.profile import THOROUGH
 
 MAGNITUDES = (1e-12, 1e-3, 1.0, None)  # the last bit of the mantissa, two errors, a bit of the exponent
@@ -469,7 +470,7 @@ def judged(devices: Sequence[Evidence], missing: Sequence[Missing] = ()) -> dict
     return {f.target: (f.status.value, f.reason) for f in judge_steps(devices, missing)}
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "expected"),
     [
         ("a", [PASS]),
