@@ -1,7 +1,8 @@
 """
 How much the tests try: a few examples for people who wait (`unit`), as many as before in CI and by night (`ci`).
 
-TESTS_PROFILE chooses; without it `ci` is meant where CI is set, as `.ci/run` does, else `unit`.
+TESTS_PROFILE chooses. Without it `ci` is meant where CI is set, as `.ci/run` does, else `unit`. Tests that are marked
+`thorough` run with `ci` alone: they show by real processes what a quicker test shows too.
 """
 
 from __future__ import annotations
