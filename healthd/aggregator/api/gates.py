@@ -17,7 +17,6 @@ from pydantic import Field
 from checks.contract import Tier
 from healthd.aggregator.api.handling import (
     GATE,
-    OF_SHARD,
     READ,
     Admin,
     ApiRoute,
@@ -129,7 +128,7 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     return dataclasses.replace(decision, decided_seconds_ago=max(0.0, parts.engine.now() - decision.decided_at))
 
 
-@router.get("", dependencies=[OF_SHARD])
+@router.get("")
 async def listed(
     request: Request,
     caller: Reader,
@@ -378,7 +377,7 @@ def _override(parts: Parts, job: str) -> Override:
 claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gates"])
 
 
-@claims_router.get("", dependencies=[READ, OF_SHARD])
+@claims_router.get("", dependencies=[READ])
 async def claims(
     request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
 ) -> ClaimList:
@@ -522,7 +521,7 @@ def _told(gate: Gate, decision: Decision) -> ValidationState:
 postmortem_router = APIRouter(prefix="/v1/postmortems", route_class=ApiRoute, tags=["gates"])
 
 
-@postmortem_router.get("", dependencies=[OF_SHARD])
+@postmortem_router.get("")
 async def postmortems(
     request: Request,
     caller: Reader,
@@ -548,7 +547,7 @@ MOST_DAYS = 366.0
 report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 
-@report_router.get("/report", dependencies=[READ, OF_SHARD])
+@report_router.get("/report", dependencies=[READ])
 async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
     parts = parts_of(request)
