@@ -186,7 +186,7 @@ async def release(request: Request, caller: GateCaller, gate: str) -> GateReleas
     Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
     attempt that were adopted after the loss of a database.
 
-    Safe to repeat until the leases have ended on their nodes; then, and where there was none, 404.
+    Safe to repeat. 404 where there is nothing to give back and nothing was given back before.
     """
     parts = parts_of(request)
     await _check_gate(parts, caller, gate)
@@ -195,7 +195,7 @@ async def release(request: Request, caller: GateCaller, gate: str) -> GateReleas
 
 def _released(engine: Engine, done: GivenBack) -> GateReleased:
     decision = None if done.gate is None else engine.answer(done.gate)
-    return GateReleased(decision=decision, released=done.leases)
+    return GateReleased(decision=decision, released=done.leases, released_at=done.at)
 
 
 @router.delete("/{gate}/members/{member:path}")

@@ -375,7 +375,7 @@ class LeaseRow:
     One lease on one node, as the aggregator keeps it. `lease.age_seconds` is 0; the age follows from `granted_at`.
 
     `adopted` marks one that this database learned of from the node: another one granted it, or this one before an old
-    copy was put back. `why` says why it ended.
+    copy was put back. `why` says why it ended, `ended_at` when that was decided, `closed_at` when its node had let go.
     """
 
     node: str
@@ -385,6 +385,7 @@ class LeaseRow:
     adopted: bool = False
     closed_at: float | None = None
     why: str | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
