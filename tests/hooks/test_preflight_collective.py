@@ -46,6 +46,7 @@ def test_all_end_with_75_and_each_says_who_what_and_why(job: Job) -> None:
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_with_two_wanted_the_others_run_renumbered_and_the_culprit_parks(job: Job) -> None:
     ended = run(job, "--min-nodes", "2")
     assert [one.code for one in ended] == [0, 0, 0], ended
