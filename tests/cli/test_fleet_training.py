@@ -90,6 +90,7 @@ def test_node_at_fault_is_named_and_the_others_are_not(
     assert {node: why["code"] for node, why in whole["accused"].items()} == {"n2": seen}
 
 
+@pytest.mark.thorough
 def test_gate_of_the_deep_tier_runs_the_steps_after_the_collectives(fleet: Cluster, url: str) -> None:
     words = ("--tier", "deep", "--wait", "240s", "--json")
     said = fleet.healthd(

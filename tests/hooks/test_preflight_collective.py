@@ -34,6 +34,7 @@ def run(job: Job, *options: str) -> list[Ended]:
     return [job.end(rank, timeout=90) for rank in range(job.size)]
 
 
+@pytest.mark.thorough
 def test_all_end_with_75_and_each_says_who_what_and_why(job: Job) -> None:
     for ended in run(job):
         words = " ".join(ended.err.split())

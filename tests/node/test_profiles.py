@@ -196,6 +196,7 @@ def test_a_slow_probe_of_a_daemon_has_its_profile_at_the_socket_and_in_the_bundl
     assert newest <= {f"profiles/{name}.trace.json" for name in shown}
 
 
+@pytest.mark.thorough
 def test_profiles_on_demand_need_no_daemon_and_say_where_they_are(tmp_path: Path) -> None:
     file = tmp_path / "healthd.toml"
     file.write_text("[checks.matmul]\nsizes = [64, 64]\n")

@@ -157,6 +157,7 @@ def namespaced(script: str) -> list[str]:
     return [unshare, "-rm", "sh", "-ec", script]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "options"), [("full_file_system", "size=256k"), ("read_only_file_system", "ro,size=256k")]
 )
@@ -168,6 +169,7 @@ def test_small_and_read_only_file_systems(fault: str, options: str, tmp_path: Pa
     assert (done.verdict["kind"], done.verdict["suspected"]) == ("storage", False)
 
 
+@pytest.mark.thorough
 def test_oom_kill_in_a_control_group(tmp_path: Path) -> None:
     group = memory_group()
     try:
@@ -214,6 +216,7 @@ def memory_group() -> Path:
     pytest.skip("no control group with a limit of memory can be made here")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sender", "kind", "code"),
     [("slurmstepd", "stopped", 75), ("somebody", "stopped", 79), ("torchrun", "unknown", 143)],

@@ -77,6 +77,7 @@ def verdict(folder: Path) -> Any:
     return said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "code", "kind", "suspected"),
     some(
