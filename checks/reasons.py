@@ -146,6 +146,7 @@ _ALL = (
     Reason(
         "StoreHangs", "A store did not answer in time, and the process on it was killed.", Blame.PATH, Action.INSPECT
     ),
+    Reason("StoreDisconnected", "The connection to a server of a store was lost.", Blame.PATH, Action.INSPECT),
     Reason("StoreSlow", "A store is slower than its limit.", Blame.PATH, Action.INSPECT),
     Reason("StoreMissing", "The path or URL of a store is not there.", Blame.PATH, Action.INSPECT),
     Reason("StoreCorruption", "A store gave back other bytes than were written.", Blame.PATH, Action.INSPECT),

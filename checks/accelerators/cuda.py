@@ -121,10 +121,12 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
     The inventory, in the order of the bus, which is that of CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID. No options.
 
     The serial of a device is its UUID: None until the driver has started the GPU for the first time. GPUs that the
-    administrator has excluded from the driver's use are no devices, nor are those that a container was not given.
+    administrator has excluded from the driver's use are no devices, nor are those that a container was not given:
+    `not_given` has their bus addresses.
     """
-    read = ((folder.rpartition("/")[2], _read(host, folder)) for folder in sorted(host.glob(_FOLDER, "*")))
+    read = [(folder.rpartition("/")[2], _read(host, folder)) for folder in sorted(host.glob(_FOLDER, "*"))]
     gpus = _given(host, [(place, gpu) for place, gpu in read if gpu is not None])
+    given = {place for place, _ in gpus}
     devices = [
         {
             "target": f"cuda:{index}",
@@ -145,6 +147,7 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
         "memory_bytes": None,
         "efa_count": count_efa(host),
         "devices": devices,
+        "not_given": [place.lower() for place, _ in read if place not in given],
     }
 
 
