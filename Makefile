@@ -106,10 +106,6 @@ bench-short: $(STAMP) ## can every figure still be measured? small sizes, no aim
 	@$(BIN)/python -m tests.benchmarks --short
 	@$(BIN)/python -m tests.benchmarks.localize --short
 
-.PHONY: bench-fleet
-bench-fleet: $(STAMP) ## the aggregator's figures alone: 10,000 nodes, and 100,000 in eight shards (a quarter of an hour; PostgreSQL)
-	@$(BIN)/python -m tests.benchmarks --only gate --only gate_postgresql --only shards --only fleet
-
 .PHONY: bench-localize
 bench-localize: $(STAMP) ## localisation over simulated fleets (a quarter of an hour; the table of docs/localisation.md)
 	@$(BIN)/python -m tests.benchmarks.localize

@@ -65,8 +65,6 @@ def test_every_figure_to_reach_is_there_with_its_aim() -> None:
             "sync_processor": (None, 0.25e-3),
             "node_memory": (None, 45e3),
             "bad_500": (None, 3.5),
-            "gate_shards": (None, 0.165),
-            "shards_present": (1.0, None),
             "flood_http_600": (None, 2.0),
             "flood_tls_20000": (None, 2.0),
             "flood_silent_nodes": (None, 0),

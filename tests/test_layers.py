@@ -82,9 +82,6 @@ AGGREGATOR = {
     },
     "front": {"auth", "api", "metrics", "settings"},
     "course": {"front", "leading", "store"},
-    "sharing": {"api", "course", "front", "store"},
-    "merging": set[str](),
-    "routing": {"api", "auth", "front", "merging", "metrics", "settings", "store", "ui"},
     "app": {
         "api",
         "auth",
@@ -93,10 +90,8 @@ AGGREGATOR = {
         "front",
         "instance_identity",
         "leading",
-        "routing",
         "service_accounts",
         "settings",
-        "sharing",
         "store",
     },
 }

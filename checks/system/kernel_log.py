@@ -561,7 +561,7 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     else:
         if not lines:
             unread = _unread(ctx, "NoData", "the kernel log is empty, so faults in it go unseen")
-    now = count_faults(lines, ctx.host.uptime_seconds(), rules, machine) if lines else []
+    now = count_faults(lines, _now_seconds(ctx.host, lines), rules, machine) if lines else []
     earlier = recall_faults(ctx.previous, ctx.host.boot_id(), rules, machine)
     found = stage_faults(join_faults(now, earlier), lines, earlier, machine.neuron, rules.benign)
     if unread is not None:
@@ -682,6 +682,14 @@ def _finding(fault: Fault) -> Finding:
         blame=pattern.blame,
         action=pattern.action,
     )
+
+
+def _now_seconds(host: Host, lines: Sequence[LogLine]) -> float:
+    """Now by the log's clock: since boot; of a log alone, the time of its last line."""
+    try:
+        return host.uptime_seconds()
+    except HostError:
+        return max((stamp for stamp, _ in lines if stamp is not None), default=0.0)
 
 
 def _unread(ctx: Context[Params], reason: str, text: str) -> Finding:

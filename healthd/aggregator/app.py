@@ -23,12 +23,10 @@ from healthd.aggregator.front import Front, trust_of
 from healthd.aggregator.instance_identity import InstanceIdentities
 from healthd.aggregator.leading import Terms, leading
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.routing import Router
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.sharing import Sharing
-from healthd.aggregator.store import DEFAULT_SHARD, Directory, Leadership, Store, Watch, is_shared
-from healthd.core.errors import ConfigError, HealthdError
+from healthd.aggregator.store import Leadership, Store, Watch, is_shared
+from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, ListenError, Server, address_of, bind, closing_on_error
 from healthd.core.model import GateTerm
@@ -118,10 +116,6 @@ async def aggregator(
 
     Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
     """
-    if settings.shard_label is not None and not is_shared(settings.database_url):
-        raise ConfigError(
-            "aggregator.shard_label: SQLite has one shard; name a PostgreSQL in aggregator.database, or leave it out"
-        )
     limits = _limits(settings)
     for file, what in ((settings.tls_cert, "certificate"), (settings.tls_key, "private key")):
         if file is not None:
@@ -132,7 +126,6 @@ async def aggregator(
         _make_state_dir(settings)
         address = address_of(sock)
         own_url = settings.own_url(address)
-        database = _Shared(settings.database_url, own_url) if is_shared(settings.database_url) else None
         tasks = Tasks()
         terms = Terms(
             settings=settings,
@@ -141,24 +134,28 @@ async def aggregator(
             actuator=actuator or ActuatorSettings(),
             callers_may=frozenset(callers_may),
             tasks=tasks,
-            shards=lambda: sharing.shown(),
         )
-        sharing = _sharing(terms, database, own_url)
+        url = settings.database_url
+        watch = Watch(url, own_url) if is_shared(url) else None
+        front = Front(
+            guard=guard, settings=settings, own_url=own_url, trust=None if watch is None else trust_of(settings)
+        )
+        course = _course(terms, front, own_url, shared=watch is not None)
         store: Store | None = None
-        router: Router | None = None
         try:
             # Opening migrates and checks the database; nobody is served yet, so it may take the loop.
-            if database is None:
-                store = Store.open(settings.database_url)
-                sharing.lead(store)
+            if watch is None:
+                store = Store.open(url)
             else:
-                database.begin(settings, sharing, own_url)
-            tasks.supervise("shards", sharing.run, OnEnd.FATAL)
-            await tasks.first(sharing.settled())
-            if database is not None and settings.shard_label is not None:
-                router = Router(sharing, database.directory, settings.shard_label, guard, settings)
-            app = router if router is not None else sharing.fronts[DEFAULT_SHARD]
-            server = Server(app, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+                Store.prepare(url, own_url)
+                row, over = watch.look()
+                # Who seems to lead at our own address was this aggregator before it was killed.
+                course.note(row, over=over or row.url == own_url)
+                tasks.supervise("watch of the leadership", functools.partial(course.follow, watch), OnEnd.FATAL)
+                tasks.supervise("way to the leader", front.probe)
+            tasks.supervise("course of leadership", functools.partial(course.run, store), OnEnd.FATAL)
+            await tasks.first(course.settled.wait())
+            server = Server(front, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
             tasks.supervise("garbage collection", _collect_now_and_then)
             tasks.supervise("collection of young objects", _collect_young)
             await server.start()
@@ -167,76 +164,41 @@ async def aggregator(
                     tasks.supervise("certificate", lambda: _renew_certificate(server))
                 yield address, tasks
             finally:
-                await sharing.stop(settings.stop_seconds + 1.0)
+                await _stop(course, watch, settings)
                 await server.stop(settings.stop_seconds / 10)
         finally:
-            await sharing.stop(settings.stop_seconds + 1.0)
+            await _stop(course, watch, settings)
             await tasks.stop(settings.stop_seconds / 3)
-            for front in sharing.fronts.values():
-                await front.close()
-            if router is not None:
-                await router.close()
+            await front.close()
             if store is not None:
                 store.close()
-            if database is not None:
-                database.close()
+            if watch is not None:
+                watch.close()
 
 
-class _Shared:
-    """A database that several aggregators may use, beside what each shard's leader has open of it."""
-
-    def __init__(self, url: str, own_url: str) -> None:
-        self.url = url
-        self.watch = Watch(url, own_url)
-        self.directory = Directory(url)
-
-    def begin(self, settings: AggregatorSettings, sharing: Sharing, own_url: str) -> None:
-        """
-        Prepare it, and look who leads. Blocks.
-
-        Who seems to lead at our own address was this aggregator before it was killed: nobody else can listen there.
-        """
-        Store.prepare(self.url, own_url)
-        self.directory.claim_label(settings.shard_label)
-        found, now = self.watch.look()
-        ours = {shard for shard, row in found.leaders.items() if row.url == own_url}
-        sharing.begin(found, found.over(now) | ours)
-
-    def close(self) -> None:
-        self.watch.close()
-        self.directory.close()
-
-
-def _sharing(terms: Terms, database: _Shared | None, own_url: str) -> Sharing:
+def _course(terms: Terms, front: Front, own_url: str, *, shared: bool) -> Course:
     settings = terms.settings
-    trust = trust_of(settings) if database is not None else None
+    drained = functools.partial(front.drained, settings.stop_seconds / 2)
 
-    def course_of(shard: str, may_take: Callable[[], bool]) -> Course:
-        front = Front(guard=terms.guard, settings=settings, shard=shard, own_url=own_url, trust=trust)
-        drained = functools.partial(front.drained, settings.stop_seconds / 2)
-        if database is not None:
-            terms.tasks.supervise(f"way to the leader of {shard}", front.probe)
-        return Course(
-            front=front,
-            shared=database is not None,
-            take=lambda seen: asyncio.to_thread(_take, settings.database_url, shard, own_url, seen),
-            leading=lambda store: leading(terms, store, drained),
-            shard=shard,
-            may_take=may_take,
-        )
+    def take(seen: Leadership) -> Store:
+        return Store.open(settings.database_url, advertised=own_url, seen=seen)
 
-    return Sharing(
-        course_of,
-        watch=None if database is None else database.watch,
-        leave=(lambda: None) if database is None else functools.partial(database.directory.leave, own_url),
-        own_url=own_url,
-        sharded=settings.shard_label is not None,
-        tasks=terms.tasks,
+    return Course(
+        front=front,
+        shared=shared,
+        take=lambda seen: asyncio.to_thread(take, seen),
+        leading=lambda store: leading(terms, store, drained),
     )
 
 
-def _take(url: str, shard: str, own_url: str, seen: Leadership) -> Store:
-    return Store.open(url, shard=shard, advertised=own_url, seen=seen)
+async def _stop(course: Course, watch: Watch | None, settings: AggregatorSettings) -> None:
+    """Let go of the lead, and say in the database that this aggregator ends. Safe to repeat."""
+    if watch is not None:
+        with contextlib.suppress(HealthdError, TimeoutError):  # else it would hide why the process ends
+            async with asyncio.timeout(settings.stop_seconds / 8):
+                await asyncio.to_thread(watch.leave)
+        watch.cut()  # it may hang with the server
+    await course.stop(settings.stop_seconds + 1.0)
 
 
 async def _renew_certificate(server: Server) -> None:

@@ -29,14 +29,12 @@ from healthd.aggregator.api import (
     KEY_HEADER,
     MEDIA_TYPE,
     MIN_KEY_LENGTH,
-    OF_SHARD,
     PROGRAM_ROUTERS,
     READ,
     SYNC,
     ApiRoute,
     HttpError,
     Parts,
-    ShardList,
     TargetGroup,
     Wait,
     gates,
@@ -135,7 +133,7 @@ def _reached(value: object, schemas: dict[str, Any]) -> set[str]:
 def make_app(parts: Parts) -> Application:
     """The application: every path but syncs."""
     app = Application(preflight=parts.settings.preflight)
-    app.state.parts = app.state.door = parts
+    app.state.parts = parts
     add_page_to(app, parts)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -221,7 +219,7 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     if (trouble := parts.engine.trouble()) is not None:
         return PlainTextResponse(f"{printable_line(trouble)}\n", status_code=503)
     recovering = parts.engine.recovering()
-    said = f"leader of {parts.shard}" + (f", but holds every gate: {recovering}\n" if recovering else "\n")
+    said = "leader" + (f", but holds every gate: {recovering}\n" if recovering else "\n")
     if trouble := parts.guard.trouble():
         said += f"tokens of service accounts cannot be reviewed: {printable_line(trouble)}\n"
     reasons = (printable_line(breaker.reason) for breaker in parts.engine.breakers().values())
@@ -266,7 +264,7 @@ async def metrics(request: Request) -> Response:
     return Response(body, headers={"content-type": content_type})
 
 
-@router.get("/v1/sd/prometheus", dependencies=[READ, OF_SHARD])
+@router.get("/v1/sd/prometheus", dependencies=[READ])
 async def targets(request: Request, pool: str | None = None) -> list[TargetGroup]:
     """
     Every node as a target of Prometheus' http_sd.
@@ -280,12 +278,6 @@ async def targets(request: Request, pool: str | None = None) -> list[TargetGroup
         if state.address and _ADDRESS.fullmatch(state.address) and pool in (None, own["pool"]):
             found.append(TargetGroup(targets=(state.address,), labels=own))
     return found
-
-
-@router.get("/v1/shards", dependencies=[READ])
-async def shards(request: Request) -> ShardList:
-    """The parts of the fleet, and which aggregator leads each. One, `default`, without `shard_label`."""
-    return parts_of(request).shards()
 
 
 @router.post("/v1/nodes/{node}/sync", dependencies=[SYNC], responses=problems(409, 421))

@@ -29,7 +29,7 @@ from healthd.core.config import parse_toml
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, words_of
 from healthd.core.file_trust import check_file
 from healthd.core.tasks import LogOnce
-from healthd.core.workload import Pod
+from healthd.core.workload import Pod, pod_of
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,15 @@ class Caller:
     def speaks_for(self, node: str) -> bool:
         """Whether it may speak for the node of this name: as its daemon, as a hook there, or ask for it."""
         return self.nodes is None or any(fnmatch.fnmatchcase(node, pattern) for pattern in self.nodes)
+
+    def may_end(self, node: str, workload: str | None) -> bool:
+        """
+        Whether a later attempt that it asks for ends the lease of an earlier one on this node. A pod ends its own, and
+        not that of another pod, which may still run.
+        """
+        own, other = self.hook, pod_of(workload)
+        same = own is None or other is None or (other.full_name == own.full_name and other.uid in (None, own.uid))
+        return same and self.speaks_for(node)
 
     def check_speaks_for(self, nodes: Iterable[str]) -> None:
         """AuthError(403), in one line, for the first of these nodes for which it may not speak."""

@@ -1,5 +1,5 @@
 """
-Leading and standing by, in turn: when an aggregator takes a shard over, and when it lets go of it.
+Leading and standing by, in turn: when an aggregator takes over, and when it lets go.
 
 A lease is over when its row has stood still for its length, by our own clock and as seen from here: neither the clocks
 of other machines nor that of the server matter, nor an outage of the server, after which the leader renews first. The
@@ -24,6 +24,7 @@ from healthd.aggregator.store import (
     Look,
     NotVacantError,
     Store,
+    Watch,
     boot_seconds,
 )
 from healthd.core.errors import HealthdError, StoreError
@@ -32,6 +33,8 @@ from healthd.core.tasks import LogOnce, wait_for
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 1.0
+HANGS_SECONDS = 5.0
+"""A look that takes so long is ended, and the connection made again."""
 AGAIN_SECONDS = 0.5
 """The pause after a takeover that failed, or that another one was faster in."""
 
@@ -50,14 +53,9 @@ class Observed:
             self.row, self._since = found, now
 
     def vacant(self, now: float) -> Leadership | None:
-        """The row of a shard that nobody leads any more; None while somebody may."""
+        """The row of a lease that is over; None while somebody may lead."""
         over = self.row is not None and (not self.row.holder or now - self._since >= LEASE_SECONDS)
         return self.row if over else None
-
-    def still_seconds(self, now: float) -> float:
-        """How long the row has been over, or given up."""
-        given_up = self.row is not None and not self.row.holder
-        return max(0.0, now - self._since - (0.0 if given_up else LEASE_SECONDS))
 
     def due_in(self, now: float) -> float:
         """In how many seconds the lease is over if nothing is heard."""
@@ -66,8 +64,8 @@ class Observed:
 
 class Course:
     """
-    Run `run` as a fatal task and tell it by `note` what a watch sees; `settled` is set once it leads or stands by.
-    `stop` ends it.
+    Run `run` as a fatal task, and `follow` as another, or tell it by `note` what a watch sees; `settled` is set once it
+    leads or stands by. `stop` ends it.
 
     Where the database is not `shared`, it leads until the end, and a FencedError is the end.
     """
@@ -79,20 +77,12 @@ class Course:
         shared: bool,
         take: Callable[[Leadership], Awaitable[Store]],
         leading: Callable[[Store], AbstractAsyncContextManager[Leading]],
-        shard: str,
-        may_take: Callable[[], bool] = lambda: True,
     ) -> None:
-        """
-        `take` opens the database and takes the shard over from a leader that is gone. `may_take`: whether
-        this aggregator is to lead one more shard that nobody leads.
-        """
+        """`take` opens the database and takes over from a leader that is gone."""
         self.settled = asyncio.Event()
-        self.front = front
-        self._front, self._shared, self._take, self._leading, self._shard = front, shared, take, leading, shard
-        self._may_take = may_take
+        self._front, self._shared, self._take, self._leading = front, shared, take, leading
         self._observed = Observed()
-        self._claims = False
-        self._gives = False
+        self._looked_at = boot_seconds()
         self._not_before = 0.0
         self._former = ""
         self._news = asyncio.Event()
@@ -100,30 +90,25 @@ class Course:
         self._ended = asyncio.Event()
         self._trouble = LogOnce(log)
 
-    @property
-    def claims(self) -> bool:
-        """Whether this aggregator leads the shard, or is about to."""
-        return self._claims
+    async def follow(self, watch: Watch) -> None:
+        """Start the watch, and note what it sees until cancelled. A look that hangs is ended, and counts as failed."""
+        loop = asyncio.get_running_loop()
 
-    @property
-    def gives(self) -> bool:
-        """Whether it is handing the shard over."""
-        return self._gives
+        def tell(look: Look) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is gone with the process
+                loop.call_soon_threadsafe(self.note, look)
 
-    @property
-    def vacant_seconds(self) -> float | None:
-        """How long it could have been taken over already; None while somebody may lead."""
-        now = boot_seconds()
-        return None if self._observed.vacant(now) is None else self._observed.still_seconds(now)
-
-    def give_away(self) -> None:
-        """Hand the shard over to another aggregator that stands by; this one does not take it again for a lease."""
-        self._gives = self._claims
-        self._news.set()
+        self._looked_at = boot_seconds()
+        watch.start(tell)
+        while True:
+            await asyncio.sleep(LONGEST_PAUSE_SECONDS)
+            if boot_seconds() - self._looked_at > HANGS_SECONDS:
+                watch.cut()
+                self.note(StoreError(f"the database has not answered for {HANGS_SECONDS:g} s"))
 
     def note(self, look: Look, *, over: bool = False) -> None:
         """What a watch has seen. `over`: by the clock of the server nobody leads any more."""
-        now = boot_seconds()
+        now = self._looked_at = boot_seconds()
         left = isinstance(look, Leadership) and not look.holder
         self._observed.note(look, now - LEASE_SECONDS if over and not left else now)
         if isinstance(look, StoreError):
@@ -135,7 +120,6 @@ class Course:
     async def run(self, store: Store | None) -> None:
         """Lead with this store, or stand by without one; then in turn, for ever. Waits to be cancelled once stopped."""
         while not self._stop.is_set():
-            self._claims = store is not None
             if store is None:
                 store = await self._win()
             if store is not None and self._stop.is_set():
@@ -149,7 +133,7 @@ class Course:
         await asyncio.Event().wait()
 
     async def stop(self, seconds: float) -> None:
-        """Let go of the shard; waits for that, at most so long."""
+        """Let go of the lead; waits for that, at most so long."""
         self._stop.set()
         self._front.stop()
         self._news.set()
@@ -171,7 +155,7 @@ class Course:
             self._front.follow(row.url, row.term, "")
 
     async def _win(self) -> Store | None:
-        """Stand by until the shard is ours; None at the end."""
+        """Stand by until it leads; None at the end."""
         while not self._stop.is_set():
             self._show()
             now = boot_seconds()
@@ -179,15 +163,11 @@ class Course:
             pause = self._observed.due_in(now)
             if vacant is not None and now < self._not_before:
                 pause = self._not_before - now
-            elif vacant is not None and self._may_take():
-                self._claims = True
+            elif vacant is not None:
                 if (store := await self._try(vacant)) is not None:
                     return store
-                self._claims = False
                 self._not_before = boot_seconds() + AGAIN_SECONDS
                 continue
-            elif vacant is not None:
-                pause = LONGEST_PAUSE_SECONDS / 4
             self.settled.set()
             await wait_for(self._news, min(max(pause, 0.01), LONGEST_PAUSE_SECONDS))
         return None
@@ -196,10 +176,10 @@ class Course:
         try:
             store = await self._take(vacant)
         except NotVacantError as error:
-            self._trouble.say(f"{self._shard} is not taken over: {error}", logging.INFO)
+            self._trouble.say(f"it does not take over: {error}", logging.INFO)
             return None
         except HealthdError as error:
-            self._trouble.say(f"{self._shard} could not be taken over: {error}")
+            self._trouble.say(f"it cannot take over: {error}")
             return None
         self._trouble.clear()
         return store
@@ -209,17 +189,9 @@ class Course:
         self._former = store.holder
         try:
             async with self._leading(store) as leader:
-                self._front.lead(
-                    Serving(
-                        app=leader.app,
-                        leads=store.leads,
-                        trouble=store.trouble,
-                        knows=leader.knows,
-                        metrics=leader.metrics,
-                    )
-                )
+                self._front.lead(Serving(app=leader.app, leads=store.leads, trouble=store.trouble))
                 self.settled.set()
-                log.info("leads %s (term %d)", self._shard, store.term)
+                log.info("leads (term %d)", store.term)
                 try:
                     await leader.tasks.first(self._until_over(store, leader.let_go))
                 finally:
@@ -233,8 +205,7 @@ class Course:
         except StoreError as error:
             if not self.settled.is_set() or not self._shared:
                 raise
-            log.error("%s could not be led: %s; it stands by", self._shard, error)
-        self._gives = False
+            log.error("it could not lead: %s; it stands by", error)
         self._not_before = boot_seconds() + LEASE_SECONDS  # another one is to come first
 
     async def _until_over(self, store: Store, let_go: Callable[[], None]) -> None:
@@ -247,17 +218,12 @@ class Course:
         led = True
         while not self._stop.is_set():
             if led and not store.leads():
-                log.warning("the lease of %s is over: %s", self._shard, store.trouble() or "it was not renewed in time")
+                log.warning("the lease is over: %s", store.trouble() or "it was not renewed in time")
                 let_go()
             led = store.leads()
             row = self._observed.row
             # A look may be older than our takeover; who was faster has a higher term.
             if row is not None and (row.term > store.term or (row.term == store.term and row.holder != store.holder)):
-                log.warning(
-                    "%s leads %s now (term %d); this one stands by", row.holder or "nobody", self._shard, row.term
-                )
-                return
-            if self._gives:
-                log.info("gives %s away", self._shard)
+                log.warning("%s leads now (term %d); this one stands by", row.holder or "nobody", row.term)
                 return
             await wait_for(self._news, LONGEST_PAUSE_SECONDS)

@@ -12,12 +12,11 @@ import contextlib
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
 
 from checks.printable import printable_line
 from healthd.aggregator.api import (
@@ -33,7 +32,7 @@ from healthd.aggregator.api import (
     scope_of,
 )
 from healthd.aggregator.auth import Guard, Scope
-from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
+from healthd.aggregator.metrics import LeadershipCollector, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, connection_words
 from healthd.core.http.client import trusting
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 FORWARDED = b"x-healthd-forwarded"
 """The header of a request that an aggregator has forwarded: it is answered where it comes to, or refused."""
 LEADER = "leader"
-"""The header that tells a node where the leader of its shard is."""
+"""The header that tells a node where the leader is."""
 NOT_LEADER = 421
 """Misdirected Request: the status that goes with it."""
 TAKEOVER_SECONDS = 8.0
@@ -74,15 +73,13 @@ _HOP = frozenset(
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """
-    What answers while this aggregator leads: its application, whether its lease still holds, why the database takes
-    no renewal, whether a node of a name has come to the shard, and the metrics of the shard.
+    What answers while this aggregator leads: its application, whether its lease still holds, and why the database
+    takes no renewal.
     """
 
     app: ASGIApp
     leads: Callable[[], bool]
     trouble: Callable[[], str | None]
-    knows: Callable[[str], bool]
-    metrics: FleetMetrics
 
 
 class Front:
@@ -98,14 +95,12 @@ class Front:
         *,
         guard: Guard,
         settings: AggregatorSettings,
-        shard: str,
         own_url: str,
         trust: ssl.SSLContext | None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._guard = guard
         self._settings = settings
-        self._shard = shard
         self._own_url = own_url
         self._serving: Serving | None = None
         self._leader: str | None = None
@@ -118,9 +113,8 @@ class Front:
         self._idle = asyncio.Event()
         self._tasks = Tasks()
         self._metrics = CollectorRegistry(auto_describe=False)
-        self._metrics.register(LeadershipCollector(shard, lambda: False, lambda: self._term))
-        if settings.shard_label is None:  # else `routing` shows it once for all shards
-            self._metrics.register(tasks_metric())
+        self._metrics.register(LeadershipCollector(lambda: False, lambda: self._term))
+        self._metrics.register(tasks_metric())
         self._http = httpx.AsyncClient(
             verify=trust if trust is not None else False,  # never used without TLS
             trust_env=False,
@@ -128,28 +122,6 @@ class Front:
             follow_redirects=False,
             limits=httpx.Limits(max_connections=MOST_FORWARDED, keepalive_expiry=30.0),
         )
-
-    @property
-    def leads(self) -> bool:
-        """Whether this aggregator answers for the shard."""
-        return self._serving is not None and self._serving.leads()
-
-    @property
-    def leader(self) -> str | None:
-        """Where the leader answers; None where nobody is known to lead."""
-        return self._own_url if self.leads else self._leader
-
-    def readiness(self) -> tuple[int, str]:
-        """How it would answer /readyz as one that stands by."""
-        return self._readiness()
-
-    def knows(self, node: str) -> bool:
-        """Whether it leads the shard and a node of this name has come to it."""
-        return self._serving is not None and self._serving.leads() and self._serving.knows(node)
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics of the shard where it leads, else that it does not."""
-        return self._serving.metrics.collect() if self._serving is not None else iter(self._metrics.collect())
 
     # --- who leads ----------------------------------------------------------------------------------------------------
 
@@ -261,9 +233,9 @@ class Front:
             return 503, "stopping"
         if (serving := self._serving) is not None:
             why = serving.trouble() or "the database takes no renewal"
-            return 503, f"leader of {self._shard} until its lease was over: {why}"
+            return 503, f"leader until its lease was over: {why}"
         if self._leader is None:
-            return 503, f"neither leads {self._shard} nor knows who does: {self._why}"
+            return 503, f"neither leads nor knows who does: {self._why}"
         if self._unreachable:
             return 503, f"standby that cannot reach the leader ({self._leader}): {self._unreachable}"
         return 200, f"standby (leader: {self._leader})"
@@ -276,7 +248,7 @@ class Front:
         await read_body(receive, headers, max_bytes=most, timeout_seconds=seconds)
         if self._leader is None:
             raise self._nobody(3)
-        text = f"this aggregator stands by; {self._shard} is led by {self._leader}"
+        text = f"this aggregator stands by; {self._leader} leads"
         raise HttpError(NOT_LEADER, text, {LEADER: self._leader})
 
     def _nobody(self, retry_seconds: int = 1) -> HttpError:
@@ -339,7 +311,7 @@ class Front:
                 return None
             if leader is not None and (leader, self._term) != former:
                 if told := self._forbidden(leader):
-                    raise HttpError(503, f"the leader of {self._shard} is not asked: {told}")
+                    raise HttpError(503, f"the leader is not asked: {told}")
                 return leader, self._term
             if self._stopping:
                 raise self._nobody()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily
 
-from healthd.aggregator.api import ASGIApp, Parts, ShardList, SyncEndpoint
+from healthd.aggregator.api import ASGIApp, Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.controller import Engine, Handshakes, steady_clock
@@ -21,11 +21,10 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import PutDuplicate, PutEvent, Store, shard_by
+from healthd.aggregator.store import PutDuplicate, Store
 from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.aggregator.webhook import Webhook
-from healthd.core.errors import StoreError
-from healthd.core.model import GateTerm, NodeState
+from healthd.core.model import GateTerm
 from healthd.core.tasks import OnEnd, Tasks
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,7 @@ ANSWERS_EACH_START = 1 << 32
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     """
-    What does not change when the leader does. `callers_may` and `shards` are as of `Parts`; `tasks` are those of the
-    whole process.
+    What does not change when the leader does. `callers_may` is as of `Parts`; `tasks` are those of the whole process.
     """
 
     settings: AggregatorSettings
@@ -47,22 +45,19 @@ class Terms:
     actuator: ActuatorSettings
     callers_may: frozenset[GateTerm]
     tasks: Tasks
-    shards: Callable[[], ShardList]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leading:
     """
     The application of a leader with its syncs, what its handlers work with, and its tasks, whose `failure` tells when
-    it cannot go on. `let_go` answers the nodes that wait, `knows` whether a node of this name has come to the shard.
+    it cannot go on. `let_go` answers the nodes that wait.
     """
 
     app: ASGIApp
     parts: Parts
     tasks: Tasks
     let_go: Callable[[], None]
-    knows: Callable[[str], bool]
-    metrics: FleetMetrics
 
 
 @contextlib.asynccontextmanager
@@ -97,18 +92,12 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
                 webhook = Webhook(url, terms.settings.webhook_token_file, source=store.store_id)
                 parts.postmortems.on_final.append(lambda record: webhook.job_died(record, time.time()))
                 tasks.supervise("webhook", webhook.run)
-            strays = _Strays(store, terms.settings.shard_label, tasks)
-
-            def on_state(state: NodeState) -> None:
-                parts.ungated.see(state)
-                strays.see(state)
-
             endpoint = SyncEndpoint(
                 make_app(parts),
                 fleet=parts.fleet,
                 guard=terms.guard,
                 settings=terms.settings,
-                on_state=on_state,
+                on_state=parts.ungated.see,
             )
             try:
                 yield Leading(
@@ -116,8 +105,6 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
                     parts=parts,
                     tasks=tasks,
                     let_go=parts.fleet.wake_all,
-                    knows=lambda node: parts.fleet.node(node) is not None,
-                    metrics=parts.metrics,
                 )
             finally:
                 tasks.start("end of the store", store.give_up_when_stuck())
@@ -127,34 +114,6 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
             await tasks.stop(terms.settings.stop_seconds / 3)
     finally:
         store.close()
-
-
-class _Strays:
-    """Writes into the history of a node, once, that its label is not that of its shard."""
-
-    def __init__(self, store: Store, label: str | None, tasks: Tasks) -> None:
-        self._store, self._label, self._tasks = store, label, tasks
-        self._told: dict[str, str] = {}
-
-    def see(self, state: NodeState) -> None:
-        """Take in what a node says."""
-        if self._label is None:
-            return
-        value = shard_by(self._label, state.labels)
-        if value == self._store.shard:
-            self._told.pop(state.node, None)
-        elif self._told.get(state.node) != value:
-            self._told[state.node] = value
-            self._tasks.start("history of a node of another shard", self._tell(state.node, value))
-
-    async def _tell(self, node: str, value: str) -> None:
-        message = (
-            f"its label {self._label} says {value[:80]!r}, and it stays in shard {self._store.shard} until "
-            f"'healthd fleet forget {node}'"
-        )
-        log.warning("node %s: %s", node, message)
-        with contextlib.suppress(StoreError):  # it is in the log
-            await self._store.write([PutEvent(at=time.time(), subject=node, kind="shard", message=message)])
 
 
 def build(terms: Terms, store: Store) -> Parts:
@@ -189,9 +148,8 @@ def build(terms: Terms, store: Store) -> Parts:
         task_errors=tasks.errors,
         now=clock,
     )
-    metrics.add(LeadershipCollector(store.shard, store.leads, lambda: store.term))
-    if settings.shard_label is None:  # else `routing` shows it once for all shards
-        metrics.add(tasks_metric())
+    metrics.add(LeadershipCollector(store.leads, lambda: store.term))
+    metrics.add(tasks_metric())
     accusations = Accusations(keep_seconds=ACCUSED_WINDOW_SECONDS, clock=clock)
     drain = make_drain_controller(terms.actuator, engine, fleet)
     metrics.add(ActuatorCollector(drain))
@@ -221,8 +179,6 @@ def build(terms: Terms, store: Store) -> Parts:
         postmortems=postmortems,
         drain=drain,
         callers_may=terms.callers_may,
-        shard=store.shard,
-        shards=terms.shards,
         tasks=tasks,
     )
 

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import prometheus_client
@@ -50,41 +50,23 @@ class Reading(Collector):
 
 def tasks_metric() -> Reading:
     """
-    How many tasks of asyncio the process has: about two for each request that is held. Of the whole process, so not to
-    be asked for each shard.
+    How many tasks of asyncio the process has: about two for each request that is held.
     """
     about = "Tasks of asyncio in this process: some of its own, and those of the requests under way."
     return Reading(GaugeMetricFamily, "healthd_aggregator_tasks", about, lambda: len(asyncio.all_tasks()))
 
 
 class LeadershipCollector(Collector):
-    """Who leads a shard, as this aggregator knows it."""
+    """Who leads, as this aggregator knows it."""
 
-    def __init__(self, shard: str, leads: Callable[[], bool], term: Callable[[], int]) -> None:
-        self._shard, self._leads, self._term = shard, leads, term
-
-    def collect(self) -> Iterator[Metric]:
-        about = "1 while this aggregator leads the shard, 0 while it stands by."
-        yield _labelled("healthd_aggregator_leader", about, "shard", {self._shard: float(self._leads())})
-        about = "How many leaders the shard has had, as this aggregator knows it."
-        yield _labelled("healthd_aggregator_term", about, "shard", {self._shard: self._term()})
-
-
-class ByShard(Collector):
-    """The metrics of several shards as one exposition: each series has the shard as a label."""
-
-    def __init__(self, shards: Mapping[str, Callable[[], Iterable[Metric]]]) -> None:
-        self._shards = shards
+    def __init__(self, leads: Callable[[], bool], term: Callable[[], int]) -> None:
+        self._leads, self._term = leads, term
 
     def collect(self) -> Iterator[Metric]:
-        found: dict[str, Metric] = {}
-        for shard, collect in self._shards.items():
-            for metric in collect():
-                family = found.setdefault(
-                    metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit)
-                )
-                family.samples += [one._replace(labels={**one.labels, "shard": shard}) for one in metric.samples]
-        return iter(found.values())
+        about = "1 while this aggregator leads, 0 while it stands by."
+        yield GaugeMetricFamily("healthd_aggregator_leader", about, value=float(self._leads()))
+        about = "How many leaders the database has had, as this aggregator knows it."
+        yield GaugeMetricFamily("healthd_aggregator_term", about, value=self._term())
 
 
 class FleetCollector(Collector):

@@ -7,6 +7,9 @@ members that offer it are asked to run one, and what they find is judged again. 
 outcome. Nodes under suspicion are then checked by their own daemons, and links by collectives, in a gate without a
 lease: what is found there is evidence for the next gate, and the rules of quarantine go by it.
 
+A bad end releases nothing. The job may go on: its launcher may try again at once, or another `healthd run` of it may be
+on the same node. So its leases end as all leases do, and only the checks of its own suspects pass them.
+
 Everything that is answered is on disk before, so that the next aggregator goes on where this one ended.
 """
 
@@ -219,7 +222,6 @@ class Postmortems:
                 return
             after = advanced(seen, verdict, self._engine.now())
             final = after.phase is PostmortemPhase.FINAL
-            await self._engine.end_job(gate_id, ended_nodes(after), "its parent says that the job has ended")
             if final and self._orders and (order := order_of(after, verdict)) is not None:
                 after = await self._ordered(after, order)
                 final = after.phase is PostmortemPhase.FINAL
@@ -241,7 +243,7 @@ class Postmortems:
     async def _ordered(self, record: Postmortem, order: GateRequest) -> Postmortem:
         """Ask for the checks; they are waited for as long as measurement may take."""
         try:
-            gate = await self._engine.ask(order)
+            gate = await self._engine.ask(order, past=record.gate)
         except HealthdError as error:
             log.warning("job %s: its nodes cannot be checked: %s", record.job, error)
             return record
@@ -356,13 +358,6 @@ def measured_by(gate: str, decision: Decision) -> tuple[Measured, ...]:
         status = "fail" if problems else "unknown"
         found.append(Measured(node=each.node, tier="quick", status=status, problems=problems, note=why))
     return tuple(found)
-
-
-def ended_nodes(record: Postmortem) -> tuple[str, ...]:
-    """The nodes on which the job has ended: all once everybody has told; before, those whose whole command has."""
-    if record.complete:
-        return record.nodes
-    return tuple(sorted({each.node for each in record.told.values() if each.rank is None}))
 
 
 def judged(rows: Iterable[PutNotes], by_order: tuple[Measured, ...] = ()) -> JobVerdict:

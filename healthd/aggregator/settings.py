@@ -16,7 +16,6 @@ _ACCOUNT = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.-]{1,253}")
 _OF_NAMESPACE = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.*?-]{1,253}")
 _ACCOUNTS = re.compile(r"[a-z0-9.*?-]{1,63}/[a-z0-9.*?-]{1,253}")
 MOST_ACCOUNTS = 100
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9./_-]{0,252}")
 # The row of the database has room for 300 characters.
 _URL = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,253}/?")
 
@@ -155,11 +154,6 @@ class AggregatorSettings:
     """URL at which other aggregators on the same PostgreSQL, and nodes, reach this one while it leads; never that of a
     load balancer. None: made of `listen`, with the name of this host where that is every address."""
 
-    shard_label: str | None = None
-    """Label of nodes of which each value is a shard, such as `cluster`: a part of the fleet that one aggregator leads,
-    so that several on one PostgreSQL share the work. Nodes without it are of the shard `default`. None: the fleet is
-    one shard."""
-
     ca_file: Path | None = None
     """PEM file of the CA that signed the certificates of the other aggregators on the same PostgreSQL; None trusts the
     system's."""
@@ -239,10 +233,6 @@ class AggregatorSettings:
         if self.runbooks_url is not None and not self.runbooks_url.startswith(("https://", "http://")):
             raise ConfigError(f"runbooks_url must begin with https:// or http://, not {self.runbooks_url[:80]!r}")
         self._check_webhook()
-        if self.shard_label is not None and not _LABEL.fullmatch(self.shard_label):
-            raise ConfigError(
-                f"shard_label: {self.shard_label[:80]!r} is not the name of a label; write cluster or pool"
-            )
         if self.advertise_url is not None and not _URL.fullmatch(self.advertise_url):
             raise ConfigError(f"advertise_url: {self.advertise_url[:80]!r} is not a URL; write https://HOST:8090")
         if self.tls_cert is not None and (self.advertise_url or "https:").startswith("http:"):

@@ -187,7 +187,7 @@ def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[
                 if found.postmortem.phase is PostmortemPhase.FINAL or deadline - time.monotonic() < LEAST_SECONDS:
                     return notes, found
                 if found.member in found.to_measure:
-                    notes = _measure_devices(notes, deadline)
+                    notes = _measure_devices(notes, deadline, gate)
     except HealthdError as error:
         click.echo(f"healthd: this node is judged alone: {error}", err=True)
         return notes, None
@@ -221,10 +221,10 @@ def _write(file: Path, content: bytes, option: str) -> None:
         raise OutputError(f"{option}: {file}: {words_of(error)}") from None
 
 
-def _measure_devices(notes: Notes, deadline: float) -> Notes:
-    """The notes with the quick tier, which is run as soon as nobody has the devices."""
+def _measure_devices(notes: Notes, deadline: float, gate: str | None = None) -> Notes:
+    """The notes with the quick tier, which is run as soon as nobody but the job of this gate has the devices."""
     while True:
-        quick = measure("quick", notes.host, deadline - time.monotonic())
+        quick = measure("quick", notes.host, deadline - time.monotonic(), gate=gate)
         busy = quick.status == "unknown" and quick.note.startswith("Busy")
         if not busy or time.monotonic() + WAIT_SECONDS > deadline:
             return dataclasses.replace(notes, measured=(*notes.measured, quick))

@@ -13,7 +13,6 @@ from healthd.cli.settings.options import Command, aggregator_option, common_opti
 from healthd.cli.terminal.output import log_to_stderr
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.node_name import check_name
-from healthd.core.text import counted
 
 
 @click.command(cls=Command)
@@ -65,36 +64,27 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
 @click.option("--advertise-url", metavar="URL", help="Where nodes and other aggregators reach this one.")
 @click.option("--mode", help="Mode of gates that do not ask for one: enforce or observe.")
 @click.option("--step-down", is_flag=True, help="End the lease of the aggregator that leads; another takes over.")
-@click.option("--remove-shard", metavar="S", help="Remove a shard without nodes, leases and open gates, for good.")
-@click.option("--shard", metavar="S", help="With --step-down: the shard whose leader it is (default: default).")
-def aggregator(mode: str | None, step_down: bool, remove_shard: str | None, shard: str | None, **options: Any) -> int:
+def aggregator(mode: str | None, step_down: bool, **options: Any) -> int:
     """
     The aggregator of a fleet. Several on one PostgreSQL stand in for each other.
 
-    Exit code: 0 after SIGTERM, --step-down or --remove-shard, 2 for usage or configuration, 1 else.
+    Exit code: 0 after SIGTERM or --step-down, 2 for usage or configuration, 1 else.
     """
     options["policy.mode"] = mode
     for shared in ("token_file", "ca_file"):
         options[f"aggregator.{shared}"] = options.pop(shared)
     settings = load_settings(options, section="aggregator")
     if step_down:
-        from healthd.aggregator.store import DEFAULT_SHARD
         from healthd.aggregator.store import step_down as end_lease
 
-        shard = DEFAULT_SHARD if shard is None else shard
-        before = end_lease(settings.aggregator.database_url, shard)
+        before = end_lease(settings.aggregator.database_url)
         where = f" at {before.url}" if before.url else ""
-        click.echo(f"{before.holder or 'nobody'}{where} led {shard} (term {before.term}) and does no more")
+        click.echo(
+            f"{before.holder}{where} no longer leads (term {before.term})"
+            if before.holder
+            else f"no aggregator led (term {before.term})"
+        )
         return 0
-    if remove_shard is not None:
-        from healthd.aggregator.store import remove_shard as remove
-
-        gone = remove(settings.aggregator.database_url, remove_shard)
-        with_it = f", and with it {counted(gone, 'decided gate')}" if gone else ""
-        click.echo(f"shard {remove_shard} is removed{with_it}")
-        return 0
-    if shard is not None:
-        raise ConfigError("--shard goes with --step-down; what the shards are is shard_label under [aggregator]")
     from healthd.aggregator.app import run_aggregator
 
     _log()

@@ -276,15 +276,17 @@ def _kernel_log(notes: Notes, unread: list[str]) -> list[tuple[float, str]]:
 # --- Measurement -----------------------------------------------------------------------------------------------------
 
 
-def measure(tier: str, host: str, seconds: float) -> Measured:
+def measure(tier: str, host: str, seconds: float, *, gate: str | None = None) -> Measured:
     """
-    Run the checks of a tier on this node now, in a process of their own; never raises.
+    Run the checks of a tier on this node now, in a process of their own; never raises. The lease of the job's own
+    `gate` does not make the node busy; processes on the devices do.
 
     Whatever goes wrong is a result that says nothing: `unknown`, with the reason as note.
     """
     if seconds < CHECK_STARTS_SECONDS:
         return Measured(node=host, tier=tier, status="unknown", note="no time was left for it")
     command = [sys.executable, "-P", "-m", "healthd", "check", "--tier", tier, "--json"]
+    command += ["--past", gate] if gate is not None else []
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

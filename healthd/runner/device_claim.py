@@ -80,7 +80,7 @@ class DeviceClaim:
         """Why the node belongs to a job although no process holds devices, as the node's daemon says."""
         if self._settings.run_dir is None or not self._settings.heed_leases:
             return None
-        return read_leases_file(self._settings.run_dir, self._workers.boot_id)
+        return read_leases_file(self._settings.run_dir, self._workers.boot_id, past=self._settings.past)
 
 
 def busy_by(surveyed: Outcome) -> str | None:
@@ -234,8 +234,11 @@ def write_leases_file(run_dir: Path, boot_id: str | None, jobs: Sequence[str]) -
     write_atomically(path, body, mode=0o644)  # any user who can run checks can read it
 
 
-def read_leases_file(run_dir: Path, boot_id: str | None) -> str | None:
-    """Why the node belongs to a job; None when no lease is recorded. A file that cannot be read counts as a lease."""
+def read_leases_file(run_dir: Path, boot_id: str | None, *, past: str | None = None) -> str | None:
+    """
+    Why the node belongs to a job; None when no lease is recorded. A file that cannot be read counts as a lease. A lease
+    of the gate `past` does not count where it is the only one.
+    """
     path = run_dir / _LEASES
     try:
         with path.open("rb") as file:
@@ -246,6 +249,8 @@ def read_leases_file(run_dir: Path, boot_id: str | None) -> str | None:
         return f"whether the node is leased cannot be seen: {path}: {error.strerror}"
     boot, _, jobs = text.partition("\n")
     if not text.strip() or (boot and boot_id is not None and boot != boot_id):
+        return None
+    if past is not None and jobs.strip().endswith(f"(gate {past})") and jobs.count("(gate ") == 1:
         return None
     return f"leased to {jobs.strip() or 'a job'} ({path})"
 

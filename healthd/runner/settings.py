@@ -102,6 +102,8 @@ class RunnerSettings:
     heed_leases: bool = True
     """Run nothing active while a node daemon says in `run_dir` that a job has the node. False for that daemon itself,
     which knows better."""
+    past: str | None = None
+    """The gate of a job that has died, whose lease is not heeded: its own `healthd run` checks the devices."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the accelerator (`cpu_devices`)."""
     params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

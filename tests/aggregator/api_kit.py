@@ -14,7 +14,7 @@ import httpx
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.core.model import Allocation, Lease, NodeState, OrderReport, SyncAnswer, SyncRequest
+from healthd.core.model import Allocation, Lease, NodeState, Order, OrderReport, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
 from tests.aggregator.described import check_later
 from tests.aggregator.parts import KEY, state
@@ -36,6 +36,9 @@ class Daemon:
         self.seq = 0
         self.received = 0.0
         self.on_run: Callable[[], None] = lambda: None
+        self.orders: list[Order] = []
+        """All that it was ever asked to run."""
+        self.ended: set[str] = set()
 
     def state(self) -> NodeState:
         held = tuple(Allocation(by="lease", holder=lease.job) for lease in self.leases.values())
@@ -65,15 +68,25 @@ class Daemon:
             self.take({order.id: order for order in self.answer.orders})
         return self.answer
 
+    def end_leases(self) -> None:
+        """Their workloads have ended: it says so for as long as it is asked."""
+        self.ended |= self.leases.keys()
+        for lease_id in self.leases:
+            self.reports[lease_id] = OrderReport(status="done", message="its workload has ended")
+        self.leases.clear()
+
     def take(self, orders: dict[str, Any]) -> None:
         for order_id, order in orders.items():
             if order.withdrawn:
                 self.leases.pop(order_id, None)
                 self.reports[order_id] = OrderReport(status="cancelled")
+            elif order_id in self.ended:
+                self.reports[order_id] = OrderReport(status="done", message="its workload has ended")
             elif order.kind == "lease":
                 self.leases[order_id] = order.lease
                 self.reports[order_id] = OrderReport(status="accepted")
             else:
+                self.orders.append(order)
                 self.changes["age"] = 0.0
                 self.on_run()
                 self.reports[order_id] = OrderReport(status="done")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from healthd.aggregator.auth import (
+    EVERYONE,
     AuthError,
+    Caller,
     Guard,
     Scope,
     check_exposure,
@@ -19,6 +21,7 @@ from healthd.aggregator.auth import (
     read_tokens,
 )
 from healthd.core.errors import ConfigError
+from healthd.core.workload import Pod
 
 
 class Clock:
@@ -58,6 +61,18 @@ def test_a_token_of_some_nodes_speaks_for_names_that_match_a_pattern_whole(tmp_p
     with pytest.raises(AuthError, match="token 'trn-a' may not speak for node 'trn-b-1', only for trn-a") as refused:
         caller.check_speaks_for(["trn-a-1", "trn-b-1"])
     assert refused.value.status == 403
+
+
+def test_whose_leases_a_later_attempt_ends() -> None:
+    gate = frozenset({Scope.GATE, Scope.READ})
+    some = Caller(name="t", scopes=gate, nodes=("trn-a-*",))
+    pod = Caller(name="train/default", scopes=gate, nodes=("n1",), pod=Pod(namespace="train", name="x-0", uid="u1"))
+    assert all(EVERYONE.may_end(node, workload) for node in "ab" for workload in (None, "pod:train/y/u2", "slurm:7"))
+    assert [some.may_end(node, "slurm:7") for node in ("trn-a-1", "trn-b-1")] == [True, False]
+    own = (None, "pid:7@9", "pod:train/x-0", "pod:train/x-0/u1")
+    others = ("pod:train/x-0/u2", "pod:train/x-1/u1", "pod:eval/x-0/u1")
+    assert [pod.may_end("n1", workload) for workload in (*own, *others)] == [True] * 4 + [False] * 3
+    assert not any(pod.may_end("n2", workload) for workload in (*own, *others))
 
 
 def test_a_pattern_with_as_many_wildcards_as_are_allowed_is_quick_against_the_worst_name(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_failover_to_a_synchronous_replica_loses_nothing_that_was_answered(tmp_p
 
 
 def leads(service: Service) -> bool:
-    return readiness(service).startswith("leader of default")
+    return readiness(service).startswith("leader")
 
 
 @pytest.fixture

@@ -10,17 +10,14 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from healthd.aggregator.store import LEASE_SECONDS, Directory, NotVacantError, Store, Watch
+from healthd.aggregator.store import LEASE_SECONDS, NotVacantError, Store, Watch
 from healthd.aggregator.store.rows import PutEvent, PutMeta
-from healthd.core.errors import ConfigError
-from tests.aggregator.cluster import AGGREGATOR, Cluster
+from tests.aggregator.cluster import Cluster
 from tests.aggregator.postgres import connected
-from tests.aggregator.service import until
+from tests.aggregator.service import readiness, until
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.system
-
-SHARDED = f'{AGGREGATOR}\n[aggregator]\nshard_label = "part"\n'
 
 
 @pytest.fixture
@@ -38,24 +35,16 @@ def owned(postgres: str) -> Iterator[str]:
         connection.exec_driver_sql("DROP ROLE owner")
 
 
-def test_owner_of_the_database_has_all_rights_that_aggregators_with_shards_need(owned: str, tmp_path: Path) -> None:
+def test_owner_of_the_database_has_all_rights_that_two_aggregators_need(owned: str, tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
-        first, second = (
-            cluster.aggregator("--database", owned, config=SHARDED, name=name).start() for name in ("first", "second")
-        )
-        for name, label in (("n1", ()), ("n2", ("--label", "part=b"))):
-            cluster.node(name, "--aggregator", second.url, *label, aggregator=first.url).start(ready=False)
-        cluster.healthy("n1", "n2")
-
-        def shared() -> bool:
-            return {row["leader"] for row in first.get("/v1/shards").json()["shards"]} == {first.url, second.url}
-
-        until(shared, 30, lambda: first.said() + second.said())
-        for node in ("n1", "n2"):
-            admitted = cluster.gate(second.url, f"on-{node}", "--node", node)
-            assert admitted.code == 0, admitted.err + first.said() + second.said()
-        told = cluster.healthd("aggregator", "--database", owned, "--step-down", "--shard", "b")
+        first, second = (cluster.aggregator("--database", owned, name=name).start() for name in ("first", "second"))
+        cluster.node("n1", "--aggregator", second.url, aggregator=first.url).start()
+        cluster.healthy("n1")
+        admitted = cluster.gate(second.url, "j", "--node", "n1")
+        assert admitted.code == 0, admitted.err + first.said() + second.said()
+        told = cluster.healthd("aggregator", "--database", owned, "--step-down")
         assert told.code == 0, told.err
+        until(lambda: readiness(second).startswith("leader"), 10, second.said)
 
 
 def test_owner_of_the_database_may_end_the_session_of_a_leader_that_froze(owned: str) -> None:
@@ -75,7 +64,7 @@ def be_followed_while_frozen(url: str) -> None:
         end = time.monotonic() + 2 * LEASE_SECONDS * PATIENCE
         while True:
             try:
-                Store.open(url, seen=watch.look()[0].leaders["default"]).close()
+                Store.open(url, seen=watch.look()[0]).close()
                 break
             except NotVacantError:
                 assert time.monotonic() < end, "nobody takes over"
@@ -102,19 +91,16 @@ def writer(postgres: str, owned: str) -> Iterator[str]:
         connection.exec_driver_sql("DROP ROLE writer")
 
 
-async def test_user_with_rights_on_the_tables_alone_leads_and_makes_no_shard(writer: str) -> None:
+async def test_user_with_rights_on_the_tables_alone_leads(writer: str) -> None:
     Store.prepare(writer, "https://agg-1.example:8090")
-    directory = Directory(writer)
-    directory.claim_label("part")
-    directory.register("b")
     store, watch = Store.open(writer), Watch(writer, "https://agg-1.example:8090")
-    found, _ = watch.look()
-    assert (found.leaders["default"].holder, set(found.aggregators)) == (store.holder, {"https://agg-1.example:8090"})
+    assert watch.look()[0].holder == store.holder
     event = PutEvent(at=1.0, subject="n1", kind="heard", message="")
     await store.write([PutMeta(key="a", value="b"), event])
     assert await store.enrol("n1", "key", now=1.0) == "key"
     assert store.load().meta["a"] == "b"
-    with pytest.raises(ConfigError, match=r"permission denied for database owned; grant it to the user"):
-        Store.open(writer, shard="b")
-    for opened in (directory, watch, store):
+    watch.leave()
+    with connected(writer) as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM aggregators").scalar_one() == 0
+    for opened in (watch, store):
         opened.close()

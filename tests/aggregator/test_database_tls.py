@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from healthd.aggregator.store import Directory, Store, Watch
+from healthd.aggregator.store import Store, Watch
 from healthd.core.errors import ConfigError
 from tests.aggregator.postgres import Server, connected, serving
 
@@ -40,16 +40,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, P
 def test_aggregator_connects_by_a_certificate_that_is_verified_in_full(server: tuple[Server, Path]) -> None:
     found, folder = server
     url = f"{found.url}?sslmode=verify-full&sslrootcert={folder}/ca.pem"
-    store = Store.open(url, shard="default")
-    watch, directory = Watch(url), Directory(url)
-    assert watch.look()[0].leaders["default"].holder == store.holder
-    directory.register("b")
+    store = Store.open(url)
+    watch = Watch(url)
+    assert watch.look()[0].holder == store.holder
     with connected(found.url) as connection:
         query = "SELECT count(*) FILTER (WHERE NOT ssl), count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) "
         query += "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         plain, sessions = connection.exec_driver_sql(query).one()
-    assert (plain, sessions) == (0, 2), "of the store and of the directory"
-    for opened in (watch, directory, store):
+    assert (plain, sessions) == (0, 1), "of the store"
+    for opened in (watch, store):
         opened.close()
 
 
@@ -69,7 +68,7 @@ def test_certificate_that_does_not_fit_is_refused_in_one_line(
     asked = f"sslmode=verify-full&{change.format(folder=folder)}"
     host = "" if "host=" in change else "127.0.0.1"
     url = f"postgresql+psycopg://healthd@{host}:{found.port}/postgres?{asked}"
-    for attempt in (lambda: Store.open(url), lambda: Watch(url).look(), lambda: Directory(url).register("c")):
+    for attempt in (lambda: Store.open(url), lambda: Watch(url).look()):
         with pytest.raises(ConfigError) as refused:
             attempt()
         assert said in str(refused.value)

@@ -11,9 +11,7 @@ import pytest
 from healthd.aggregator.api import ASGIApp
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.front import Front, Serving
-from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.settings import AggregatorSettings
-from tests.aggregator.parts import fleet
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 10\r\n\r\n"
 
@@ -63,7 +61,6 @@ async def front(tmp_path: Path) -> Any:
     made = Front(
         guard=Guard(None),
         settings=AggregatorSettings(state_dir=tmp_path),
-        shard="default",
         own_url="http://127.0.0.1:1",
         trust=None,
     )
@@ -97,8 +94,7 @@ async def test_gate_is_asked_again_of_who_leads_next_and_other_changes_are_not(f
 
 
 def serving(app: ASGIApp, *, leads: bool, trouble: str | None) -> Serving:
-    metrics = FleetMetrics(fleet(), holding=lambda: 0, overrides=lambda: 0)
-    return Serving(app=app, leads=lambda: leads, trouble=lambda: trouble, knows=lambda _: False, metrics=metrics)
+    return Serving(app=app, leads=lambda: leads, trouble=lambda: trouble)
 
 
 async def test_request_that_waits_is_answered_here_once_this_one_leads(front: Front) -> None:

@@ -167,6 +167,35 @@ def test_gates_leases_and_outcomes_of_others_nodes_are_left_alone(tmp_path: Path
     scenario(test, tmp_path)
 
 
+def test_later_attempt_ends_the_leases_of_its_callers_nodes_and_waits_for_the_others(tmp_path: Path) -> None:
+    async def test(client: Callable[[str], httpx.AsyncClient]) -> None:
+        async with living(client("all"), "trn-a-1", "trn-a-2", "trn-b-1"):
+            asked = {"job": "train", "nodes": ["trn-a-1", "trn-b-1"]}
+            assert (await client("hooks").post("/v1/gates?wait=5", json=asked)).json()["decision"] == "admit"
+            later = {"job": "train", "attempt": 1, "nodes": ["trn-a-2"]}
+            gate = (await client("a-hooks").post("/v1/gates", json=later)).json()["id"]
+            at_once = {"job": "other", "nodes": ["trn-b-1"], "wait_seconds": 0}
+            assert (await client("b-hooks").post("/v1/gates?wait=5", json=at_once)).json()["decision"] == "reject"
+            held = (await client("a-hooks").get(f"/v1/gates/{gate}")).json()
+            assert held["decision"] == "hold"
+            assert [(why["code"], why["node"]) for why in held["reasons"]] == [("Allocated", "trn-b-1")]
+            assert "waiting for attempt 0 of job train on trn-b-1 to end" in held["reasons"][0]["message"]
+            states = {
+                node: [row["state"] for row in (await client("all").get(f"/v1/nodes/{node}")).json()["grants"]]
+                for node in ("trn-a-1", "trn-b-1")
+            }
+            assert states["trn-b-1"] == ["acknowledged"]
+            assert "acknowledged" not in states["trn-a-1"], "its own node is given back"
+            assert (await client("hooks").delete("/v1/gates/lease?job=train&attempt=0")).status_code == 404, (
+                "superseded"
+            )
+            first = (await client("hooks").get("/v1/gates?job=train")).json()["gates"][-1]["id"]
+            assert (await client("hooks").delete(f"/v1/gates/{first}/lease")).status_code == 200
+            assert (await client("a-hooks").get(f"/v1/gates/{gate}?wait=5")).json()["decision"] == "admit"
+
+    scenario(test, tmp_path)
+
+
 def test_member_of_a_group_is_taken_out_by_a_token_of_its_node_alone(tmp_path: Path) -> None:
     async def test(client: Callable[[str], httpx.AsyncClient]) -> None:
         async with living(client("all"), "trn-a-1", "trn-b-1"):
@@ -337,6 +366,39 @@ def test_hook_in_a_pod_joins_for_the_node_of_its_pod_and_no_other(tmp_path: Path
         ):
             asked = {"nodes": ["n2"], "workload": workload}
             assert (await pods.ask(hook, workload, **asked)).status_code == status, workload
+
+    with_pods(test, tmp_path)
+
+
+def test_restart_of_a_job_of_pods_goes_on_when_its_earlier_pods_have_ended(tmp_path: Path) -> None:
+    """A pod ends no lease of another pod, of its namespace or on its own node: that pod may still run."""
+
+    async def test(pods: Pods) -> None:
+        def hook(attempt: int, rank: int) -> tuple[str, dict[str, Any]]:
+            node, uid = f"n{rank + 1}", f"{attempt}{rank}" * 16
+            token = pods.server.token(HOOKS, node=node, pod=f"train-{rank}-{attempt}", uid=uid)
+            join = {"group": "g", "size": 2, "rank": rank, "member": uid, "node": node}
+            return token, {"attempt": attempt, "join": join}
+
+        async def ask(attempt: int, rank: int, wait: float = 5) -> Any:
+            token, asked = hook(attempt, rank)
+            answer = await pods.client.post(
+                f"/v1/gates?wait={wait:g}", json={"job": "train", **asked}, headers=pods.bearer(token)
+            )
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        pods.client.headers.update(pods.bearer(pods.shared))
+        async with living(pods.client, "n1", "n2") as daemons:
+            first = await asyncio.gather(ask(0, 0), ask(0, 1))
+            assert [one["decision"] for one in first] == ["admit", "admit"]
+            await asyncio.gather(ask(1, 0, 0), ask(1, 1, 0))
+            held = await ask(1, 0, 0.2)
+            assert (held["decision"], {why["node"] for why in held["reasons"]}) == ("hold", {"n1", "n2"})
+            for daemon in daemons:  # the pods of attempt 0 are gone
+                daemon.end_leases()
+            again = await asyncio.gather(ask(1, 0), ask(1, 1))
+            assert [one["decision"] for one in again] == ["admit", "admit"]
 
     with_pods(test, tmp_path)
 

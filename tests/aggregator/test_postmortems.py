@@ -24,7 +24,6 @@ from healthd.aggregator.postmortems import (
     MEASURE_SECONDS,
     advanced,
     due_at,
-    ended_nodes,
     order_of,
     with_told,
 )
@@ -79,14 +78,12 @@ async def test_notes_of_all_nodes_are_judged_together_and_every_node_gets_the_on
         assert any(event["kind"] == "postmortem" and "job train" in event["message"] for event in events)
 
 
-async def test_devices_are_checked_where_they_may_be_the_cause_and_the_leases_end_before(tmp_path: Path) -> None:
+async def test_devices_are_checked_where_they_may_be_the_cause_and_the_leases_stay(tmp_path: Path) -> None:
     async with running(tmp_path) as client, job(client, "n1", "n2") as gate:
         both = {"n1": notes_of(LOST, at=1e9 + 2), "n2": notes_of(ECC)}
         asked = await asyncio.gather(*(told(client, gate, body(n, one, measures=True)) for n, one in both.items()))
         assert all(one["postmortem"]["phase"] == "measuring" for one in asked)
         assert set(asked[0]["to_measure"]) == {"n1", "n2"}
-        # The job's nodes are not its own any more, so that its devices can be checked.
-        await until(client, "/v1/nodes/n2", lambda answer: not answer.json()["leases"])
         bad = FailedCheck(reason="WrongResult", target="cpu:1", message="product is wrong")
         measured = {
             "n1": Measured(node="x", tier="quick", status="pass"),
@@ -96,7 +93,9 @@ async def test_devices_are_checked_where_they_may_be_the_cause_and_the_leases_en
         final = await asyncio.gather(*(told(client, gate, body(n, one, measures=True)) for n, one in again.items()))
         verdict = final[0]["postmortem"]["verdict"]
         assert (verdict["kind"], verdict["suspected"], verdict["node"]) == ("hardware", False, "n2")
-        assert (await client.get(f"/v1/gates/{gate}/evidence")).json()["outcome"]["status"] == "infra"
+        evidence = (await client.get(f"/v1/gates/{gate}/evidence")).json()
+        assert evidence["outcome"]["status"] == "infra"
+        assert [lease["state"] for lease in evidence["leases"]] == ["acknowledged", "acknowledged"]
 
 
 async def test_a_node_that_measurement_found_bad_is_checked_by_its_daemon_so_that_the_next_gate_leaves_it_out(
@@ -105,6 +104,7 @@ async def test_a_node_that_measurement_found_bad_is_checked_by_its_daemon_so_tha
     async with running(tmp_path) as client, living(client, "n1"), living(client, "n2") as (bad,):
         gate = (await client.post("/v1/gates?wait=5", json={"job": "train", "nodes": ["n1", "n2"]})).json()["id"]
         bad.on_run = lambda: bad.changes.update(status=Status.FAIL)  # what its daemon finds from now on
+        orders = bad.orders
         problem = FailedCheck(reason="WrongResult", target="cpu:1", message="product is wrong")
         failed = Measured(node="x", tier="quick", status="fail", problems=(problem,))
         passed = Measured(node="x", tier="quick", status="pass")
@@ -120,8 +120,9 @@ async def test_a_node_that_measurement_found_bad_is_checked_by_its_daemon_so_tha
         assert [(each["node"], each["status"]) for each in final["by_order"]] == [("n2", "fail")]
         order = (await client.get(f"/v1/gates/{final['ordered']}")).json()
         assert order["request"]["job"] == f"postmortem:{gate}"
+        assert {order.run.past for order in orders if order.run is not None} == {gate}
         node = (await client.get("/v1/nodes/n2")).json()
-        assert not node["grants"], "it is checked without a lease"
+        assert [(row["lease"]["gate"], row["state"]) for row in node["grants"]] == [(gate, "acknowledged")]
         assert node["quarantine"]["owner"] == "rule:hard"
         retry = {"job": "train", "attempt": 1, "nodes": ["n1", "n2"], "min_nodes": 1}
         admitted = (await client.post("/v1/gates?wait=5", json=retry)).json()
@@ -206,6 +207,39 @@ async def test_healthd_run_of_each_node_prints_the_verdict_of_all_and_exits_by_i
         assert (await client.get("/v1/gates/train/evidence")).json()["outcome"]["status"] == "failed"
 
 
+async def test_a_command_that_fails_releases_nothing_while_its_job_goes_on(tmp_path: Path) -> None:
+    """A retry loop, and beside it another `healthd run` of the job on the same node, which fails too."""
+    async with running(tmp_path) as client, job(client, "n1") as gate:
+        own = [sys.executable, "-m", "healthd", "run", "--job", "train", "--node", "n1", "--no-measure"]
+        own += ["--aggregator", str(client.base_url), "--"]
+        failed, second = tmp_path / "failed", tmp_path / "second"
+        train = f"[ -e {failed} ] || {{ touch {failed}; echo CUDA error: unknown error; exit 1; }}; touch {second}; cat"
+        loop = await asyncio.create_subprocess_exec(
+            *("sh", "-c", 'for i in 1 2; do "$@" && break; done', "sh", *own, "sh", "-c", train),
+            stdin=asyncio.subprocess.PIPE,
+            env=environment(tmp_path),
+        )
+        async with asyncio.timeout(30 * PATIENCE):
+            while not second.exists():  # noqa: ASYNC110  it is another process's to say
+                await asyncio.sleep(0.01)
+            beside = await asyncio.create_subprocess_exec(
+                *(*own, "sh", "-c", "exit 3"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=environment(tmp_path),
+            )
+            assert await beside.wait() == 3
+            assert loop.returncode is None
+            at_once = {"job": "other", "nodes": ["n1"], "wait_seconds": 0}
+            other = (await client.post("/v1/gates?wait=5", json=at_once)).json()
+            assert (other["decision"], "Allocated" in [why["code"] for why in other["reasons"]]) == ("reject", True)
+            evidence = (await client.get(f"/v1/gates/{gate}/evidence")).json()
+            assert [lease["state"] for lease in evidence["leases"]] == ["acknowledged"]
+            assert loop.stdin is not None
+            loop.stdin.close()
+            assert await loop.wait() == 0
+
+
 async def test_healthd_run_without_a_gate_or_an_aggregator_judges_its_node_alone(tmp_path: Path) -> None:
     async with running(tmp_path) as client:
         for url, why in ((str(client.base_url), "has no gate"), ("http://127.0.0.1:9", "cannot be reached")):
@@ -257,7 +291,6 @@ def one(node: str, **changes: Any) -> Told:
 def test_who_is_missing_is_waited_for_and_only_so_long() -> None:
     half = with_told(record(), "a", one("a"))
     assert (half.complete, half.missing, due_at(half)) == (False, ("b",), 100.0 + COLLECT_SECONDS)
-    assert ended_nodes(half) == ("a",)
     whole = with_told(half, "b", one("b"))
     assert (whole.complete, due_at(whole)) == (True, float("-inf"))
 
@@ -265,7 +298,6 @@ def test_who_is_missing_is_waited_for_and_only_so_long() -> None:
 def test_of_ranks_that_tell_by_themselves_every_one_is_waited_for() -> None:
     ranks = {f"{node}/{rank}": one(node, rank=rank, world_size=4) for rank, node in enumerate("aab")}
     assert not record(told=ranks).complete
-    assert ended_nodes(record(told=ranks)) == (), "another rank may still work there"
     assert record(told={**ranks, "b/3": one("b", rank=3, world_size=4)}).complete
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.store import Directory, Store
+from healthd.aggregator.store import Store
 from healthd.core.errors import StoreError
 from tests.aggregator.cluster import EXECUTED, Cluster, asked, release
 from tests.aggregator.postgres import connected
 from tests.aggregator.service import Service, readiness, until
-from tests.aggregator.versions import former_tree, next_tree
+from tests.aggregator.versions import WITH_SHARDS, former_tree, next_tree
 
 pytestmark = pytest.mark.system
 
@@ -130,6 +130,47 @@ def test_database_is_not_taken_from_a_former_version_that_runs(versions: Version
     assert before.get("/readyz").status_code == 200
 
 
+# --- the last version with shards -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_fleet_of_one_shard_goes_on_beside_the_version_that_had_shards_and_a_divided_one_is_refused(
+    tmp_path: Path, url: str
+) -> None:
+    with side_by_side(tmp_path, former_tree(tmp_path / "tree", WITH_SHARDS)) as versions:
+        today, former = versions.today, versions.other
+        before = former.aggregator("--database", url, name="before").start()
+        after = today.aggregator("--database", url, name="after").start()
+        for cluster, name in ((former, "n1"), (today, "n2")):
+            cluster.node(name, "--aggregator", after.url, aggregator=before.url).start(ready=False)
+        former.healthy("n1")
+        today.healthy("n2")
+        admitted = former.gate(after.url, "job", *asked(NODES))
+        assert admitted.code == 0, admitted.err
+        before.signal(signal.SIGTERM)
+        assert before.ended() == 0
+        until(leads(after), 10, after.said)
+        until(lambda: after.get("/v1/nodes/n1").json().get("confirmed"), 40, after.said)
+        assert [row["lease"]["job"] for row in after.get("/v1/nodes/n1").json()["grants"]] == ["job"]
+        before.start()  # the older version uses the database on, and stands in
+        after.kill()
+        until(leads(before), 10, before.said)
+        before.signal(signal.SIGTERM)
+        before.ended()
+        divided = "import sys; from healthd.aggregator.store import Directory; Directory(sys.argv[1]).register('b')"
+        subprocess.run([EXECUTED, "-P", "-c", divided, url], env=former.env, check=True, capture_output=True)
+        refused = today.healthd("aggregator", "--database", url, "--listen", "127.0.0.1:0")
+        assert refused.code == 1, refused.err
+        said = refused.err.splitlines()[-1]
+        assert "shards b, default" in said
+        assert "--remove-shard" in said
+        removed = former.healthd("aggregator", "--database", url, "--remove-shard", "b")
+        assert removed.code == 0, removed.err
+        after.start()
+        until(leads(after), 10, after.said)
+        assert after.get("/v1/fleet").json()["nodes"] == 2
+
+
 # --- the next version, one schema apart, on one database --------------------------------------------------------------
 
 
@@ -140,7 +181,7 @@ def beside_next(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Vers
 
 
 def leads(service: Service) -> Callable[[], bool]:
-    return lambda: readiness(service).startswith("leader of default")
+    return lambda: readiness(service).startswith("leader")
 
 
 def schema_of(url: str) -> int:
@@ -163,7 +204,7 @@ def test_two_versions_stand_in_for_each_other_where_the_next_schema_only_adds(be
     after.healthy("n2")
     admitted = after.gate(second.url, "job", *asked(NODES))
     assert admitted.code == 0, admitted.err
-    assert readiness(first).startswith("leader of default")
+    assert readiness(first).startswith("leader")
     third.kill()
     first.signal(signal.SIGTERM)
     until(leads(second), 10, second.said)
@@ -180,7 +221,6 @@ def test_two_versions_stand_in_for_each_other_where_the_next_schema_only_adds(be
     again = today.gate(third.url, "again", "--node", "n1")
     assert again.code == 0, again.err + third.said()
     assert schema_of(url) == made + 1
-    open_new_shard(url)
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
@@ -195,28 +235,20 @@ def test_schema_that_older_code_cannot_use_waits_until_its_aggregators_are_stopp
     assert refused.code == 1, refused.err
     assert f"schema {made} to {made + 1}" in refused.err
     assert f"the older healthd of {first.url} cannot go on; stop these aggregators, then start this one" in refused.err
-    assert (schema_of(url), readiness(first).startswith("leader of default")) == (made, True)
+    assert (schema_of(url), readiness(first).startswith("leader")) == (made, True)
     first.signal(signal.SIGSTOP)
     until(lambda: prepared(url, after), 20)
     first.signal(signal.SIGCONT)
-    until(lambda: "default could not be taken over: database" in first.said(), 20, first.said)
-    assert "leads no more" in first.said() or "leads default now" in first.said()
+    until(lambda: "it cannot take over: database" in first.said(), 20, first.said)
+    assert "leads no more" in first.said() or "leads now" in first.said()
     assert not leads(first)()
     with pytest.raises(StoreError, match="is of a newer healthd"):
-        open_new_shard(url)
+        Store.prepare(url)
     second = after.aggregator("--database", url, name="second").start()
     until(leads(second), 10, second.said)
     again = today.healthd("aggregator", "--database", url, "--listen", "127.0.0.1:0")
     assert again.code == 1, again.err
     assert f"is of a newer healthd, or of a development version before 0.1.0 (schema {made + 1})" in again.err
-
-
-def open_new_shard(url: str) -> None:
-    """As an aggregator of today's code does it for a label that is new; it makes the tables of the shard."""
-    directory = Directory(url)
-    directory.register("b")
-    directory.close()
-    Store.open(url, shard="b").close()
 
 
 def prepared(url: str, cluster: Cluster) -> bool:

@@ -21,7 +21,7 @@ from healthd.aggregator.auth import Scope
 from healthd.aggregator.controller import Engine
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import DEFAULT_SHARD, step_down
+from healthd.aggregator.store import step_down
 from tests.aggregator.cluster import Cluster, release
 from tests.aggregator.postgres import connected
 from tests.aggregator.proxy import Proxy, Rule
@@ -46,7 +46,7 @@ class Pair:
     standby: Service
 
     def leads(self, service: Service) -> bool:
-        return readiness(service).startswith("leader of default")
+        return readiness(service).startswith("leader")
 
     def after_takeover(self, *, seconds: float = TAKEOVER_SECONDS) -> float:
         """Returns once the one that stood by leads; how long that took."""
@@ -119,15 +119,15 @@ def test_leader_that_is_stopped_hands_over_in_under_a_second(pair: Pair) -> None
 def test_leader_that_is_told_to_step_down_stands_by_and_answers_on(pair: Pair, url: str) -> None:
     said = pair.cluster.healthd("aggregator", "--database", url, "--step-down")
     assert said.code == 0, said.err
-    assert f"at {pair.leader.url} led default (term 1)" in said.out
+    assert f"at {pair.leader.url} no longer leads (term 1)" in said.out
     pair.after_takeover()
     until(lambda: readiness(pair.leader) == f"standby (leader: {pair.standby.url})\n", 5, pair.leader.said)
     admitted = pair.cluster.gate(pair.leader.url, "j", "--node", "n1")
     assert admitted.code == 0, admitted.err
     for service, leads in ((pair.leader, 0), (pair.standby, 1)):
         metrics = service.get("/metrics").text
-        assert f'healthd_aggregator_leader{{shard="default"}} {leads}.0' in metrics
-        assert 'healthd_aggregator_term{shard="default"} 3.0' in metrics
+        assert f"healthd_aggregator_leader {leads}.0" in metrics
+        assert "healthd_aggregator_term 3.0" in metrics
         assert re.search(r"^healthd_aggregator_tasks [1-9]", metrics, re.MULTILINE)
 
 
@@ -139,7 +139,7 @@ async def test_who_leads_no_more_lets_go_of_what_it_knew(url: str) -> None:
     try:
         async with aggregator(settings, Policy()):
             (engine,) = [weakref.ref(one) for one in gc.get_objects() if isinstance(one, Engine)]
-            await asyncio.to_thread(step_down, url, DEFAULT_SHARD)
+            await asyncio.to_thread(step_down, url)
             await eventually(lambda: engine() is None, seconds=20.0)
     finally:
         gc.enable()
@@ -159,7 +159,7 @@ def test_restarted_leader_finds_the_row_of_its_former_life_and_leads_at_once(pai
     pair.standby.kill()
     pair.leader.kill()
     pair.leader.start()
-    assert readiness(pair.leader).startswith("leader of default")
+    assert readiness(pair.leader).startswith("leader")
 
 
 def test_over_tls_a_node_goes_to_the_leader_that_its_settings_do_not_list(tmp_path: Path, url: str) -> None:

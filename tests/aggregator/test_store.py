@@ -240,7 +240,7 @@ def tables_of(engine: sa.Engine) -> dict[str, tuple[list[str], set[str | None]]]
     }
 
 
-def test_a_database_of_the_third_schema_keeps_its_term_as_that_of_the_only_shard(url: str) -> None:
+def test_a_database_of_the_third_schema_keeps_its_term(url: str) -> None:
     Store.open(url).close()
     engine = sa.create_engine(url)
     with engine.begin() as connection:

@@ -37,7 +37,7 @@ async def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_show
     ):
         names = {"engine", "leadership", "stragglers", "count of jobs without a gate", "actuator"}
         assert names < tasks.errors.keys()
-        assert (await client.get("/readyz?verbose")).text == "leader of default\n"
+        assert (await client.get("/readyz?verbose")).text == "leader\n"
         tasks.supervise("planted", fails)
         await eventually(lambda: tasks.errors["planted"] > 0)
         plain, verbose = await client.get("/readyz"), await client.get("/readyz?verbose")

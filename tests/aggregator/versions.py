@@ -12,6 +12,8 @@ from tests.aggregator.service import ROOT
 
 BEFORE_SEVERAL = "9a958138ccdc73bd7a898e4f20ca36e718531102"
 """The last commit with one aggregator alone (2026-11-26): schema 2, protocol 1. `.ci/run` names it too."""
+WITH_SHARDS = "421a37d409aa56ef0c27927e8a7121d1f96f6797"
+"""The last commit that could divide a fleet into shards (2026-11-27): schema 6, protocol 1."""
 PACKAGES = ("checks", "healthd")
 MODEL = "healthd/core/model"
 NEW_MEMBERS = {

@@ -1,7 +1,4 @@
-"""
-The gate: over ten thousand simulated nodes (`bench_gate.py`, a program of its own), over a hundred thousand in shards
-(`bench_shards.py`, also), and over three real ones.
-"""
+"""The gate: over ten thousand simulated nodes (`bench_gate.py`, a program of its own), and over three real ones."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from checks.contract import Tier
 from healthd.core.model import Decision, GateRequest
 from healthd.core.wire import decode, encode
 from tests.benchmarks.bench_gate import GateRun
-from tests.benchmarks.bench_shards import ShardsRun
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile, spread
 from tests.benchmarks.processes import Keeper, aggregator, daemon, timed, wait_until
 
@@ -26,7 +22,6 @@ GATES = 20
 VALIDATED = 5
 WAIT_SECONDS = 80.0
 LARGE_SECONDS = 240.0
-SHARDS_SECONDS = 1500.0
 
 LARGE = Figure(
     name="gate_10000", what="gate for 64 of 10,000 nodes, p99 before leases travel", unit="seconds", upper=0.015
@@ -41,10 +36,6 @@ ON_POSTGRESQL = Figure(
 TURNED_BAD = Figure(
     name="bad_500", what="500 of 10,000 nodes turn bad: all shown and kept out", unit="seconds", upper=3.5
 )
-SHARDED = Figure(
-    name="gate_shards", what="gate for 256 nodes of a shard, 100,000 nodes in 8, p99", unit="seconds", upper=0.165
-)
-PRESENT = Figure(name="shards_present", what="of the 100,000 nodes are present and healthy", unit="ratio", lower=1.0)
 SMALL = Figure(name="gate_3", what="gate for 3 of 3 nodes, leases confirmed, p50", unit="seconds")
 TOGETHER = Figure(name="gate_3_collective", what="the same with collectives over the 3 nodes, p50", unit="seconds")
 
@@ -94,28 +85,6 @@ def _run(scale: Scale, more: Sequence[str]) -> GateRun:
     if run.lost:
         raise RuntimeError(f"{run.lost} of {run.nodes} nodes lost their connection")
     return run
-
-
-def sharded(scale: Scale) -> Iterator[Reading]:
-    """Run the program of shards."""
-    size = scale.of((), ("--nodes", "120", "--shards", "3", "--count", "8", "--seconds", "1", "--settle", "1"))
-    _, text = timed((sys.executable, "-m", "tests.benchmarks.bench_shards", "--json", *size), seconds=SHARDS_SECONDS)
-    run = decode(text.encode(), ShardsRun, what="the output of bench_shards")
-    p50, p99 = statistics.median(run.grants), percentile(run.grants, 99)
-    yield Reading(
-        figure=SHARDED.name,
-        value=p99,
-        ratio=p99 / p50,
-        beside=f"its own p50, {SHARDED.shown(p50)}",
-        note=f"{run.nodes} nodes, joined in {run.join_seconds:.0f} s; {len(run.grants)} gates; "
-        f"{run.syncs_per_second:.0f} syncs/s; aggregators: {run.cpu_ratio:.0%} of one core, "
-        f"{run.resident_bytes / 1e9:.1f} GB in all",
-    )
-    yield Reading(
-        figure=PRESENT.name,
-        value=min(run.healthy, run.nodes) / run.nodes if not run.lost else 0.0,
-        note=f"{run.healthy} healthy; {run.lost} connections lost",
-    )
 
 
 def small(scale: Scale) -> Iterator[Reading]:
@@ -171,6 +140,5 @@ def _gate(http: Keeper, job: str, fleet: Sequence[Keeper], *, collective: bool) 
 BENCHES = (
     Bench(name="gate", figures=(LARGE, SYNC, MEMORY, TURNED_BAD), run=large, limit_seconds=LARGE_SECONDS),
     Bench(name="gate_postgresql", figures=(ON_POSTGRESQL,), run=large_on_postgresql, limit_seconds=LARGE_SECONDS),
-    Bench(name="shards", figures=(SHARDED, PRESENT), run=sharded, limit_seconds=SHARDS_SECONDS),
     Bench(name="fleet", figures=(SMALL, TOGETHER), run=small, limit_seconds=110),
 )

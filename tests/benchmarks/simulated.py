@@ -22,19 +22,14 @@ from tests.aggregator.parts import result, spec, state
 PASSIVE, QUICK = [f"passive_{n}" for n in range(12)], [f"quick_{n}" for n in range(7)]
 
 
-def state_template(*, pool: str = "bench", part: str | None = None, bad: bool = False) -> bytes:
-    """
-    A node named @ with the checks of the quick tier, all passed a moment ago, as JSON; `bad`: one of them has failed.
-
-    `part` is a label that may say of which shard it is.
-    """
+def state_template(*, bad: bool = False) -> bytes:
+    """A node named @ with the checks of the quick tier, all passed just now, as JSON; `bad`: one of them has failed."""
     specs = [spec(n, tier=Tier.PASSIVE, expires=300.0) for n in PASSIVE] + [spec(n) for n in QUICK]
     failed = {QUICK[0]} if bad else set()
     results = [
         result(s.name, age=1.0, tier=s.tier, status=Status.FAIL if s.name in failed else Status.PASS) for s in specs
     ]
-    labels = {"pool": pool} if part is None else {"pool": pool, "part": part}
-    return encode(state("@", labels=labels, checks=tuple(specs), results=tuple(results)))
+    return encode(state("@", labels={"pool": "bench"}, checks=tuple(specs), results=tuple(results)))
 
 
 STATE = state_template()

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from tests.cli.cli_kit import Said, environment, healthd
-from tests.hosts.machine import Machine
 from tests.patience import PATIENCE
 
 PROBES = ("matmul", "memory", "digest", "transfer", "train_step")
@@ -228,13 +227,14 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path: Path, text:
 
 
 def test_a_pattern_of_ones_own_is_tried_on_a_recorded_log(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "machine")
-    machine.write("/dev/kmsg", "[ 4990.0] acme_bmc: fan 3 stopped\n[ 4991.0] acme_bmc: fan 3 stopped\n")
+    log = tmp_path / "machine/dev/kmsg"
+    log.parent.mkdir(parents=True)
+    log.write_text("[ 4990.0] acme_bmc: fan 3 stopped\n[ 4991.0] acme_bmc: fan 3 stopped\n")
     own = "[checks.kernel_log.patterns.fan]\npattern = 'fan \\d stopped'\nreason = 'Overheating'\nwithin = '10m'\n"
     found = []
     for count in (2, 3):
         config = small(tmp_path, f"{own}count = {count}\n")
-        words = ("check", "kernel_log", "--host-root", str(machine.root), "--json", "--config", str(config))
+        words = ("check", "kernel_log", "--host-root", str(tmp_path / "machine"), "--json", "--config", str(config))
         said = healthd(tmp_path, *words)
         found.append((said.code, [reason["code"] for reason in said.json["reasons"]]))
     assert found == [(1, ["Overheating"]), (0, [])]

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from healthd.aggregator.store import DEFAULT_SHARD, step_down
+from healthd.aggregator.store import step_down
 from tests import prepared
 from tests.aggregator.cluster import Cluster
 from tests.aggregator.postgres import Server, serving
@@ -289,7 +289,7 @@ class Site:
                     continue
                 with contextlib.suppress(httpx.HTTPError):
                     said = (await self.http.get(f"{service.url}/readyz", timeout=1.0)).text
-                    if said.startswith("leader of default") and "until" not in said:
+                    if said.startswith("leader") and "until" not in said:
                         return service
             await asyncio.sleep(0.02)
 
@@ -322,7 +322,7 @@ class Site:
 
     async def depose(self) -> None:
         """The leader is told to step down."""
-        await asyncio.to_thread(step_down, self.server.url, DEFAULT_SHARD)
+        await asyncio.to_thread(step_down, self.server.url)
 
     @contextlib.asynccontextmanager
     async def frozen(self, service: Service) -> AsyncIterator[None]:

@@ -188,8 +188,8 @@ def lease_order(one: Lease) -> Order:
     return Order(id=one.id, kind="lease", deadline_seconds=30.0, lease=one)
 
 
-def run_order(name: str = "R1", tier: Tier = Tier.QUICK, *, deadline: float = 300.0) -> Order:
-    return Order(id=name, kind="run", deadline_seconds=deadline, run=RunOrder(tier=tier))
+def run_order(name: str = "R1", tier: Tier = Tier.QUICK, *, deadline: float = 300.0, past: str | None = None) -> Order:
+    return Order(id=name, kind="run", deadline_seconds=deadline, run=RunOrder(tier=tier, past=past))
 
 
 class ScriptedProbes:

@@ -290,6 +290,25 @@ def test_leased_node_refuses_runs(tmp_path: Path) -> None:
     run(main())
 
 
+def test_checks_of_a_dead_jobs_suspect_pass_its_own_lease_and_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, active=ON_ORDER) as world:
+            await quiet()
+            own = lease_order(lease())
+            await world.take(own)
+            await world.take(own, run_order("R1", past="g0"))
+            assert world.status("R1") == "refused"
+            await world.take(own, run_order("R2", past="g1"))
+            await eventually(lambda: world.status("R2") == "done")
+            assert world.status("L1") == "accepted"
+            world.probes.holders = ("cpu:0: pid 77 (python)",)  # its launcher has tried again
+            world.time.move(2)
+            await world.take(own, run_order("R3", past="g1"))
+            await eventually(lambda: world.status("R3") == "refused")
+
+    run(main())
+
+
 # --- the end of a lease -----------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,8 @@ def test_lease_is_told_in_run_dir_while_it_lasts(tmp_path: Path) -> None:
     )
     book.set_leases(((lease, 0.0),))
     assert read_leases_file(tmp_path, "b1") == f"leased to job train (gate g1) ({tmp_path}/leased)"
+    assert read_leases_file(tmp_path, "b1", past="g0") is not None
+    assert read_leases_file(tmp_path, "b1", past="g1") is None  # for the `healthd run` of the job that died
     book.set_leases(())
     assert read_leases_file(tmp_path, "b1") is None
     assert not (tmp_path / "leased").exists()

@@ -13,7 +13,7 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from healthd.aggregator.api import Parts, ShardList, SyncEndpoint
+from healthd.aggregator.api import Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.course import Course
@@ -23,7 +23,7 @@ from healthd.aggregator.leading import Leading, Terms, build, leading
 from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.model.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import DEFAULT_SHARD, Leadership, NotVacantError, Store
+from healthd.aggregator.store import Leadership, NotVacantError, Store
 from healthd.core.errors import HealthdError, StoreError
 from healthd.core.tasks import OnEnd, Tasks
 from tests.simulation.disk import Disk, SimulatedWatch
@@ -130,7 +130,6 @@ class SharingAggregator(SimulatedAggregator):
         self._front = front = Front(
             guard=Guard(None),
             settings=SETTINGS,
-            shard=DEFAULT_SHARD,
             own_url=url,
             trust=None,
             transport=Transport(self._network, self.address),
@@ -146,7 +145,6 @@ class SharingAggregator(SimulatedAggregator):
             shared=True,
             take=take,
             leading=lambda store: self._leading(store, front, tasks),
-            shard=DEFAULT_SHARD,
         )
         course.note(row)
         SimulatedWatch(self.disk, self.process).start(course.note)
@@ -189,5 +187,4 @@ def _terms(tasks: Tasks) -> Terms:
         actuator=ActuatorSettings(),
         callers_may=frozenset(),
         tasks=tasks,
-        shards=lambda: ShardList(aggregator="", shards=()),
     )

@@ -201,7 +201,7 @@ BUGS = (
     ),
     Bug(
         "a lease is never renewed",
-        (Edit(session.Session, "transact", "renew(connection, self.shard)", "pass"),),
+        (Edit(session.Session, "transact", "renew(connection)", "pass"),),
         aggregators=2,
     ),
     Bug(

@@ -17,8 +17,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from healthd.aggregator.sharing import HANGS_SECONDS
-from healthd.aggregator.store import DEFAULT_SHARD, LEASE_SECONDS, Leadership, Look, Store
+from healthd.aggregator.course import HANGS_SECONDS
+from healthd.aggregator.store import LEASE_SECONDS, Leadership, Look, Store
 from healthd.aggregator.store.session import AwayError, Session, depose, make_engine
 from healthd.aggregator.store.store import Job, Writer
 from tests.simulation.loop import PROCESS, KilledError, Process, VirtualLoop
@@ -127,14 +127,14 @@ class Disk:
         return True if hangs is None else None if hangs else False
 
     def look(self) -> Leadership:
-        """The row of the shard."""
+        """The row of `leadership`."""
         row = self.connection.execute("SELECT term, holder, url, renewed FROM leadership").fetchone()
         return Leadership(term=row[0], holder=row[1], url=row[2], renewed=row[3])
 
     def depose(self) -> None:
         """As `healthd aggregator --step-down` does it."""
         with contextlib.suppress(sa.exc.SQLAlchemyError), self._engine().begin() as connection:
-            depose(connection, DEFAULT_SHARD)
+            depose(connection)
 
     def _engine(self) -> sa.Engine:
         _opened[:] = [self]

@@ -17,7 +17,6 @@ from pydantic import Field
 from checks.contract import Tier
 from healthd.aggregator.api.handling import (
     GATE,
-    OF_SHARD,
     READ,
     Admin,
     ApiRoute,
@@ -113,7 +112,7 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     asked = _of_caller(caller, asked)
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
-    gate = await _asked(parts, asked, wait)
+    gate = await _asked(parts, caller, asked, wait)
     if gate.decision is not None and wait > 0 and (held := await parts.engine.confirm(gate, wait)) is not None:
         response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
         return held
@@ -127,7 +126,7 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     return decision
 
 
-@router.get("", dependencies=[OF_SHARD])
+@router.get("")
 async def listed(
     request: Request,
     caller: Reader,
@@ -271,12 +270,12 @@ def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
         )
 
 
-async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
+async def _asked(parts: Parts, caller: Caller, asked: GateRequest, wait: float) -> Gate:
     """The gate as it is on disk; StoreError when the database has not taken it before the asker's time is over."""
     seconds = max(LEAST_SECONDS, wait)
     try:
         async with asyncio.timeout(seconds if wait > 0 else None):
-            return await parts.engine.ask(asked)
+            return await parts.engine.ask(asked, may_end=lambda row: caller.may_end(row.node, row.lease.workload))
     except TimeoutError:
         why = parts.engine.trouble() or "the aggregator is too busy"
         raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
@@ -376,7 +375,7 @@ def _override(parts: Parts, job: str) -> Override:
 claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gates"])
 
 
-@claims_router.get("", dependencies=[READ, OF_SHARD])
+@claims_router.get("", dependencies=[READ])
 async def claims(
     request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
 ) -> ClaimList:
@@ -520,7 +519,7 @@ def _told(gate: Gate, decision: Decision) -> ValidationState:
 postmortem_router = APIRouter(prefix="/v1/postmortems", route_class=ApiRoute, tags=["gates"])
 
 
-@postmortem_router.get("", dependencies=[OF_SHARD])
+@postmortem_router.get("")
 async def postmortems(
     request: Request,
     caller: Reader,
@@ -546,7 +545,7 @@ MOST_DAYS = 366.0
 report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 
-@report_router.get("/report", dependencies=[READ, OF_SHARD])
+@report_router.get("/report", dependencies=[READ])
 async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
     parts = parts_of(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import ipaddress
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -32,7 +32,7 @@ from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.postmortems import Postmortems
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store import DEFAULT_SHARD, HistoryEvent, PutOutcome
+from healthd.aggregator.store import HistoryEvent, PutOutcome
 from healthd.aggregator.stragglers import Stragglers
 from healthd.core.config import nearest
 from healthd.core.errors import BadInputError
@@ -54,45 +54,16 @@ from healthd.core.tasks import Tasks
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardRow:
-    """
-    A part of the fleet that one aggregator leads, which answers at `leader`; None: nobody leads it, as far as is known.
-
-    `term` counts its leaders. `trouble` says why it is not answered for, None where it is.
-    """
-
-    shard: str
-    leader: str | None
-    term: int
-    trouble: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardList:
-    """All shards by name, as the aggregator that was asked knows them; `aggregator` is its own URL."""
-
-    aggregator: str
-    shards: tuple[ShardRow, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Door:
-    """What tells who may come in, and how much a request may be."""
-
-    settings: AggregatorSettings
-    guard: Guard
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts(Door):
+class Parts:
     """
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
     `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
-    the terms in which a token of scope `gate` may ask for less than the policy does. `shard` is the part of the fleet
-    that this is of, `shards` tells of all of them.
+    the terms in which a token of scope `gate` may ask for less than the policy does.
     """
 
+    settings: AggregatorSettings
+    guard: Guard
     fleet: Fleet
     engine: Engine
     metrics: FleetMetrics
@@ -103,8 +74,6 @@ class Parts(Door):
     postmortems: Postmortems
     drain: DrainController | None = None
     callers_may: frozenset[GateTerm] = frozenset()
-    shard: str = DEFAULT_SHARD
-    shards: Callable[[], ShardList] = lambda: ShardList(aggregator="", shards=())
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -114,12 +83,6 @@ def parts_of(request: Request) -> Parts:
     """The parts of this aggregator."""
     parts: Parts = request.app.state.parts
     return parts
-
-
-def door_of(request: Request) -> Door:
-    """The same of any application of this aggregator, also of one that leads nothing."""
-    door: Door = request.app.state.door
-    return door
 
 
 TOKEN = HTTPBearer(
@@ -183,8 +146,8 @@ def check_origin(request: Request) -> None:
     host = request.headers.get("host", "")
     if site not in (None, "same-origin") or (origin is not None and split_header("Origin", origin).netloc != host):
         raise HttpError(403, "this was sent from another site; use the page or the command of this one")
-    door = door_of(request)
-    if door.guard.open and is_loopback(door.settings.address[0]) and not _names_no_one(host_of(host)):
+    parts = parts_of(request)
+    if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host_of(host)):
         # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
         raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
 
@@ -213,7 +176,7 @@ def check_request(request: Request, dependant: Dependant) -> None:
             if name not in known:
                 raise BadInputError(f"unknown query parameter {name[:80]!r}{nearest(name, known)}")
     host_of(request.headers.get("host", ""))  # one that holds no host is refused on every path
-    if door_of(request).guard.open and request.method not in ("GET", "HEAD"):
+    if parts_of(request).guard.open and request.method not in ("GET", "HEAD"):
         check_origin(request)
 
 
@@ -353,30 +316,8 @@ async def wait_seconds(
 Wait = Annotated[float, Depends(wait_seconds)]
 
 
-async def _of_this_shard(
-    request: Request,
-    shard: Annotated[
-        str | None, Query(max_length=80, description="Only this shard of the fleet; see /v1/shards.")
-    ] = None,
-) -> None:
-    """A dependency of what is about the fleet: BadInputError where a shard is asked for that this is not."""
-    if shard is not None and shard != (own := parts_of(request).shard):
-        raise no_shard(shard, (own,))
-
-
-def no_shard(shard: str, known: Iterable[str]) -> BadInputError:
-    """What is said of a shard that there is not."""
-    return BadInputError(f"no shard is named {shard[:80]!r}; there are: {', '.join(sorted(known))}")
-
-
-OF_SHARD = Depends(_of_this_shard)
-
-
 # What the API answers where no record of the model is the answer: lists, summaries, and what a change came to.
 
-
-Unanswered = Mapping[str, str]
-"""Of an answer about the whole fleet: the shards that it lacks, and why each does not answer. Empty: it is whole."""
 
 # --- gates -----------------------------------------------------------------------------------------------------------
 
@@ -409,7 +350,6 @@ class GateList:
 
     gates: tuple[GateRow, ...]
     next: str | None
-    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,7 +376,6 @@ class PostmortemList:
 
     postmortems: tuple[PostmortemState, ...]
     next: str | None
-    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,8 +412,6 @@ class FleetSummary:
     overrides: tuple[Override, ...]
     recovering: str | None
     breakers: Mapping[str, Breaker]
-    shards: tuple[ShardRow, ...] = ()
-    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -485,8 +422,6 @@ class NodeRow:
     `confirmed`: it has answered the aggregator. `duplicate`: two daemons seem to have this name. `accused` is the
     newest accusation by a validation that stands; `removed` why the node is out of the scheduler's way; `maintenance`
     by what it shows that it is in maintenance. What only the node can tell is None or empty until it has.
-
-    `shard` is where the node is placed; `shard_by_label` where its label says now, None where that is the same.
     """
 
     node: str
@@ -507,8 +442,6 @@ class NodeRow:
     faults: tuple[str, ...]
     running: str | None
     maintenance: str | None
-    shard: str
-    shard_by_label: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -517,7 +450,6 @@ class NodeList:
 
     nodes: tuple[NodeRow, ...]
     next: str | None
-    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from healthd.aggregator.api.handling import (
-    OF_SHARD,
     READ,
     Admin,
     ApiRoute,
@@ -36,9 +35,8 @@ from healthd.aggregator.auth import Caller
 from healthd.aggregator.gate import eligibility
 from healthd.aggregator.inventory import NodeView
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.store import shard_by
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
-from healthd.core.model import Health, NodeState, Quarantine
+from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name
 from healthd.core.wire import FROM_OUTSIDE
 
@@ -66,7 +64,7 @@ class PersonDecision:
     """How long from now it lasts."""
 
 
-@router.get("/fleet", dependencies=[READ, OF_SHARD], tags=["fleet"])
+@router.get("/fleet", dependencies=[READ], tags=["fleet"])
 async def fleet(request: Request) -> FleetSummary:
     """The fleet in numbers, and what keeps it from admitting."""
     parts = parts_of(request)
@@ -87,11 +85,10 @@ async def fleet(request: Request) -> FleetSummary:
         overrides=parts.engine.overrides(),
         recovering=parts.engine.recovering(),
         breakers=parts.engine.breakers(),
-        shards=parts.shards().shards,
     )
 
 
-@router.get("/nodes", dependencies=[READ, OF_SHARD], tags=["nodes"])
+@router.get("/nodes", dependencies=[READ], tags=["nodes"])
 async def nodes(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
@@ -211,7 +208,7 @@ async def rekey(request: Request, node: str, caller: Admin) -> Rekeyed:
     return Rekeyed(node=node)
 
 
-@router.post("/fleet/recover", dependencies=[OF_SHARD], tags=["fleet"])
+@router.post("/fleet/recover", tags=["fleet"])
 async def recover(request: Request, caller: Admin) -> Recovered:
     """Say that the fleet is known again after the loss of the database. `recovered` is false when nothing was lost."""
     return Recovered(recovered=await parts_of(request).engine.recover(caller.name))
@@ -281,15 +278,7 @@ def _row(parts: Parts, view: NodeView) -> dict[str, Any]:
         "faults": state.faults if state else (),
         "running": state.running if state else None,
         "maintenance": state.maintenance if state else None,
-        "shard": parts.shard,
-        "shard_by_label": elsewhere(parts, state),
     }
-
-
-def elsewhere(parts: Parts, state: NodeState | None) -> str | None:
-    """The shard that the label of a node names, where that is not the one that it is placed in."""
-    named = None if state is None else shard_by(parts.settings.shard_label, state.labels)
-    return None if named == parts.shard else named
 
 
 # The paths of time in the verdict: what happened on a node, and the breaker of the rules.
@@ -317,13 +306,13 @@ async def history(
     return History(node=node, events=tuple(page), next=page[-1].id if len(found) > limit else None)
 
 
-@router.get("/fleet/breaker", dependencies=[READ, OF_SHARD], tags=["fleet"])
+@router.get("/fleet/breaker", dependencies=[READ], tags=["fleet"])
 async def breaker(request: Request) -> OpenBreakers:
     """Breakers of the rules that are open, by pool; the empty name stands for nodes without one."""
     return OpenBreakers(open=parts_of(request).engine.breakers())
 
 
-@router.post("/fleet/breaker/reset", dependencies=[OF_SHARD], tags=["fleet"])
+@router.post("/fleet/breaker/reset", tags=["fleet"])
 async def reset_breaker(request: Request, caller: Admin, pool: str | None = None) -> BreakersReset:
     """Somebody has looked: rules may quarantine again, everywhere or in one pool. Safe to repeat."""
     return BreakersReset(reset=await parts_of(request).engine.reset_breaker(caller.name, pool))

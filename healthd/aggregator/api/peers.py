@@ -5,18 +5,18 @@ the samples that `healthd baseline` learns limits from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 
-from healthd.aggregator.api.handling import OF_SHARD, READ, ApiRoute, Unanswered, parts_of
+from healthd.aggregator.api.handling import READ, ApiRoute, parts_of
 from healthd.aggregator.inventory import DigestComparison, Standing
 from healthd.aggregator.stragglers import Suspect
 from healthd.baselines import SampleSeries
 
 MOST_LISTED = 1000
 
-router = APIRouter(prefix="/v1/fleet", route_class=ApiRoute, tags=["peers"], dependencies=[READ, OF_SHARD])
+router = APIRouter(prefix="/v1/fleet", route_class=ApiRoute, tags=["peers"], dependencies=[READ])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,6 @@ class StragglerList:
     nodes: int
     confirmed: tuple[Suspect, ...]
     suspects: tuple[Suspect, ...]
-    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,6 @@ class DigestList:
     compared: int
     accused: tuple[DifferingNode, ...]
     suspects: tuple[DifferingNode, ...]
-    unanswered: Unanswered = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,6 @@ class StepList:
 
     jobs: tuple[SteppingJob, ...]
     slow: tuple[SlowNodeRow, ...]
-    unanswered: Unanswered = field(default_factory=dict)
 
 
 @router.get("/stragglers")

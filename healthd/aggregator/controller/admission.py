@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.gate import decisions, rendezvous
-from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, Terms
+from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, LeaseRow, Terms
 from healthd.aggregator.model.policy import LONGEST_LEASE_SECONDS, MOST_RUNTIME_SECONDS, Policy
 from healthd.core.errors import BadInputError, ConflictError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mode, ValidationKind
@@ -102,16 +102,29 @@ def _shown(value: object) -> str:
     return "not given" if value is None else str(getattr(value, "value", value))[:80]
 
 
+def every_lease(_row: LeaseRow) -> bool:
+    """Which leases of earlier attempts end for a caller who speaks for every node: all."""
+    return True
+
+
 def open_gate(
-    batch: Batch, fleet_state: FleetState, policy: Policy, request: GateRequest, decided: Gate | None = None
+    batch: Batch,
+    fleet_state: FleetState,
+    policy: Policy,
+    request: GateRequest,
+    decided: Gate | None = None,
+    *,
+    may_end: Callable[[LeaseRow], bool] = every_lease,
+    past: str | None = None,
 ) -> Gate:
     """
     The gate of this job and attempt: the open one, or a new one, which supersedes earlier attempts.
 
-    `decided` is the newest gate of the job of a group where that is decided and not in memory.
+    `decided` is the newest gate of the job of a group where that is decided and not in memory. `may_end` tells which
+    leases of earlier attempts this caller ends; the gate holds until the others have ended. `past` as in `Gate`.
     """
     if request.join is not None:
-        return _open_group(batch, fleet_state, policy, request, request.join, decided)
+        return _open_group(batch, fleet_state, policy, request, request.join, decided, may_end)
     key = (request.job, request.attempt)
     known = fleet_state.gates.get(fleet_state.keys.get(key, "")) or fleet_state.decided.get(
         fleet_state.keys.get(key, "")
@@ -122,7 +135,7 @@ def open_gate(
     if key in fleet_state.keys:
         raise StoreError(f"job {request.job} attempt {request.attempt} was just read from the database; ask again")
     _check_room(fleet_state, policy)
-    gate = new_gate(fleet_state.new_id(batch.now), request, policy, batch.now)
+    gate = dataclasses.replace(new_gate(fleet_state.new_id(batch.now), request, policy, batch.now), past=past)
     newest = fleet_state.newest.get(request.job)
     fleet_state.add(gate)
     if newest is not None and newest > request.attempt:
@@ -130,7 +143,7 @@ def open_gate(
         after, effects = decisions.close(batch.now, gate, policy, Closing.SUPERSEDED, text)
         fleet_state.carry_out(batch, after, effects, ())
         return after
-    _supersede_earlier(batch, fleet_state, policy, gate, first=newest is None)
+    gate = _supersede_earlier(batch, fleet_state, policy, gate, may_end, first=newest is None)
     # Written even when its first step changes nothing: the client must be able to find it later.
     fleet_state.carry_out(batch, gate, (), ())
     return gate
@@ -142,7 +155,13 @@ def _check_room(fleet_state: FleetState, policy: Policy) -> None:
 
 
 def _open_group(
-    batch: Batch, fleet_state: FleetState, policy: Policy, request: GateRequest, join: Join, decided: Gate | None
+    batch: Batch,
+    fleet_state: FleetState,
+    policy: Policy,
+    request: GateRequest,
+    join: Join,
+    decided: Gate | None,
+    may_end: Callable[[LeaseRow], bool],
 ) -> Gate:
     """
     The gate for this member: the open gate of its group, the decided one if that answers it, or the next one.
@@ -161,7 +180,7 @@ def _open_group(
     if gate is not None and (group is None or group.asked_attempt == request.attempt):
         if gate.decision is None:
             rendezvous.check_same_question(gate, request)
-            return _add_member(batch, fleet_state, gate, request, join)
+            return _add_member(batch, fleet_state, gate, request, join, may_end)
         leases = [grant.lease_id for grant in gate.granted.values()]
         over = bool(leases) and not any(fleet_state.lease_stands(lease_id) for lease_id in leases)
         if group is not None and rendezvous.answers_member(gate, join, over=over):
@@ -180,19 +199,30 @@ def _open_group(
     opened = rendezvous.with_group(opened, asked_attempt=request.attempt, former=former)
     fleet_state.add(opened)
     if not former:
-        _supersede_earlier(batch, fleet_state, policy, opened, first=newest is None)
-    return _add_member(batch, fleet_state, opened, request, join)
+        opened = _supersede_earlier(batch, fleet_state, policy, opened, may_end, first=newest is None)
+    return _add_member(batch, fleet_state, opened, request, join, may_end)
 
 
-def _add_member(batch: Batch, fleet_state: FleetState, gate: Gate, request: GateRequest, join: Join) -> Gate:
-    """Add a member to the gate. The leases that its rank still has of the gate before this one end."""
+def _add_member(
+    batch: Batch,
+    fleet_state: FleetState,
+    gate: Gate,
+    request: GateRequest,
+    join: Join,
+    may_end: Callable[[LeaseRow], bool],
+) -> Gate:
+    """
+    Add a member to the gate. The leases that its rank still has of the gate before this one end, and those of earlier
+    attempts that no member before it might end, as far as this one may.
+    """
     after = rendezvous.add_member(batch.now, gate, join, request.workload)
     if stored_part(after) == stored_part(gate) and gate.members:
         fleet_state.update_members(after)
         return after
-    for lease_id, rank in rendezvous.group_of(gate).former.items():
-        if rank == join.rank:
-            fleet_state.end_lease(batch, lease_id, f"rank {rank} of group {join.group} asks anew (gate {gate.id})")
+    former = rendezvous.group_of(gate).former
+    over = (*gate.unfinished, *(lease_id for lease_id, rank in former.items() if rank == join.rank))
+    text = f"rank {join.rank} of group {join.group} asks again (gate {gate.id})"
+    after = dataclasses.replace(after, unfinished=_end_leases(batch, fleet_state, over, may_end, text))
     fleet_state.carry_out(batch, after, (), ())
     return after
 
@@ -219,24 +249,57 @@ def remove_member(batch: Batch, fleet_state: FleetState, gate: Gate, member: str
     return gate
 
 
-def _supersede_earlier(batch: Batch, fleet_state: FleetState, policy: Policy, gate: Gate, *, first: bool) -> None:
+def _supersede_earlier(
+    batch: Batch,
+    fleet_state: FleetState,
+    policy: Policy,
+    gate: Gate,
+    may_end: Callable[[LeaseRow], bool],
+    *,
+    first: bool,
+) -> Gate:
     """
-    End the open gates and the leases of earlier attempts of the job. `first`: this database knows of no earlier one,
-    but another database may have given leases.
+    End the open gates of earlier attempts of the job, and those of their leases that the caller may end. `first`: this
+    database knows of no earlier one, but another database may have given leases.
+
+    Returns the gate with the leases that it has to wait for.
     """
     job, attempt, group = gate.request.job, gate.request.attempt, gate.request.join is not None
     text = f"attempt {attempt} of job {job} takes its place (gate {gate.id})"
     for other in [g for g in fleet_state.gates.values() if g.request.job == job and g.id != gate.id]:
-        after, effects = decisions.close(batch.now, other, policy, Closing.SUPERSEDED, text)
-        fleet_state.carry_out(batch, after, effects, ())
+        # Its leases are looked at below: where this database is an old copy, its job may be running.
+        after, _ = decisions.close(batch.now, other, policy, Closing.SUPERSEDED, text)
+        fleet_state.carry_out(batch, after, (), ())
     rows = (
         [fleet_state.leases[lease_id] for lease_id in fleet_state.adopted] if first else [*fleet_state.leases.values()]
     )
-    for row in rows:
-        # Gates of a group count their own attempts, and the count of another database is not known here.
-        earlier = row.lease.attempt < attempt or (group and row.adopted)
-        if row.lease.job == job and earlier:
-            fleet_state.end_lease(batch, row.lease.id, text)
+    # Gates of a group count their own attempts, and the count of another database is not known here.
+    earlier = [
+        row.lease.id
+        for row in rows
+        if row.lease.job == job and (row.lease.attempt < attempt or (group and row.adopted))
+    ]
+    return dataclasses.replace(gate, unfinished=_end_leases(batch, fleet_state, earlier, may_end, text))
+
+
+def _end_leases(
+    batch: Batch,
+    fleet_state: FleetState,
+    lease_ids: Iterable[str],
+    may_end: Callable[[LeaseRow], bool],
+    text: str,
+) -> Mapping[str, str]:
+    """End those leases that the caller may end. The others that stand, by id with their nodes."""
+    others: dict[str, str] = {}
+    for lease_id in lease_ids:
+        if not fleet_state.lease_stands(lease_id):
+            continue
+        row = fleet_state.leases[lease_id]
+        if may_end(row):
+            fleet_state.end_lease(batch, lease_id, text)
+        else:
+            others[lease_id] = row.node
+    return others
 
 
 def stored_part(gate: Gate) -> Gate:

@@ -144,23 +144,33 @@ class Engine:
 
     # --- gates --------------------------------------------------------------------------------------------------------
 
-    async def ask(self, request: GateRequest) -> Gate:
+    async def ask(
+        self,
+        request: GateRequest,
+        *,
+        may_end: Callable[[LeaseRow], bool] = admission.every_lease,
+        past: str | None = None,
+    ) -> Gate:
         """
         Open a gate, or return the one that this job and attempt already has, as it is on disk now.
+
+        `may_end` tells which leases of earlier attempts end by it. `past` as in `Gate`.
 
         BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
         one whose admission is over, StoreError when it cannot be written.
         """
         admission.check_request(request)
         if request.join is not None:
-            return await self._ask_to_join(request)
+            return await self._ask_to_join(request, may_end)
         known = self._memory.fleet_state.keys.get((request.job, request.attempt))
         if known is not None and known not in self._memory.fleet_state.gates:
             gate = await self.get(known)
             admission.check_same_request(gate, request, self._memory.fleet_state)
             return gate
         gate = await self.submit(
-            lambda batch: admission.open_gate(batch, self._memory.fleet_state, self.policy, request)
+            lambda batch: admission.open_gate(
+                batch, self._memory.fleet_state, self.policy, request, may_end=may_end, past=past
+            )
         )
         return self._newest(gate)
 
@@ -307,12 +317,6 @@ class Engine:
         if facts is None or (before is not None and before.status == status):
             return None
         return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
-
-    async def end_job(self, gate_id: str, nodes: Collection[str], why: str) -> None:
-        """The job of a gate has ended on these nodes: its leases there end. Safe to repeat."""
-        held = self._leases(lambda row: row.lease.gate == gate_id and row.node in nodes)
-        if held:
-            await self.submit(lambda batch: self._end(batch, held, why))
 
     async def explain(self, gate_id: str) -> Explanation:
         """A gate with its stored evidence; NotFoundError."""
@@ -606,14 +610,15 @@ class Engine:
 
     # --- what requests share ------------------------------------------------------------------------------------------
 
-    async def _ask_to_join(self, request: GateRequest) -> Gate:
+    async def _ask_to_join(self, request: GateRequest, may_end: Callable[[LeaseRow], bool]) -> Gate:
         """The gate of the group; it is stepped again, because a member was heard."""
         newest = self._memory.fleet_state.newest.get(request.job)
         known = self._memory.fleet_state.keys.get((request.job, newest)) if newest is not None else None
         decided = await self.get(known) if known is not None and known not in self._memory.fleet_state.gates else None
 
         def act(batch: Batch) -> Gate:
-            gate = admission.open_gate(batch, self._memory.fleet_state, self.policy, request, decided)
+            fleet_state = self._memory.fleet_state
+            gate = admission.open_gate(batch, fleet_state, self.policy, request, decided, may_end=may_end)
             self._memory.stepper.dirty.add(gate.id)
             join = request.join
             executes = join is not None and join.execute and gate.decision is None
@@ -1188,6 +1193,7 @@ class Stepper:
             overrides=dict(self._fleet_state.overrides),
             recovering=self._reconciler.recovering(now),
             settling=self._reconciler.settling(now),
+            leases=self._fleet_state.leases,
         )
         failing = self.set_executors(now)
         dirty |= failing.keys()

@@ -474,10 +474,11 @@ def orders_for(fleet: FleetState, node: str) -> tuple[Order, ...]:
     gate = fleet.gates.get(fleet.reserved.get(node, ""))
     run = gate.ordered.get(node) if gate is not None else None
     if gate is not None and run is not None and run.status is RunStatus.OPEN:
-        work = RunOrder(tier=gate.terms.tier, workload=gate.asker_on(node))
+        work = RunOrder(tier=gate.terms.tier, workload=gate.asker_on(node), past=gate.past)
         found.append(Order(id=run.order_id, kind=OrderKind.RUN, deadline_seconds=run.deadline_seconds, run=work))
     if gate is not None and gate.validation is not None:
-        found.extend(orders_of(gate.validation, node, fleet.policy, workload=gate.asker_on(node)))
+        workload = gate.asker_on(node)
+        found.extend(orders_of(gate.validation, node, fleet.policy, workload=workload, past=gate.past))
     if node in fleet.probes:
         found.append(fleet.probes[node])
     within = fleet.policy.tuning.lease_ack_seconds

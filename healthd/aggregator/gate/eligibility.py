@@ -202,7 +202,7 @@ def _with_fault(found: Assessment, gate: Gate, snapshot: Snapshot, policy: Polic
 def _claimed_by_other(gate: Gate, snapshot: Snapshot, found: Assessment) -> Assessment:
     """BUSY when another gate or job has the node, else the assessment as it was."""
     claim = snapshot.claims.get(found.node)
-    if claim is None or claim.gate == gate.id:
+    if claim is None or claim.gate in (gate.id, gate.past):
         return found
     what, code = ("leased to", "Allocated") if claim.kind is ClaimKind.LEASED else ("reserved by", "Reserved")
     text = f"{found.node} is {what} job {claim.job} attempt {claim.attempt} (gate {claim.gate})"
@@ -282,9 +282,13 @@ def _in_use(gate: Gate, state: NodeState) -> Reason | None:
     if any(lease.gate == gate.id for lease in state.leases):
         return None
     for lease in state.leases:
+        if lease.gate == gate.past:
+            continue
         text = f"{state.node} still holds a lease of job {lease.job} attempt {lease.attempt}"
         return reason("Allocated", text, node=state.node)
     for allocation in state.allocated:
+        if allocation.by == "lease" and gate.past is not None:
+            continue  # by now all its leases are those of the job that has died
         if not _is_own_allocation(gate, allocation, state.node):
             text = f"{state.node} is in use (by {allocation.by}: {allocation.holder})"
             return reason("Allocated", text, node=state.node)

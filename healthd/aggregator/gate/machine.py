@@ -398,6 +398,9 @@ def _advance(context: StepContext) -> Hold | Reject | Admit:
     impossible = _never_possible(context)
     if impossible:
         return Reject(impossible, retryable=False)
+    if earlier := _earlier_attempts(context):
+        return_nodes(context, context.gate.reserved, "an earlier attempt of the job has not ended")
+        return earlier
     _update_reserved(context)
     if not reserve(context):
         return Reject(
@@ -480,6 +483,29 @@ def _never_possible(context: StepContext) -> tuple[Reason, ...]:
     if len(request.nodes) - len(unheard) < context.gate.terms.needed:
         return eligibility.unknown_node_reasons(context.gate, snapshot, unheard)
     return ()
+
+
+def _earlier_attempts(context: StepContext) -> Hold | None:
+    """
+    What earlier attempts of the job still have that no caller of this gate may end: it ends with its workload.
+
+    A node that is silent is not waited for: its lease stays, so that no job is admitted there.
+    """
+    found: list[Reason] = []
+    wake_at, bound = math.inf, context.policy.silent_seconds
+    starting = context.snapshot.settling is not None
+    for lease_id in context.gate.unfinished:
+        row = context.snapshot.leases.get(lease_id)
+        if row is None:
+            continue
+        node = context.snapshot.nodes.get(row.node)
+        heard = None if node is None else node.heard_seconds
+        until = bound + (context.gate.since if heard is None else context.now - heard)
+        if until > context.now or starting:
+            text = f"waiting for attempt {row.lease.attempt} of job {row.lease.job} on {row.node} to end"
+            found.append(reason("Allocated", text, node=row.node))
+            wake_at = min(wake_at, until)
+    return Hold(tuple(found[: decisions.MOST_REASONS]), wake_at=wake_at) if found else None
 
 
 def _update_reserved(context: StepContext) -> None:

@@ -207,6 +207,11 @@ class Gate:
     """None unless the gate was asked for by a `join`."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The names by which nodes of `request.nodes` were asked for, where those are not their own."""
+    past: str | None = None
+    """The gate of a job that has died and whose nodes this one only checks: leases of that gate are no obstacle."""
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    """Leases of earlier attempts, by id with their nodes, that no caller of this gate may end: it holds until they have
+    ended."""
     waiting: tuple[Reason, ...] = ()
     """What it waits for: for people who follow it; not kept on disk."""
 

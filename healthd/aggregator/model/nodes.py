@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checks.contract import Tier
-from healthd.aggregator.model.gates import Claim, Override
+from healthd.aggregator.model.gates import Claim, LeaseRow, Override
 from healthd.aggregator.model.kept_state import later
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.core.evidence import Judged, aged
@@ -121,6 +121,8 @@ class Snapshot:
     """Why nothing may be admitted; None in good days."""
     settling: str | None
     """Why nothing may be called impossible yet: nodes have not had time to report. None later on."""
+    leases: Mapping[str, LeaseRow] = field(default_factory=dict)
+    """Leases that have not ended on their nodes, by id."""
     doubted: frozenset[str] = frozenset()
     """Nodes that a validation named lately and that nothing has spoken for since."""
     chance: ChanceSeen = NO_CHANCE_SEEN

@@ -1,6 +1,5 @@
 """Tables, migrations and rows: the one place with SQL. It knows records, never logic."""
 
-from healthd.aggregator.store.directory import Directory, check_shard, remove_shard
 from healthd.aggregator.store.reading import HistoryEvent, Loaded
 from healthd.aggregator.store.rows import (
     Change,
@@ -22,7 +21,6 @@ from healthd.aggregator.store.rows import (
     apply_changes,
 )
 from healthd.aggregator.store.session import (
-    DEFAULT_SHARD,
     LEASE_SECONDS,
     FencedError,
     Leadership,
@@ -30,18 +28,15 @@ from healthd.aggregator.store.session import (
     RefusedWorkError,
     UnsureError,
     boot_seconds,
-    shard_by,
 )
 from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
-from healthd.aggregator.store.watch import Look, Shards, Watch, is_shared, step_down
+from healthd.aggregator.store.watch import Look, Watch, is_shared, step_down
 
 __all__ = [
     "ANSWER_SECONDS",
-    "DEFAULT_SHARD",
     "LEASE_SECONDS",
     "LONG_SECONDS",
     "Change",
-    "Directory",
     "FencedError",
     "ForgetNode",
     "HistoryEvent",
@@ -64,17 +59,13 @@ __all__ = [
     "PutQuarantined",
     "PutRecord",
     "RefusedWorkError",
-    "Shards",
     "Store",
     "UnsureError",
     "Watch",
     "apply_changes",
     "boot_seconds",
-    "check_shard",
     "is_shared",
     "reading",
-    "remove_shard",
     "rows",
-    "shard_by",
     "step_down",
 ]

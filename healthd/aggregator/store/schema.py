@@ -22,8 +22,8 @@ from sqlalchemy import Connection
 
 from healthd.aggregator.store import session
 from healthd.aggregator.store.rows import PutMeta, apply_changes
-from healthd.aggregator.store.session import DEFAULT_SHARD, LEASE_SECONDS, Session, clock_of, first_line
-from healthd.aggregator.store.tables import AGGREGATORS, COMMON, LEADERSHIP, META, METADATA
+from healthd.aggregator.store.session import FLEET, LEASE_SECONDS, Session, clock_of, first_line
+from healthd.aggregator.store.tables import AGGREGATORS, LEADERSHIP, META, METADATA
 from healthd.aggregator.store.watch import say_alive
 from healthd.core.errors import StoreError
 
@@ -43,20 +43,19 @@ def bring_up_to_date(opened: Session, connection: Connection, own_url: str | Non
     for a schema that this healthd cannot use, and for a migration after which others could not go on that live now.
     """
     config = _config()
-    config.attributes.update(connection=connection, schema=opened.schema)
+    config.attributes["connection"] = connection
     scripts = _scripts()
     try:
         with connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            if opened.schema is not None:
-                _require_usable(connection, scripts, _common_schema(connection), opened.place)
-            current = _require_usable(connection, scripts, opened.schema, opened.place)
+            current = _require_usable(connection, scripts, opened.place)
             if current is None:
-                _make(connection, opened.schema)
+                _make(connection)
                 command.stamp(config, "head")
             elif current != scripts.get_current_head() and current in _known(scripts):
                 _migrate(connection, config, scripts, current, opened, own_url)
+            _require_one_fleet(connection, opened.place)
             if current is None or current in _known(scripts):
                 apply_changes(connection, [PutMeta(key=READABLE_BY, value=_readable_by(scripts))])
             if own_url is not None:
@@ -78,12 +77,21 @@ def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(_config())
 
 
-def _make(connection: Connection, schema: str | None) -> None:
-    made = [one for one in METADATA.sorted_tables if schema is None or one not in COMMON]
-    METADATA.create_all(connection, made, checkfirst=False)  # a table of somebody else is never taken over
-    if schema is None:
-        row = {"shard": DEFAULT_SHARD, "term": 0, "holder": "", "url": "", "renewed": 0.0}
-        connection.execute(LEADERSHIP.insert().values(row))
+def _make(connection: Connection) -> None:
+    METADATA.create_all(connection, checkfirst=False)  # a table of somebody else is never taken over
+    row = {"shard": FLEET, "term": 0, "holder": "", "url": "", "renewed": 0.0}
+    connection.execute(LEADERSHIP.insert().values(row))
+
+
+def _require_one_fleet(connection: Connection, place: str) -> None:
+    """StoreError for a database in which an older healthd has divided the fleet into shards."""
+    others = connection.execute(sa.select(LEADERSHIP.c.shard).where(LEADERSHIP.c.shard != FLEET)).scalars().all()
+    if others:
+        raise StoreError(
+            f"{place}: has the shards {', '.join(sorted((*others, FLEET)))}: this healthd keeps one fleet in a "
+            f"database; remove all but {FLEET} with the healthd that made them (aggregator --remove-shard NAME), or "
+            "give each part of the fleet an aggregator with a new database"
+        )
 
 
 def _migrate(
@@ -91,11 +99,10 @@ def _migrate(
 ) -> None:
     """
     Nobody may go on with a schema that its code does not know: where a migration is not additive, no other aggregator
-    may live, and the leases of all end with it, of one that is frozen too. The tables that are common to all shards
-    come first, so this is decided with them.
+    may live, and the lease ends with it, also of a leader that is frozen.
     """
     steps = [step for step in scripts.iterate_revisions(scripts.get_current_head(), current) if step is not None]
-    breaks = opened.schema is None and _is_shared(connection) and not all(map(_additive, steps))
+    breaks = _is_shared(connection) and not all(map(_additive, steps))
     if breaks and (living := _living(connection, own_url)):
         raise StoreError(
             f"{opened.place} would be migrated from schema {current} to {scripts.get_current_head()}, with which the "
@@ -103,7 +110,7 @@ def _migrate(
         )
     command.upgrade(config, "head")
     if breaks:
-        session.depose(connection, None)
+        session.depose(connection)
 
 
 def _is_shared(connection: Connection) -> bool:
@@ -120,11 +127,11 @@ def _living(connection: Connection, own_url: str | None) -> Sequence[str]:
     return connection.execute(query.order_by(AGGREGATORS.c.url)).scalars().all()
 
 
-def _require_usable(connection: Connection, scripts: ScriptDirectory, schema: str | None, place: str) -> str | None:
+def _require_usable(connection: Connection, scripts: ScriptDirectory, place: str) -> str | None:
     """The version of these tables; None where there are none yet. StoreError where this healthd cannot use them."""
-    heads = MigrationContext.configure(connection, opts={"version_table_schema": schema}).get_current_heads()
+    heads = MigrationContext.configure(connection).get_current_heads()
     unknown = sorted(set(heads) - _known(scripts))
-    if unknown and not _leaves_room(connection, unknown, int(scripts.get_current_head() or 0), schema):
+    if unknown and not _leaves_room(connection, unknown, int(scripts.get_current_head() or 0)):
         raise StoreError(
             f"{place} is of a newer healthd, or of a development version before 0.1.0 (schema {', '.join(unknown)}); "
             "upgrade healthd, or use another database"
@@ -134,21 +141,13 @@ def _require_usable(connection: Connection, scripts: ScriptDirectory, schema: st
     return heads[0] if heads else None
 
 
-def _leaves_room(connection: Connection, versions: Sequence[str], own: int, schema: str | None) -> bool:
+def _leaves_room(connection: Connection, versions: Sequence[str], own: int) -> bool:
     """Whether a newer healthd has left the tables such that code of the schema `own` can use them."""
     if not all(version.isdecimal() and int(version) > own for version in versions):
         return False  # of a development version, which may have no table `meta`
     query = sa.select(META.c.value).where(META.c.key == READABLE_BY)
-    options = {} if schema is None else {"schema_translate_map": {None: schema}}
-    oldest = connection.execute(query, execution_options=options).scalar_one_or_none()
+    oldest = connection.execute(query).scalar_one_or_none()
     return oldest is not None and oldest.isdecimal() and int(oldest) <= own
-
-
-def _common_schema(connection: Connection) -> str | None:
-    """Where the tables are that all shards have together; None where they are not made yet."""
-    query = "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)"
-    found = connection.exec_driver_sql(query, (LEADERSHIP.name,)).scalar()
-    return None if found is None else str(found)
 
 
 def _known(scripts: ScriptDirectory) -> set[str]:

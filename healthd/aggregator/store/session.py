@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ SERVER_SETTINGS = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
-SEARCH_PATH = "SELECT set_config('search_path', quote_ident(%s) || ', ' || current_setting('search_path'), false)"
 # The same seen from here, in libpq's words: a server that is gone without a word is noticed.
 CLIENT_SETTINGS = {
     "keepalives_idle": 5,
@@ -147,15 +146,12 @@ def remedy_of(line: str) -> tuple[str, bool]:
     return "look at the database and its log", False
 
 
-def make_engine(url: sa.URL, schema: str | None = None) -> sa.Engine:
-    """
-    The engine of a parsed URL; nothing is opened yet. With `schema` names of tables are looked up there first, and then
-    where the server looks without one.
-    """
-    return _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _server_engine(url, schema)
+def make_engine(url: sa.URL) -> sa.Engine:
+    """The engine of a parsed URL; nothing is opened yet."""
+    return _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _server_engine(url)
 
 
-def _server_engine(url: sa.URL, schema: str | None) -> sa.Engine:
+def _server_engine(url: sa.URL) -> sa.Engine:
     libpq = url.get_driver_name() in ("psycopg", "psycopg2")
     defaults = {"connect_timeout": CONNECT_SECONDS, **CLIENT_SETTINGS} if libpq else {}
     bound = {name: value for name, value in defaults.items() if name not in url.query}
@@ -166,8 +162,6 @@ def _server_engine(url: sa.URL, schema: str | None) -> sa.Engine:
         with connection.cursor() as cursor:
             for name, value in SERVER_SETTINGS.items():
                 cursor.execute("SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (value, name))
-            if schema is not None:
-                cursor.execute(SEARCH_PATH, (schema,))
         connection.commit()
 
     return engine
@@ -274,12 +268,18 @@ def _in_use(path: Path) -> StoreError:
     return StoreError(f"database {path} is in use by another aggregator; stop it or use another file")
 
 
-# Which aggregator may write: the row `leadership(shard, term, holder, url, renewed)`, the same on every database.
+# Which aggregator may write: the one row of `leadership`, the same on every database.
 
 
-DEFAULT_SHARD = "default"
-"""The part of the fleet whose nodes have no label of a shard: all of it where shards have no label."""
-SCHEMA_PREFIX = "healthd_"
+FLEET = "default"
+"""The key of that row."""
+_OURS = LEADERSHIP.c.shard == FLEET
+_ROW: sa.Select[tuple[int, str, str, float]] = select(
+    LEADERSHIP.c.term, LEADERSHIP.c.holder, LEADERSHIP.c.url, LEADERSHIP.c.renewed
+).where(_OURS)
+_UPDATE = update(LEADERSHIP).where(_OURS)
+_TERM = select(LEADERSHIP.c.term, LEADERSHIP.c.holder).where(_OURS)
+_LOCKED_TERM = _TERM.with_for_update()
 CHANNEL = "healthd_leadership"
 """What is notified on PostgreSQL when a leader comes or goes. It carries nothing: who hears it reads the row."""
 RENEW_SECONDS = 2.0
@@ -297,7 +297,7 @@ class NotVacantError(StoreError):
 
 @dataclass(frozen=True, kw_only=True)
 class Leadership:
-    """The row of a shard. `holder` is empty where its leader has given it up; `renewed` is by the database's clock."""
+    """The row. `holder` is empty where its leader has given it up; `renewed` is by the database's clock."""
 
     term: int
     holder: str
@@ -326,43 +326,28 @@ def clock_of(connection: Connection) -> ColumnElement[float]:
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 
 
-def shard_by(label: str | None, labels: Mapping[str, str]) -> str:
-    """The shard that the labels of a node name, where shards are the values of `label`."""
-    return DEFAULT_SHARD if label is None else labels.get(label, DEFAULT_SHARD)
+def leader_of(connection: Connection, *, place: str) -> Leadership:
+    """Who leads."""
+    return _leadership(connection.execute(_ROW).one_or_none(), place)
 
 
-def schema_of(shard: str) -> str | None:
-    """The PostgreSQL schema with a shard's own tables; None: they are where the common ones are."""
-    return None if shard == DEFAULT_SHARD else SCHEMA_PREFIX + shard
-
-
-def leaders_of(connection: Connection, *, place: str) -> dict[str, Leadership]:
-    """Who leads each shard."""
-    table = LEADERSHIP.c
-    rows = connection.execute(select(table.shard, table.term, table.holder, table.url, table.renewed))
-    found = {row.shard: Leadership(term=row.term, holder=row.holder, url=row.url, renewed=row.renewed) for row in rows}
-    if DEFAULT_SHARD not in found:
-        raise StoreError(f"{place} is damaged (its table leadership is empty); restore a backup")
-    return found
-
-
-def take_over(connection: Connection, *, shard: str, holder: str, url: str, place: str, seen: Leadership | None) -> int:
+def take_over(connection: Connection, *, holder: str, url: str, place: str, seen: Leadership | None) -> int:
     """
     Raise the term; from the commit on, transactions of every former holder are refused.
 
     With `seen` only if the row is still as it was then and no transaction of its leader is under way: NotVacantError.
     Returns the new term.
     """
-    query = _columns(shard).with_for_update(skip_locked=seen is not None)
+    query = _ROW.with_for_update(skip_locked=seen is not None)
     row = connection.execute(query).one_or_none()
     if seen is not None and row is None:
         end_stalled(connection)
-        raise NotVacantError(f"{place} has a leader of {shard} in the middle of a transaction")
+        raise NotVacantError(f"{place} has a leader in the middle of a transaction")
     if seen is not None and _leadership(row, place) != seen:
-        raise NotVacantError(f"{place} has a leader of {shard} that works")
+        raise NotVacantError(f"{place} has a leader that works")
     term = _leadership(row, place).term + 1
     told = fit(LEADERSHIP, {"term": term, "holder": holder, "url": url})
-    connection.execute(_row(shard).values(**told, renewed=clock_of(connection)))
+    connection.execute(_UPDATE.values(**told, renewed=clock_of(connection)))
     notify(connection)
     return term
 
@@ -385,18 +370,14 @@ def end_stalled(connection: Connection) -> None:
     )
 
 
-_TERM = select(LEADERSHIP.c.term, LEADERSHIP.c.holder).where(LEADERSHIP.c.shard == sa.bindparam("shard"))
-_LOCKED_TERM = _TERM.with_for_update()
-
-
-def check_term(connection: Connection, shard: str, term: int, holder: str, *, place: str, lock: bool) -> None:
+def check_term(connection: Connection, term: int, holder: str, *, place: str, lock: bool) -> None:
     """
     Refuse the transaction with FencedError unless `term` is the stored one and its holder this one.
 
     `lock` keeps it so until the transaction ends: who takes over waits for that. Without it this suits reading alone.
     SQLite has no such lock and needs none: its transactions begin with the write lock.
     """
-    row = connection.execute(_LOCKED_TERM if lock else _TERM, {"shard": shard}).one_or_none()
+    row = connection.execute(_LOCKED_TERM if lock else _TERM).one_or_none()
     if row is None or (row.term, row.holder) != (term, holder):
         other = f"{row.holder} (term {row.term})" if row is not None and row.holder else "somebody who left it again"
         raise FencedError(
@@ -407,37 +388,27 @@ def check_term(connection: Connection, shard: str, term: int, holder: str, *, pl
         )
 
 
-def renew(connection: Connection, shard: str) -> None:
+def renew(connection: Connection) -> None:
     """Write the time of day into the row. Its caller has checked the term in the same transaction."""
-    connection.execute(_row(shard).values(renewed=clock_of(connection)))
+    connection.execute(_UPDATE.values(renewed=clock_of(connection)))
 
 
-def give_up(connection: Connection, shard: str) -> None:
+def give_up(connection: Connection) -> None:
     """End the lease: whoever waits for it takes over at once. Its caller has checked the term."""
-    connection.execute(_row(shard).values(holder="", url=""))
+    connection.execute(_UPDATE.values(holder="", url=""))
     notify(connection)
 
 
-def depose(connection: Connection, shard: str | None) -> None:
-    """End the lease of whoever leads (None: of every shard), from outside: it is refused from the commit on."""
-    rows = update(LEADERSHIP) if shard is None else _row(shard)
-    connection.execute(rows.values(term=LEADERSHIP.c.term + 1, holder="", url=""))
+def depose(connection: Connection) -> None:
+    """End the lease of the leader from outside: it is refused from the commit on."""
+    connection.execute(_UPDATE.values(term=LEADERSHIP.c.term + 1, holder="", url=""))
     notify(connection)
 
 
 def notify(connection: Connection) -> None:
-    """Wake those who wait for the shard, once this is committed."""
+    """Wake those who stand by, once this is committed."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"NOTIFY {CHANNEL}")
-
-
-def _columns(shard: str) -> sa.Select[tuple[int, str, str, float]]:
-    table = LEADERSHIP.c
-    return select(table.term, table.holder, table.url, table.renewed).where(table.shard == shard)
-
-
-def _row(shard: str) -> sa.Update:
-    return update(LEADERSHIP).where(LEADERSHIP.c.shard == shard)
 
 
 def _leadership(row: sa.Row[tuple[int, str, str, float]] | None, place: str) -> Leadership:
@@ -473,23 +444,6 @@ def require_writable(connection: sa.Connection, place: str) -> None:
         raise AwayError(f"{place}: it allows read-only transactions alone; {AWAY['read-only transaction']}")
 
 
-def _require_schema(connection: sa.Connection, schema: str, place: str, *, may_make: bool) -> None:
-    """
-    Make the schema of a shard where there is none. StoreError where it is gone: the server would take the tables of
-    another shard of the same names.
-    """
-    with connection.begin():
-        # The server leaves schemas out of its search path that do not exist or may not be used.
-        if connection.exec_driver_sql("SELECT current_schema()").scalar() == schema:
-            return
-        known = connection.execute(sa.text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": schema})
-        if known.scalar() is not None:
-            raise StoreError(f"{place}: its schema {schema} may not be used by this user; grant it USAGE and CREATE")
-        if not may_make:
-            raise StoreError(f"{place}: its schema {schema} is gone; restore a backup")
-        connection.execute(sa.schema.CreateSchema(schema))
-
-
 class Session:
     """
     See the module. `term` is that of `take_over`; 0 until then. `renewed_at` is when the leadership was renewed last,
@@ -499,16 +453,14 @@ class Session:
     database for people, without its password.
     """
 
-    def __init__(self, url: sa.URL, shard: str, *, engine: sa.Engine | None = None, shared: bool | None = None) -> None:
+    def __init__(self, url: sa.URL, *, engine: sa.Engine | None = None, shared: bool | None = None) -> None:
         """`shared`: whether other aggregators may use this database too; None: they may where it is on a server."""
         self.place = place_of(url)
-        self.shard = shard
         self.holder = new_holder()
         self.term = 0
         self.renewed_at = -math.inf
         path = file_of(url)
-        self._schema = schema_of(shard)
-        self._engine = make_engine(url, self._schema) if engine is None else engine
+        self._engine = make_engine(url) if engine is None else engine
         self.shared = self._engine.dialect.name != "sqlite" if shared is None else shared
         self._path = path
         self._lock = None if path is None else FileLock(path)
@@ -519,11 +471,6 @@ class Session:
         self._taken: Path | None = None
         self._line = Line()
         sa.event.listen(self._engine, "do_connect", self._line.connect)
-
-    @property
-    def schema(self) -> str | None:
-        """See `schema_of`."""
-        return self._schema
 
     def close(self) -> None:
         """Let go of connection and lock. Safe to repeat."""
@@ -552,13 +499,13 @@ class Session:
         committing, renewing_at = False, -math.inf
         try:
             with connection.begin():
-                check_term(connection, self.shard, self.term, self.holder, place=self.place, lock=write)
+                check_term(connection, self.term, self.holder, place=self.place, lock=write)
                 at_rest = False
                 results = [work(connection) for work in works]
                 # Last, so that a transaction that took long does not end with a lease that is over.
                 if write and boot_seconds() - self.renewed_at >= RENEW_SECONDS / 2:
                     renewing_at = boot_seconds()
-                    renew(connection, self.shard)
+                    renew(connection)
                 committing = write and self.shared  # a file says whether it has it
         except (IntegrityError, DataError) as error:
             raise RefusedWorkError(str(self.failed(error))) from None
@@ -585,8 +532,6 @@ class Session:
                 connection = self._engine.connect()
                 if connection.dialect.name == "postgresql":
                     require_writable(connection, self.place)
-                    if self._schema is not None:
-                        _require_schema(connection, self._schema, self.place, may_make=not self.term)
             except SQLAlchemyError as error:
                 self._let_go(connection)
                 raise self.failed(error, AwayError) from None

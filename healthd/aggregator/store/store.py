@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import functools
 import logging
 import math
 import secrets
@@ -31,7 +30,6 @@ from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
 from healthd.aggregator.store.schema import bring_up_to_date
 from healthd.aggregator.store.session import (
-    DEFAULT_SHARD,
     LEASE_SECONDS,
     AwayError,
     FencedError,
@@ -44,7 +42,7 @@ from healthd.aggregator.store.session import (
     first_line,
     parse,
 )
-from healthd.aggregator.store.tables import META, NODES, PLACEMENTS
+from healthd.aggregator.store.tables import META, NODES
 from healthd.core.errors import BadInputError, StoreError
 
 # The thread that does all work on the database, in the order in which it was submitted.
@@ -330,24 +328,19 @@ class _Newcomer:
     answer: str | StoreError | None = None
 
 
-def _keys_of(connection: sa.Connection, wanted: Sequence[PutKey], shard: str) -> Mapping[str, str | StoreError]:
-    """By name the hash of the key that has it, those of names that nobody had being written; or why it may not be."""
+def _keys_of(connection: sa.Connection, wanted: Sequence[PutKey]) -> Mapping[str, str]:
+    """By name the hash of the key that has it; keys of names without one are written."""
     names = [one.node for one in wanted]
-    placed = sa.select(PLACEMENTS.c.node, PLACEMENTS.c.shard).where(PLACEMENTS.c.node.in_(names))
-    elsewhere = {name: of for name, of in connection.execute(placed) if of != shard}
     query = sa.select(NODES.c.node, NODES.c.key_hash).where(NODES.c.node.in_(names))
     known = {name: key_hash for name, key_hash in connection.execute(query) if key_hash is not None}
-    apply_changes(connection, [one for one in wanted if one.node not in elsewhere and one.node not in known])
-    refused = {
-        name: RefusedWorkError(f"node {name} is of shard {of}, and not of {shard}") for name, of in elsewhere.items()
-    }
-    return {one.node: one.key_hash or "" for one in wanted} | known | refused
+    apply_changes(connection, [one for one in wanted if one.node not in known])
+    return {one.node: one.key_hash or "" for one in wanted} | known
 
 
 class Store:
     """
-    An open database, of which this process leads a shard. `store_id` names it for life: nodes know by it who issued a
-    lease. `term` counts the leaders of the shard, so that numbers of this one can be told from those of the last.
+    An open database that this process leads. `store_id` names it for life: nodes know by it who issued a lease. `term`
+    counts the leaders, so that numbers of this one can be told from those of the last.
 
     Made by `Store.open`, which blocks; `load` blocks too; the rest is for the event loop. After FencedError every call
     fails with it: memory is out of date then.
@@ -366,7 +359,6 @@ class Store:
         cls,
         url: str,
         *,
-        shard: str = DEFAULT_SHARD,
         advertised: str = "",
         seen: Leadership | None = None,
         engine: sa.Engine | None = None,
@@ -374,7 +366,7 @@ class Store:
         make_writer: Callable[[Session], Writer] = Writer,
     ) -> Self:
         """
-        Open or make the database, bring its schema up to date and take the shard over.
+        Open or make the database, bring its schema up to date and take the lead.
 
         `advertised` is the URL at which its leader answers from now on. With `seen` it is taken over only from the
         leader that was seen to be gone: NotVacantError where that one works, or somebody else was faster.
@@ -385,7 +377,7 @@ class Store:
         ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
         and the remedy, and never the password.
         """
-        session = Session(parse(url), shard, engine=engine, shared=shared)
+        session = Session(parse(url), engine=engine, shared=shared)
         store = cls(session, make_writer(session))
         try:
             store._prepare(advertised, seen)
@@ -397,13 +389,8 @@ class Store:
         return store
 
     @property
-    def shard(self) -> str:
-        """The part of the fleet."""
-        return self._session.shard
-
-    @property
     def term(self) -> int:
-        """How many leaders the shard has had, this one included."""
+        """How many leaders the database has had, this one included."""
         return self._session.term
 
     @property
@@ -450,9 +437,8 @@ class Store:
 
     def _give_up_lease(self) -> None:
         """After all that waits. Who cannot be told takes over once the lease is over."""
-        work = functools.partial(session.give_up, shard=self._session.shard)
         with contextlib.suppress(StoreError):
-            self._writer.submit(Job(work, lambda _value, _error: None, write=True, seconds=CLOSE_SECONDS))
+            self._writer.submit(Job(session.give_up, lambda _value, _error: None, write=True, seconds=CLOSE_SECONDS))
 
     async def give_up_when_stuck(self) -> None:
         """While the aggregator ends: once the database hangs, whoever waits for it is answered with a StoreError."""
@@ -484,8 +470,7 @@ class Store:
 
     async def enrol(self, node: str, key_hash: str, *, now: float) -> str:
         """
-        The hash of the key that the name belongs to: this one, if it belonged to none. RefusedWorkError for a node of
-        another shard.
+        The hash of the key that the name belongs to: this one, if it belonged to none.
 
         Nodes that come at once are looked up and written together: a new fleet comes as a whole. A name is given by one
         caller at a time.
@@ -503,7 +488,7 @@ class Store:
     async def _enrol(self, batch: Sequence[_Newcomer]) -> None:
         """Give each its answer. Cancelled, it leaves them to the callers that wait."""
         try:
-            answers = await self.run(lambda connection: _keys_of(connection, [one.key for one in batch], self.shard))
+            answers = await self.run(lambda connection: _keys_of(connection, [one.key for one in batch]))
         except StoreError as error:
             for one in batch:
                 one.answer = error
@@ -578,7 +563,7 @@ class Store:
         Open or make a database, bring its schema up to date and leave it. The aggregator that answers at `own_url`
         counts as one that uses it from then on. `engine` and errors as of `open`. Blocks.
         """
-        opened = Session(parse(url), DEFAULT_SHARD, engine=engine)
+        opened = Session(parse(url), engine=engine)
         try:
             bring_up_to_date(opened, opened.connect(), own_url)
         except SQLAlchemyError as error:
@@ -605,7 +590,6 @@ class Store:
             with connection.begin():
                 term = session.take_over(
                     connection,
-                    shard=self._session.shard,
                     holder=self._session.holder,
                     url=advertised,
                     place=self._session.place,

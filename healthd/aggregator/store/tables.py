@@ -50,8 +50,8 @@ LEADERSHIP = Table(
     Column("renewed", Double, nullable=False),
 )
 """
-A row for each part of the fleet: which aggregator may write; see `session`. `term` counts takeovers, `holder` is empty
-while nobody has it, `url` is where the leader answers, `renewed` is a time of day.
+One row, `default`: which aggregator may write; see `session`. `term` counts takeovers, `holder` is empty while nobody
+leads, `url` is where the leader answers, `renewed` is a time of day.
 """
 
 AGGREGATORS = Table(
@@ -60,7 +60,7 @@ AGGREGATORS = Table(
     Column("url", String(300), primary_key=True),
     Column("renewed", Double, nullable=False),
 )
-"""The aggregators that share the shards among them, by the URL at which each answers; `renewed` is a time of day."""
+"""The aggregators that use the database, by the URL at which each answers; `renewed` is a time of day."""
 
 PLACEMENTS = Table(
     "placements",
@@ -68,10 +68,7 @@ PLACEMENTS = Table(
     Column("node", String(253), primary_key=True),
     Column("shard", String(253), nullable=False),
 )
-"""Of which shard a node is, where there are several: a node is of one."""
-
-COMMON = (LEADERSHIP, AGGREGATORS, PLACEMENTS)
-"""The tables that all shards have together; of every other one each shard has its own."""
+"""Not used. Healthd before decision 0025 was superseded reads it, and shares the database during an upgrade."""
 
 QUARANTINED = Table(
     "quarantined",

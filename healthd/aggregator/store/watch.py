@@ -1,7 +1,7 @@
 """
-Who leads the shards of a database that several aggregators share: looked at by a thread with a connection of its own.
+Who leads a database that several aggregators share: looked at by a thread with a connection of its own.
 
-LISTEN wakes it; what wakes it carries nothing, and the rows say the rest. Of leadership it only reads: `Store.open`
+LISTEN wakes it; what wakes it carries nothing, and the row says the rest. Of leadership it only reads: `Store.open`
 takes over.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -25,7 +24,7 @@ from healthd.aggregator.store.session import (
     Line,
     boot_seconds,
     clock_of,
-    leaders_of,
+    leader_of,
     make_engine,
     parse,
     place_of,
@@ -41,26 +40,11 @@ LOOK_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 """The pause after a connection was lost, or none could be made."""
 CLOSE_SECONDS = 0.5
-MOST_AGGREGATORS = 256
-"""Rows of aggregators that are read. One that is gone for FORGET_SECONDS has none."""
 FORGET_SECONDS = 600.0
+"""After this the row of an aggregator that is gone is dropped."""
 
 Look = Leadership | StoreError
 """The row as it is, or why it cannot be read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shards:
-    """All rows of `leadership`, by shard; and when each aggregator wrote that it lives, by its URL."""
-
-    leaders: Mapping[str, Leadership]
-    aggregators: Mapping[str, float]
-
-    def over(self, now: float) -> frozenset[str]:
-        """The shards that nobody leads, by the clock of the server."""
-        return frozenset(
-            shard for shard, row in self.leaders.items() if not row.holder or now - row.renewed >= LEASE_SECONDS
-        )
 
 
 def is_shared(url: str) -> bool:
@@ -87,8 +71,8 @@ class Watch:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def look(self) -> tuple[Shards, float]:
-        """All shards, and the time by the clock of the server. StoreError, ConfigError."""
+    def look(self) -> tuple[Leadership, bool]:
+        """The row, and whether its lease is over by the clock of the server. StoreError, ConfigError."""
         try:
             with self._engine.begin() as connection:
                 found = self._read(connection)
@@ -97,23 +81,38 @@ class Watch:
             raise self._failed(error) from None
         finally:
             self._line.forget()
-        return found, now
+        return found, not found.holder or now - found.renewed >= LEASE_SECONDS
 
-    def depose(self, shard: str) -> Leadership:
-        """End the lease of whoever leads a shard; the row as it was. Blocks. StoreError, ConfigError."""
+    def depose(self) -> Leadership:
+        """End the lease of the leader; the row as it was. Blocks. StoreError, ConfigError."""
         try:
             with self._engine.begin() as connection:
-                known = leaders_of(connection, place=self._place)
-                if (before := known.get(shard)) is None:
-                    raise ConfigError(f"{self._place} has no shard {shard[:80]!r}, but: {', '.join(sorted(known))}")
-                session.depose(connection, shard)
+                before = leader_of(connection, place=self._place)
+                session.depose(connection)
         except SQLAlchemyError as error:
             raise self._failed(error) from None
         finally:
             self._line.forget()
         return before
 
-    def start(self, on_look: Callable[[Shards | StoreError], None]) -> None:
+    def leave(self) -> None:
+        """
+        Look no more, and write that the aggregator which answers at `own_url` has ended: migrations need not wait for
+        it. Blocks; `cut` ends it. Safe to repeat. StoreError, ConfigError.
+        """
+        if self._ending.is_set():
+            return
+        self._end_looking()
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(sa.delete(AGGREGATORS).where(AGGREGATORS.c.url == self._own_url))
+                session.notify(connection)
+        except SQLAlchemyError as error:
+            raise self._failed(error) from None
+        finally:
+            self._line.forget()
+
+    def start(self, on_look: Callable[[Look], None]) -> None:
         """Begin."""
         self._thread = threading.Thread(target=self._run, args=(on_look,), name="leadership", daemon=True)
         self._thread.start()
@@ -124,13 +123,16 @@ class Watch:
 
     def close(self) -> None:
         """End it; half a second at most. Safe to repeat."""
+        self._end_looking()
+        self._engine.dispose()
+
+    def _end_looking(self) -> None:
         self._ending.set()
         self._line.cut()
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
-        self._engine.dispose()
 
-    def _run(self, on_look: Callable[[Shards | StoreError], None]) -> None:
+    def _run(self, on_look: Callable[[Look], None]) -> None:
         dialect = self._engine.dialect
         dialect.import_dbapi()
         of_driver: type[Exception] = dialect.loaded_dbapi.Error
@@ -145,7 +147,7 @@ class Watch:
             finally:
                 self._line.forget()
 
-    def _watch(self, connection: sa.Connection, on_look: Callable[[Shards | StoreError], None]) -> None:
+    def _watch(self, connection: sa.Connection, on_look: Callable[[Look], None]) -> None:
         """Until the end, or until the connection is lost."""
         require_writable(connection, self._place)
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -161,15 +163,12 @@ class Watch:
             else:
                 self._ending.wait(LOOK_SECONDS)
 
-    def _read(self, connection: sa.Connection) -> Shards:
+    def _read(self, connection: sa.Connection) -> Leadership:
         now = boot_seconds()
         if self._own_url is not None and now - self._said_at >= RENEW_SECONDS:
             say_alive(connection, self._own_url)
             self._said_at = now
-        told = connection.execute(sa.select(AGGREGATORS.c.url, AGGREGATORS.c.renewed).limit(MOST_AGGREGATORS))
-        return Shards(
-            leaders=leaders_of(connection, place=self._place), aggregators={row.url: row.renewed for row in told}
-        )
+        return leader_of(connection, place=self._place)
 
     def _failed(self, error: Exception) -> StoreError | ConfigError:
         """As of an opening: ConfigError for what no attempt could open."""
@@ -192,16 +191,16 @@ def say_alive(connection: sa.Connection, url: str) -> None:
         session.notify(connection)
 
 
-def step_down(url: str, shard: str) -> Leadership:
+def step_down(url: str) -> Leadership:
     """
-    End the lease of whoever leads the shard, so that another aggregator takes over at once; what the row was. Blocks.
+    End the lease of the leader, so that another aggregator takes over at once; what the row was. Blocks.
 
-    ConfigError for a database that nobody shares, or that has no such shard. StoreError.
+    ConfigError for a database that is not shared. StoreError.
     """
     if not is_shared(url):
         raise ConfigError(f"{session.KEY}: SQLite has one aggregator, so nobody could take over; stop it instead")
     watch = Watch(url)
     try:
-        return watch.depose(shard)
+        return watch.depose()
     finally:
         watch.close()

@@ -9,8 +9,5 @@ a node goes out unescaped.
 from __future__ import annotations
 
 from healthd.aggregator.ui.routes import ROUTERS, add_to
-from healthd.aggregator.ui.session import authorization_of
-from healthd.aggregator.ui.views import Asked, Gathered, Kind, Reader
-from healthd.aggregator.ui.whole import pages_of
 
-__all__ = ["ROUTERS", "Asked", "Gathered", "Kind", "Reader", "add_to", "authorization_of", "pages_of"]
+__all__ = ["ROUTERS", "add_to"]

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from starlette.responses import Response, StreamingResponse
@@ -150,7 +150,6 @@ class Feed:
         self.samples = Samples()
         self._fleet, self._engine, self._stopping = fleet, engine, stopping
         self.ring = Ring()
-        self.encoded: tuple[Sequence[Cell], bytes] | None = None
         """Cells of `all_cells` as JSON, kept by `views`."""
         self._moved = asyncio.Event()
         self._topics: Counter[str] = Counter()

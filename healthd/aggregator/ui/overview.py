@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Any, TypedDict
+from typing import Annotated
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
@@ -14,31 +14,17 @@ from starlette.responses import Response
 
 from checks.limits import quantity
 from checks.reasons import REASONS, Reason, action_of, blame_of
-from healthd.aggregator.api import MAX_REASON_LENGTH, MOST_ID, ShardRow, ValidationBody, door_of, parts_of, request_of
+from healthd.aggregator.api import MAX_REASON_LENGTH, MOST_ID, ValidationBody, parts_of, request_of
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.model.policy import HISTORY_DAYS
 from healthd.aggregator.ui import fleet_grid, gate_view, rendering
-from healthd.aggregator.ui.actions import PageRoute, keep_out, known_node, let_in, to
+from healthd.aggregator.ui.actions import PageRoute, feed_of, keep_out, known_node, let_in, to
 from healthd.aggregator.ui.events import FLEET, GATES
 from healthd.aggregator.ui.fleet_grid import Cell, grouped
 from healthd.aggregator.ui.rendering import WORST_FIRST, natural
 from healthd.aggregator.ui.samples import Reading
 from healthd.aggregator.ui.session import Visitor, check_word, pairs_of, visitor_of
-from healthd.aggregator.ui.views import (
-    EVENTS_VIEW,
-    FLEET_VIEW,
-    GATES_VIEW,
-    JOBS_VIEW,
-    READINGS_VIEW,
-    Asked,
-    Gathered,
-    source_of,
-    whole_fleet,
-    whole_gates,
-    whole_history,
-    whole_jobs,
-    whole_readings,
-)
+from healthd.aggregator.ui.views import events_view, fleet_view, gates_view, jobs_view, readings_view
 from healthd.core.errors import BadInputError, NotFoundError
 from healthd.core.model import Health
 from healthd.core.node_name import check_name
@@ -52,43 +38,19 @@ MAX_FORM_BYTES = 128 * 1024
 DOINGS = {"quarantine", "release", "validate"}
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-"""The pages over the whole fleet: the same for one shard and for several, by the source of their views."""
-
-OfShard = Annotated[str, Query(alias="shard", max_length=80)]
 
 
-class _Shards(TypedDict):
-    """What every page over the fleet says of its shards; `keep` keeps the chosen one in a link."""
-
-    shards: Sequence[ShardRow]
-    unanswered: Mapping[str, str]
-    only: str
-    keep: str
-
-
-def _shards(gathered: Gathered[Any]) -> _Shards:
-    return {
-        "shards": gathered.shards if len(gathered.shards) > 1 else (),
-        "unanswered": gathered.unanswered,
-        "only": gathered.only,
-        "keep": f"&shard={quote(gathered.only, safe='')}" if gathered.only else "",
-    }
-
-
-@pages.get("/several")
+@router.get("/several")
 async def several(
     request: Request,
     q: Annotated[str, Query(max_length=120)] = "",
     health: Annotated[str, Query(max_length=20)] = "",
     done: Annotated[str | None, Query(pattern="^(quarantined|released)$")] = None,
     count: Annotated[int, Query(ge=0, le=MOST_NODES)] = 0,
-    only: OfShard = "",
 ) -> Response:
     """The nodes that a search finds, to be chosen from."""
     visitor = visitor_of(request)
-    gathered = await source_of(request).gather(request, FLEET_VIEW, Asked(q=q), only)
-    cells = whole_fleet(gathered).found_cells
+    cells = fleet_view(parts_of(request), feed_of(request), q=q).found_cells
     wanted = [cell for cell in cells if not health or cell.health.value == health]
     wanted.sort(key=lambda cell: natural(cell.node))
     return rendering.page(
@@ -101,7 +63,6 @@ async def several(
         healths=[one.value for one in Health],
         done=done,
         count=count,
-        **_shards(gathered),
     )
 
 
@@ -168,7 +129,7 @@ MOST_TROUBLES = 12
 MOST_NAMED = 10
 
 
-@pages.get("/")
+@router.get("/")
 async def fleet(
     request: Request,
     group: Annotated[str | None, Query(max_length=120)] = None,
@@ -176,12 +137,10 @@ async def fleet(
     q: Annotated[str, Query(max_length=120)] = "",
     page: Annotated[int, Query(ge=1, le=100)] = 1,
     part: Annotated[str | None, Query(pattern="^(top|grid)$")] = None,
-    only: OfShard = "",
 ) -> Response:
     """The fleet as a grid; `part=top` is all of it but the grid, `part=grid` the grid alone."""
     visitor = visitor_of(request)
-    gathered = await source_of(request).gather(request, FLEET_VIEW, Asked(q=q), only)
-    whole = whole_fleet(gathered)
+    whole = fleet_view(parts_of(request), feed_of(request), q=q)
     cells = whole.cells
     choices = fleet_grid.choices(cells, whole.topology)
     chosen = group if group in dict(choices) else fleet_grid.default_choice(cells, whole.topology)
@@ -222,8 +181,6 @@ async def fleet(
         faults=whole.faults,
         injected=[cell.node for cell in cells if cell.injected],
         mode=whole.mode,
-        nodes_of={shard: len(view.cells) for shard, view in gathered.views.items()},
-        **_shards(gathered),
     )
 
 
@@ -382,22 +339,17 @@ MOST_NODES_OF_REASON = 200
 MOST_CELLS = 5000
 
 
-@pages.get("/heat")
+@router.get("/heat")
 async def heat(
     request: Request,
     of: Annotated[str, Query(max_length=200)] = "",
     group: Annotated[str | None, Query(max_length=120)] = None,
     q: Annotated[str, Query(max_length=120)] = "",
-    only: OfShard = "",
 ) -> Response:
     """The fleet coloured by one measurement."""
-    visitor, source = visitor_of(request), source_of(request)
-    readings = whole_readings(found := await source.gather(request, READINGS_VIEW, Asked(of=of), only))
-    if any(view.name != readings.name for view in found.views.values()):  # of itself each shows what it has
-        again = Asked(of=readings.name or "")
-        readings = whole_readings(await source.gather(request, READINGS_VIEW, again, only))
-    gathered = await source.gather(request, FLEET_VIEW, Asked(q=q), only)
-    whole = whole_fleet(gathered)
+    visitor, feed = visitor_of(request), feed_of(request)
+    readings = readings_view(feed, of=of)
+    whole = fleet_view(parts_of(request), feed, q=q)
     choices = fleet_grid.choices(whole.cells, whole.topology)
     chosen = group if group in dict(choices) else fleet_grid.default_choice(whole.cells, whole.topology)
     name, names = readings.name, readings.names
@@ -414,22 +366,18 @@ async def heat(
         shown=len(shown),
         waiting=readings.waiting,
         map=None if name is None else heat_map(shown, readings.values, names[name], chosen),
-        **_shards(gathered),
     )
 
 
-@pages.get("/history")
+@router.get("/history")
 async def history(
     request: Request,
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
     q: Annotated[str, Query(max_length=120)] = "",
-    only: OfShard = "",
 ) -> Response:
     """What happened on all nodes and jobs, newest first: faults, quarantines, overrides, decisions."""
     visitor = visitor_of(request)
-    asked = Asked(q=q, before="" if before is None else str(before))
-    gathered = await source_of(request).gather(request, EVENTS_VIEW, asked, only)
-    whole = whole_history(gathered)
+    whole = await events_view(parts_of(request), q=q, before=before)
     return rendering.page(
         "history.html",
         visitor=visitor,
@@ -438,21 +386,18 @@ async def history(
         before=before,
         q=q,
         days=HISTORY_DAYS,
-        **_shards(gathered),
     )
 
 
-@pages.get("/gates")
+@router.get("/gates")
 async def gates(
     request: Request,
     before: Annotated[str, Query(max_length=64)] = "",
     job: Annotated[str, Query(max_length=256)] = "",
-    only: OfShard = "",
 ) -> Response:
     """Gates in progress, and decisions of the past, newest first."""
     visitor = visitor_of(request)
-    gathered = await source_of(request).gather(request, GATES_VIEW, Asked(job=job, before=before), only)
-    whole = whole_gates(gathered)
+    whole = await gates_view(parts_of(request), feed_of(request), job=job, before=before)
     return rendering.page(
         "gates.html",
         visitor=visitor,
@@ -465,21 +410,18 @@ async def gates(
         before=before,
         job=job,
         phases=dict(gate_view.PHASES),
-        **_shards(gathered),
     )
 
 
-@pages.get("/jobs")
+@router.get("/jobs")
 async def jobs(
     request: Request,
     before: Annotated[str, Query(max_length=64)] = "",
     job: Annotated[str, Query(max_length=256)] = "",
-    only: OfShard = "",
 ) -> Response:
     """Jobs that ended badly, newest first."""
     visitor = visitor_of(request)
-    gathered = await source_of(request).gather(request, JOBS_VIEW, Asked(job=job, before=before), only)
-    whole = whole_jobs(gathered)
+    whole = await jobs_view(parts_of(request), job=job, before=before)
     return rendering.page(
         "jobs.html",
         visitor=visitor,
@@ -487,16 +429,14 @@ async def jobs(
         older=whole.older,
         before=before,
         job=job,
-        **_shards(gathered),
     )
 
 
-@pages.get("/reasons/{code}")
-async def reason(request: Request, code: str, only: OfShard = "") -> Response:
+@router.get("/reasons/{code}")
+async def reason(request: Request, code: str) -> Response:
     """One reason: what it means, whose fault it is, what to do, and who has it now."""
     visitor = visitor_of(request)
-    gathered = await source_of(request).gather(request, FLEET_VIEW, Asked(), only)
-    cells = [cell for cell in whole_fleet(gathered).cells if cell.reason == code]
+    cells = [cell for cell in fleet_view(parts_of(request), feed_of(request), q="").cells if cell.reason == code]
     known = REASONS.get(code)
     if known is None:
         if not cells:
@@ -507,10 +447,9 @@ async def reason(request: Request, code: str, only: OfShard = "") -> Response:
         "reason.html",
         visitor=visitor,
         reason=known,
-        runbook=runbook_of(door_of(request).settings.runbooks_url, known.code),
+        runbook=runbook_of(parts_of(request).settings.runbooks_url, known.code),
         cells=cells[:MOST_NODES_OF_REASON],
         total=len(cells),
-        **_shards(gathered),
     )
 
 

@@ -10,14 +10,13 @@ from starlette.responses import Response
 
 from checks.reasons import REASONS
 from healthd.aggregator.api import MOST_ID, Parts, parts_of
-from healthd.aggregator.api import nodes as nodes_api
 from healthd.aggregator.auth import AuthError
 from healthd.aggregator.model.policy import HISTORY_DAYS
-from healthd.aggregator.ui import actions, docs, gate_view, job_view, node_view, overview, rendering, views
+from healthd.aggregator.ui import actions, docs, gate_view, job_view, node_view, overview, rendering
 from healthd.aggregator.ui.actions import PageRoute, feed_of
 from healthd.aggregator.ui.events import FLEET, Feed, live
 from healthd.aggregator.ui.rendering import WORST_FIRST
-from healthd.aggregator.ui.session import MAX_TOKEN_LENGTH, review, visitor_of
+from healthd.aggregator.ui.session import MAX_TOKEN_LENGTH, visitor_of
 from healthd.core.errors import NotFoundError
 from healthd.core.http.client import nodes_asked, terms_of
 from healthd.core.model import OrderKind
@@ -30,12 +29,10 @@ MOST_STATES = 200
 def add_to(app: FastAPI, parts: Parts) -> None:
     """Give the application what the paths of the page need."""
     app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
-    app.state.source = views.OwnShard()
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-views_router = APIRouter(include_in_schema=False)
-ROUTERS = (overview.pages, overview.router, router, views_router, actions.router, docs.programs, docs.router)
+ROUTERS = (overview.router, router, actions.router, docs.programs, docs.router)
 
 
 @router.get("/nodes/{node}")
@@ -74,8 +71,6 @@ async def node(
         quarantine=view.node.quarantine,
         accused=parts.accusations.of(node),
         removed=None if parts.drain is None else parts.drain.out().get(node),
-        shard=parts.shard,
-        elsewhere=nodes_api.elsewhere(parts, state),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
         measured=node_view.measured(rows),
@@ -147,23 +142,6 @@ async def job_end(request: Request, gate: str) -> Response:
 async def reasons(request: Request) -> Response:
     """The catalogue of reasons."""
     return rendering.page("reasons.html", visitor=visitor_of(request), reasons=list(REASONS.values()))
-
-
-@views_router.get("/page/{name}")
-async def view(
-    request: Request,
-    name: str,
-    q: Annotated[str, Query(max_length=120)] = "",
-    job: Annotated[str, Query(max_length=256)] = "",
-    before: Annotated[str, Query(max_length=64)] = "",
-    of: Annotated[str, Query(max_length=200)] = "",
-) -> Response:
-    """A view of this shard, for an aggregator that renders a page over all of them."""
-    await review(request)
-    visitor_of(request)
-    parts, feed = parts_of(request), feed_of(request)
-    asked = views.Asked(q=q, job=job, before=before, of=of)
-    return Response(await views.made(name, parts, feed, asked), media_type="application/json")
 
 
 @router.get("/events")

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from starlette.responses import Response
 
-from healthd.aggregator.api import Door, HttpError, check_origin, door_of, read_body
+from healthd.aggregator.api import HttpError, Parts, check_origin, parts_of, read_body
 from healthd.aggregator.auth import AuthError, Caller, Guard, Scope
 from healthd.core.errors import BadInputError
 
@@ -50,7 +50,7 @@ class Visitor:
 
 def visitor_of(request: Request, scope: Scope = Scope.READ) -> Visitor:
     """The visitor, by header or cookie; AuthError when they may not do what `scope` allows."""
-    guard = door_of(request).guard
+    guard = parts_of(request).guard
     authorization = authorization_of(request)
     caller = guard.require(authorization, scope)
     return Visitor(caller=caller, word=_word(guard, authorization))
@@ -63,7 +63,7 @@ async def review(request: Request) -> None:
     AuthError (503) where that cannot be told.
     """
     try:
-        await door_of(request).guard.review(authorization_of(request))
+        await parts_of(request).guard.review(authorization_of(request))
     except AuthError as error:
         if error.status == 503:
             raise
@@ -120,7 +120,7 @@ async def pairs_of(
         request.receive,
         dict(request.scope["headers"]),
         max_bytes=max_bytes,
-        timeout_seconds=door_of(request).settings.read_timeout_seconds,
+        timeout_seconds=parts_of(request).settings.read_timeout_seconds,
     )
     try:
         return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=max_fields, errors="strict")
@@ -137,11 +137,11 @@ def check_word(visitor: Visitor, word: str) -> None:
 # --- in and out -------------------------------------------------------------------------------------------------------
 
 
-async def check_token(door: Door, token: str) -> Caller:
+async def check_token(parts: Parts, token: str) -> Caller:
     """Who a token that was typed in belongs to; AuthError when it may not read."""
     if not token or len(token) > MAX_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
-    return await door.guard.admit(f"Bearer {token}", Scope.READ)
+    return await parts.guard.admit(f"Bearer {token}", Scope.READ)
 
 
 def keep(request: Request, response: Response, token: str) -> None:

@@ -170,9 +170,12 @@ WAKE_SECONDS = 0.1
 """So much after a node counts as silent: to look a moment before would be to look in vain, again and again."""
 
 
-def orders_of(validation: Validation, node: str, policy: Policy, *, workload: str) -> tuple[Order, ...]:
+def orders_of(
+    validation: Validation, node: str, policy: Policy, *, workload: str, past: str | None = None
+) -> tuple[Order, ...]:
     """
-    What a node is to do for it, asked by `workload`: its order in the group that it is a member of.
+    What a node is to do for it, asked by `workload`: its order in the group that it is a member of. `past` as in
+    `Gate`.
 
     That of a group that was called off stays listed as withdrawn: what is no longer listed, nodes soon stop to repeat,
     and the last words of all members are wanted together.
@@ -199,6 +202,7 @@ def orders_of(validation: Validation, node: str, policy: Policy, *, workload: st
             workload=workload,
             nccom=nccom.nccom_of(group, validation),
             compile_seconds=group.compile_seconds,
+            past=past,
         )
         order_id = group.order_id(node)
         return (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from healthd.cli.fleet.line import aggregator_of, shard_option
+from healthd.cli.fleet.line import aggregator_of
 from healthd.cli.settings.options import Command, aggregator_option, common_options
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError, words_of
@@ -46,14 +46,12 @@ MOST_SHOWN = 20
     "--share-ratio", type=float, metavar="SHARE", help="Least distance of a limit from the median (default 0.1)."
 )
 @aggregator_option
-@shard_option
 @common_options
 def baseline(
     states: tuple[Path, ...],
     write: Path | None,
     false_alarms: float | None,
     share_ratio: float | None,
-    shard: str | None,
     **options: Any,
 ) -> int:
     """
@@ -74,7 +72,7 @@ def baseline(
     if not 0 < share_ratio < 1:
         raise ConfigError(f"--share-ratio is a share between 0 and 1, not {share_ratio:g}")
     left_out: list[str] = []
-    series = _series_of(states, left_out) if states else _series_of_fleet(options, shard)
+    series = _series_of(states, left_out) if states else _series_of_fleet(options)
     comparisons = sum(one.devices for one in series)
     learned = [
         baselines.learn(one, comparisons=comparisons, false_alarms=false_alarms, share_ratio=share_ratio)
@@ -157,12 +155,12 @@ def _number(value: float | None) -> str:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _series_of_fleet(options: Mapping[str, Any], shard: str | None) -> tuple[SampleSeries, ...]:
+def _series_of_fleet(options: Mapping[str, Any]) -> tuple[SampleSeries, ...]:
     from healthd.baselines import SampleSeries
     from healthd.core import wire
 
     with aggregator_of(options) as aggregator:
-        answer = aggregator.get("/v1/fleet/samples", shard=shard)
+        answer = aggregator.get("/v1/fleet/samples")
     return wire.convert(answer.get("series"), tuple[SampleSeries, ...], what="answer of the aggregator")
 
 

@@ -20,8 +20,6 @@ from healthd.cli.fleet.line import (
     fleet_options,
     print_json,
     segment,
-    shard_option,
-    warn_unanswered,
 )
 from healthd.cli.settings.options import Command, load_settings
 from healthd.cli.terminal.render import table_of
@@ -101,17 +99,15 @@ def _lost(gone: Mapping[str, Any]) -> Iterator[str]:
 
 
 @click.command(cls=Command, short_help="Nodes whose training step gives other bits than their peers'.")
-@shard_option
 @fleet_options
-def digests(shard: str | None, as_json: bool, **options: Any) -> int:
+def digests(as_json: bool, **options: Any) -> int:
     """
     Nodes whose training step gives other bits than that of nodes like them, and the first operation that differs.
 
     Exit code: 0 none differs, 1 some do, 3 it cannot be told.
     """
     with aggregator_of(options) as aggregator:
-        found = aggregator.get("/v1/fleet/digests", shard=shard)
-    unsure = warn_unanswered(found)
+        found = aggregator.get("/v1/fleet/digests")
     differing = bool(found["accused"] or found["suspects"])
     if as_json:
         print_json(found)
@@ -124,21 +120,19 @@ def digests(shard: str | None, as_json: bool, **options: Any) -> int:
             click.echo(f"no node differs from its peers ({found['compared']} compared)")
         elif not differing:
             click.echo(f"nothing was compared: of {found['nodes']} with digests no two are of one kind")
-    return 1 if differing else 0 if found["compared"] and not unsure else 3
+    return 1 if differing else 0 if found["compared"] else 3
 
 
 @click.command(cls=Command, short_help="Running jobs by their steps, and nodes that are slow in them.")
-@shard_option
 @fleet_options
-def steps(shard: str | None, as_json: bool, **options: Any) -> int:
+def steps(as_json: bool, **options: Any) -> int:
     """
     Running jobs that report their steps, and the nodes that are slow in them by their own time.
 
     Exit code: 0 none is slow, 1 some are, 3 it cannot be told.
     """
     with aggregator_of(options) as aggregator:
-        found = aggregator.get("/v1/fleet/steps", shard=shard)
-    unsure = warn_unanswered(found)
+        found = aggregator.get("/v1/fleet/steps")
     compared = any(job["step_seconds"] is not None for job in found["jobs"])
     if as_json:
         print_json(found)
@@ -151,7 +145,7 @@ def steps(shard: str | None, as_json: bool, **options: Any) -> int:
             click.echo(f"{one['node']} {one['message']}")
         if not compared:
             click.echo("nothing was compared: no job has told enough steps from more than one node")
-    return 1 if found["slow"] else 0 if compared and not unsure else 3
+    return 1 if found["slow"] else 0 if compared else 3
 
 
 # `healthd fleet report`: how right the gate was, for people.
@@ -290,13 +284,11 @@ WATCH_SECONDS = 2.0
 @fleet_options
 @click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes of this health.")
 @click.option("--pool", metavar="P", help="Only nodes of this pool.")
-@shard_option
 @click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
 def status(
     as_json: bool = False,
     health: str | None = None,
     pool: str | None = None,
-    shard: str | None = None,
     watch: bool = False,
     **options: Any,
 ) -> int:
@@ -304,7 +296,7 @@ def status(
     with aggregator_of(options) as aggregator:
 
         def look() -> Found:
-            return aggregator.get("/v1/fleet", shard=shard), _rows(aggregator, health=health, pool=pool, shard=shard)
+            return aggregator.get("/v1/fleet"), _rows(aggregator, health=health, pool=pool)
 
         def report(found: Found) -> list[Table | str]:
             from healthd.cli.terminal import render
@@ -586,16 +578,11 @@ def _followed(aggregator: Aggregator, gate: str, seconds: float) -> Any:
 
 @fleet.command(short_help="How right the gate was, by how jobs ended.")
 @click.option("--days", type=float, metavar="N", default=28.0, show_default=True, help="How far back.")
-@shard_option
 @fleet_options
-def report(days: float, shard: str | None, as_json: bool, **options: Any) -> int:
-    """
-    How right the gate was: jobs that ended well or not, held against what it had said of their nodes.
-
-    Of one shard: where the fleet has several, --shard says which.
-    """
+def report(days: float, as_json: bool, **options: Any) -> int:
+    """How right the gate was: jobs that ended well or not, held against what it had said of their nodes."""
     with aggregator_of(options) as aggregator:
-        found = aggregator.get("/v1/report", days=f"{days:g}", shard=shard)
+        found = aggregator.get("/v1/report", days=f"{days:g}")
     if as_json:
         print_json(found)
         return 0
@@ -606,17 +593,15 @@ def report(days: float, shard: str | None, as_json: bool, **options: Any) -> int
 
 
 @fleet.command(short_help="Devices that are slow among their peers.")
-@shard_option
 @fleet_options
-def stragglers(shard: str | None, as_json: bool, **options: Any) -> int:
+def stragglers(as_json: bool, **options: Any) -> int:
     """
     Devices that are slow among their peers: what two runs have said, and what has yet to be measured again.
 
     Exit code: 0 none is confirmed, 1 some are, 3 it cannot be told.
     """
     with aggregator_of(options) as aggregator:
-        found = aggregator.get("/v1/fleet/stragglers", shard=shard)
-    unsure = warn_unanswered(found)
+        found = aggregator.get("/v1/fleet/stragglers")
     if as_json:
         print_json(found)
     else:
@@ -626,16 +611,15 @@ def stragglers(shard: str | None, as_json: bool, **options: Any) -> int:
             click.echo("nothing was compared: too few devices of one kind have measured the same (it takes eleven)")
         elif not found["confirmed"] and not found["suspects"]:
             click.echo(f"no device is slow among its peers ({found['nodes']} nodes compared)")
-    return 1 if found["confirmed"] else 0 if found["nodes"] and not unsure else 3
+    return 1 if found["confirmed"] else 0 if found["nodes"] else 3
 
 
 @fleet.command(short_help="Let gates admit again after the loss of the database.")
-@shard_option
 @fleet_options
-def recover(shard: str | None, as_json: bool, **options: Any) -> int:
+def recover(as_json: bool, **options: Any) -> int:
     """Say that the aggregator may admit again after the loss of its database."""
     with aggregator_of(options) as aggregator:
-        aggregator.call("POST", "/v1/fleet/recover", query={"shard": shard})
+        aggregator.call("POST", "/v1/fleet/recover")
     done(as_json, "the aggregator admits again with what has been reported so far")
     return 0
 
@@ -660,21 +644,20 @@ def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
 @fleet.command(short_help="Where rules have stopped quarantining; reset it.")
 @click.argument("what", type=click.Choice(["show", "reset"]), default="show")
 @click.option("--pool", help="Only the breaker of this pool.")
-@shard_option
 @fleet_options
-def breaker(what: str, pool: str | None, shard: str | None, as_json: bool, **options: Any) -> int:
+def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     """
     Show where rules have stopped quarantining because too many nodes would be out; `reset` lets them go on.
 
     Exit code: 0 none is open (any more), 1 one is, 3 it cannot be told.
     """
     with aggregator_of(options) as aggregator:
-        tripped = left = aggregator.get("/v1/fleet/breaker", shard=shard)["open"]
-        if pool and pool not in left and pool not in (pools := aggregator.get("/v1/fleet", shard=shard)["pools"]):
+        tripped = left = aggregator.get("/v1/fleet/breaker")["open"]
+        if pool and pool not in left and pool not in (pools := aggregator.get("/v1/fleet")["pools"]):
             raise ConfigError(f"no node is of pool {pool!r}{nearest(pool, pools)}")
         if what == "reset":
-            aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool, "shard": shard})
-            left = aggregator.get("/v1/fleet/breaker", shard=shard)["open"]
+            aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool})
+            left = aggregator.get("/v1/fleet/breaker")["open"]
     tripped, left = ({name: one for name, one in each.items() if pool in (None, name)} for each in (tripped, left))
     if as_json:
         print_json({"open": left})

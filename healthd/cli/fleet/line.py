@@ -34,14 +34,11 @@ def fleet_options(command: F) -> F:
     return command
 
 
-shard_option = click.option("--shard", metavar="NAME", help="Only this shard of the fleet.")
-
-
 @contextlib.contextmanager
 def aggregator_of(options: Mapping[str, Any]) -> Iterator[Aggregator]:
     """
-    The aggregator that the options of a command, the variables or the file name. A question that it does not take, such
-    as a shard that there is not, becomes a ConfigError.
+    The aggregator that the options of a command, the variables or the file name. A question that it does not take
+    becomes a ConfigError.
     """
     from healthd.core.http.client import BAD_REQUEST, Aggregator, RefusedError
 
@@ -110,14 +107,6 @@ def withdrawn_when_stopped(aggregator: Aggregator, gate: str) -> Iterator[Signal
                 raise
         click.echo("healthd: withdrawn; its nodes are free for others", err=True)
         raise click.Abort from None
-
-
-def warn_unanswered(found: Mapping[str, Any]) -> bool:
-    """Whether an answer about the fleet lacks shards; says which."""
-    unanswered = found.get("unanswered") or {}
-    for shard, why in unanswered.items():
-        click.echo(f"healthd: shard {shard} does not answer: {why}", err=True)
-    return bool(unanswered)
 
 
 def done(as_json: bool, message: str, **more: object) -> None:

@@ -399,7 +399,6 @@ OUTCOME_SIGNS = {
     "fail": "[bold red]✗ fail[/]",
 }
 MOST_TESTS = 40
-MOST_MISPLACED = 5
 OBSERVED = "Observed"
 """The reason of a gate that only watched: what it says is said with the verdict already."""
 
@@ -544,16 +543,10 @@ def fleet_report(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
     holding = counted(summary["gates_holding"], "gate")
     aside = [f"{summary[name]} {said}" for name, said in ASIDE.items() if summary.get(name)]
     yield f"[bold]{counted(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}"
-    yield from _shard_lines(summary.get("shards", ()))
     if summary["recovering"]:
         yield f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}"
     for breaker in summary.get("breakers", {}).values():
         yield f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}"
-    misplaced = [node for node in nodes if node.get("shard_by_label")]
-    for node in misplaced[:MOST_MISPLACED]:
-        yield f"[yellow]! {escape(node['node'])}[/] {escape(misplacement(node))}"
-    if len(misplaced) > MOST_MISPLACED:
-        yield f"  and {len(misplaced) - MOST_MISPLACED} more nodes are in another shard than their label says"
     for override in summary["overrides"]:
         yield f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say"
     if not nodes:
@@ -566,23 +559,6 @@ def fleet_report(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
         sign = HEALTH_SIGNS[Health(node["health"])] + (f" {DRILL}" if _is_drill(node) else "")
         table.add_row(escape(node["node"]), sign, heard, escape(holders), escape(_why(node)))
     yield table
-
-
-def misplacement(node: Mapping[str, Any]) -> str:
-    """Of a node whose label names another shard than the one that it is placed in: that, and what to do."""
-    return (
-        f"is placed in shard {node['shard']}, and its label says {node['shard_by_label']}: it stays until "
-        f"'healthd fleet forget {node['node']}', and moves with its next sync"
-    )
-
-
-def _shard_lines(shards: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Who leads each shard; nothing where there is one, and it is answered for."""
-    for row in shards:
-        if row["trouble"]:
-            yield f"[yellow]! shard {escape(row['shard'])}:[/] {escape(row['trouble'])}"
-        elif len(shards) > 1:
-            yield f"shard {escape(row['shard'])}: led by {escape(row['leader'])} (term {row['term']})"
 
 
 def _why(node: Mapping[str, Any]) -> str:
@@ -615,8 +591,6 @@ def print_node(record: Mapping[str, Any]) -> None:
         show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
     if record.get("accused") and not record["quarantine"]:
         console.print(f"[yellow]! accused:[/] {escape(_why({**record, 'reasons': ()}))}")
-    if record.get("shard_by_label"):
-        console.print(f"[yellow]! {escape(record['node'])}[/] {escape(misplacement(record))}")
     heard = record["heard_seconds"]
     console.print(f"[dim]last heard: {ago(heard)}[/]")
     for line in event_lines(record["events"][:5]):

@@ -43,11 +43,13 @@ class RunOrder:
     Run a tier now (only `checks` of it when given). Accepting it is a short claim on the node until it ends.
 
     `workload` is the job that asks: that the host's scheduler has given it the devices is no obstacle. None: none is.
+    `past` is the gate of a job that has died: its lease on the node is no obstacle either.
     """
 
     tier: Tier
     checks: tuple[str, ...] = ()
     workload: str | None = None
+    past: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +75,9 @@ class CollectiveOrder:
     comes, when a job gets the node or when none comes for a while. Rank 0 is on the node that `main` is the address
     of, and waits on `port` there for the others for at most `join_seconds`; each check then has `timeout_seconds`.
     `whole_rank` is this node's first rank in the first whole group: injected faults name ranks by it. `seed` is common.
-    `workload` is the job that asks, as in a `RunOrder`. `nccom` None: torch carries it. `compile_seconds` is how much
-    longer the checks may take together because ranks compile in the middle of them, here or on another node; with 0
-    none may.
+    `workload` is the job that asks, and `past` the gate of one that has died, as in a `RunOrder`. `nccom` None: torch
+    carries it. `compile_seconds` is how much longer the checks may take together because ranks compile in the middle of
+    them, here or on another node; with 0 none may.
     """
 
     validation: str
@@ -93,6 +95,7 @@ class CollectiveOrder:
     workload: str | None = None
     nccom: NccomGroup | None = None
     compile_seconds: float = 0.0
+    past: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

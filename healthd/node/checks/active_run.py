@@ -59,6 +59,8 @@ class OrderedRun:
     """Receives the reports on the order."""
     workload: str | None = None
     """The job that it is for, which the host's scheduler may have given the devices; None for no job."""
+    past: str | None = None
+    """The gate of a job that has died, whose lease is no obstacle."""
     seen: collections.Counter[Status] = field(default_factory=collections.Counter)
     """The statuses of its results."""
     busy: str = ""
@@ -125,6 +127,8 @@ class DeviceUse:
     """Whether it has nothing to do at the moment: then it makes room for an ordered run."""
     workload: str | None = None
     """The job that it is for, which the host's scheduler may have given the devices; None for no job."""
+    past: str | None = None
+    """The gate of a job that has died, whose lease is no obstacle."""
     task: asyncio.Task[None] | None = None
     """None until it has started."""
     stopping: bool = False

@@ -281,6 +281,7 @@ class OrderQueue:
         report: Report,
         *,
         workload: str | None,
+        past: str | None,
         under_way: ActiveRun | None,
     ) -> bool:
         """Accept a run if it can run, and join it to the run under way if possible; returns whether it waits."""
@@ -296,7 +297,7 @@ class OrderQueue:
         if len(self._queue) >= MAX_QUEUED:
             report(OrderReport(status=OrderStatus.REFUSED, message=f"{MAX_QUEUED} runs are waiting already"))
             return False
-        ordered = OrderedRun(id=order_id, tier=tier, left=names, report=report, workload=workload)
+        ordered = OrderedRun(id=order_id, tier=tier, left=names, report=report, workload=workload, past=past)
         if self._occupancy.needs_devices(names) and (why := self._occupancy.blocked_by([ordered])):
             report(OrderReport(status=OrderStatus.REFUSED, message=why))
             return False
@@ -408,16 +409,24 @@ class Scheduler:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def order(
-        self, order_id: str, tier: Tier, checks: Sequence[str], report: Report, *, workload: str | None = None
+        self,
+        order_id: str,
+        tier: Tier,
+        checks: Sequence[str],
+        report: Report,
+        *,
+        workload: str | None = None,
+        past: str | None = None,
     ) -> None:
         """
         Run a tier, or only `checks` of it, as soon as possible. `report` receives accepted, running, and how it ended.
-        It may run although the host's scheduler has given the devices to `workload`, as long as no process uses them.
+        It may run although the host's scheduler has given the devices to `workload`, or the gate `past` has a lease, as
+        long as no process uses them.
 
         It joins a run under way as far as that does the same work.
         """
         waits = self._queue.add(
-            order_id, tier, checks, report, workload=workload, under_way=self._active.run_with_devices
+            order_id, tier, checks, report, workload=workload, past=past, under_way=self._active.run_with_devices
         )
         if waits:
             self._wake.set()

@@ -116,7 +116,7 @@ def allocations(
         found += _bounded("process", holders)
     found += _bounded("scheduler", scheduled)
     found += [
-        Allocation(by="lease", holder=f"job {lease.job} attempt {lease.attempt} (gate {lease.gate})")
+        Allocation(by="lease", holder=f"job {lease.job} attempt {lease.attempt}{_of_gate(lease.gate)}")
         for lease in leases
     ]
     if doubt:
@@ -125,15 +125,29 @@ def allocations(
 
 
 def foreign(
-    claims: Sequence[Allocation], workloads: Sequence[Workload], asking: Collection[str | None]
+    claims: Sequence[Allocation],
+    workloads: Sequence[Workload],
+    asking: Collection[str | None],
+    past: Collection[str | None] = (),
 ) -> tuple[Allocation, ...]:
     """
     The allocations without those of the host's schedulers to the jobs with the names `asking`: a hook runs inside of
-    the allocation of its job.
+    the allocation of its job. The leases of the gates `past` do not count either: their jobs have died.
     """
     names = {name for one in asking for name in names_of(one)}
     own = {workload.name for workload in workloads if not names.isdisjoint(workload.names)}
-    return tuple(claim for claim in claims if not (claim.by == "scheduler" and claim.holder in own))
+    over = tuple(_of_gate(gate) for gate in past if gate)
+    return tuple(
+        claim
+        for claim in claims
+        if not (claim.by == "scheduler" and claim.holder in own)
+        and not (claim.by == "lease" and claim.holder.endswith(over))
+    )
+
+
+def _of_gate(gate: str) -> str:
+    """How the holder of a lease's allocation ends."""
+    return f" (gate {gate})"
 
 
 def _bounded(by: str, holders: Sequence[str]) -> list[Allocation]:

@@ -165,8 +165,10 @@ class Occupancy:
 
     def _foreign(self, uses: Sequence[OrderedRun | DeviceUse], by: str | None = None) -> tuple[Allocation, ...]:
         """The allocations of the devices, of one kind or of all, without those of the jobs of these uses."""
-        asking = {one.workload for one in uses}
-        claims = foreign(self._store.allocated, self._store.scheduled.workloads, asking)
+        asking, past = {one.workload for one in uses}, {one.past for one in uses}
+        # A run that is also for another job may not pass the lease.
+        over = past if len(past) == 1 else ()
+        claims = foreign(self._store.allocated, self._store.scheduled.workloads, asking, over)
         return tuple(claim for claim in claims if by in (None, claim.by))
 
 

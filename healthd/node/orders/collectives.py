@@ -314,6 +314,7 @@ class Collectives:
             on_stop=session.note_stop,
             idle=session.idle,
             workload=collective.workload,
+            past=collective.past,
         )
         self._current = session, use
         self._scheduler.use_devices(use)

@@ -178,6 +178,7 @@ class Orders:
                 order.run.checks,
                 lambda report: self._report(order.id, report),
                 workload=order.run.workload,
+                past=order.run.past,
             )
         elif order.kind == OrderKind.COLLECTIVE and order.collective is not None and self._collectives is not None:
             self._collectives.order(order.id, order.collective, due_at, lambda report: self._report(order.id, report))

@@ -9,7 +9,6 @@ from healthd.aggregator.store.tables import METADATA
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=METADATA,
-    version_table_schema=context.config.attributes.get("schema"),
     transactional_ddl=True,
     render_as_batch=True,
 )

@@ -36,8 +36,7 @@
 
   const open = () => {
     if (source || document.hidden) return;
-    source = new EventSource("/events?topic=" + encodeURIComponent(main.dataset.topic) + "&after=" + encodeURIComponent(cursor)
-      + (main.dataset.shard ? "&shard=" + encodeURIComponent(main.dataset.shard) : ""));
+    source = new EventSource("/events?topic=" + encodeURIComponent(main.dataset.topic) + "&after=" + encodeURIComponent(cursor));
     source.addEventListener("open", () => alive(null));
     source.addEventListener("error", lost); // its own way of trying again forgets the cursor when the server says no
     source.addEventListener("beat", (event) => { alive(event); refresh(false); }); // for ages, and what could not be read

@@ -1,4 +1,4 @@
-"""A row of `leadership` for each part of the fleet, with the address of its leader."""
+"""The row of `leadership` has a key, and the address of the leader."""
 
 import sqlalchemy as sa
 from alembic import op

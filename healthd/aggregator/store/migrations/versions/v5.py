@@ -1,7 +1,7 @@
-"""Who shares the shards of a fleet, and which node is of which."""
+"""The aggregators that use the database, and a table of nodes that is not used any more."""
 
 import sqlalchemy as sa
-from alembic import context, op
+from alembic import op
 
 revision = "5"
 down_revision = "4"
@@ -10,8 +10,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    if context.config.attributes.get("schema") is not None:
-        return  # of a shard: these tables are common to all
     op.create_table(
         "aggregators",
         sa.Column("url", sa.String(300), primary_key=True),
