@@ -35,9 +35,9 @@ from healthd.core.redaction import redact
 from healthd.core.tasks import Backoff
 from healthd.core.text import moment
 from healthd.postmortem import EXIT_CODES
-from healthd.postmortem.catalogue import Kind
+from healthd.postmortem.catalogue import Kind, Outlook
 from healthd.postmortem.collect import complete, measure
-from healthd.postmortem.judge import JobVerdict, judge, listed, outcome_word, wants_devices
+from healthd.postmortem.judge import JobVerdict, Measured, judge, listed, outcome_word, wants_devices
 from healthd.postmortem.notes import MAX_NOTES_BYTES, Notes, case_of, is_first, pack, read_notes, redacted
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_SECONDS = 0.5  # for the devices to be free, from one look to the next
+MEASURED = {"passive": "the host", "quick": "the devices"}
 MOST_UNREAD = 3
 MOST_MISSING = 8
 HOLD_SECONDS = 20.0  # of one request: load balancers cut at 30 to 60 s
@@ -131,6 +132,25 @@ class _Asked:
     options: Mapping[str, Any]
     """How to reach the aggregator, as all commands take it."""
 
+    def measure(self, tier: str, notes: Notes, deadline: float, gate: str | None = None) -> Measured:
+        """What checks of this node say now, by the settings that `healthd run` was given."""
+        seconds = deadline - time.monotonic()
+        click.echo(f"healthd: measuring {MEASURED[tier]} of {notes.host}, up to {max(0.0, seconds):.0f} s", err=True)
+        return measure(tier, notes.host, seconds, config=self.options.get("config"), gate=gate)
+
+
+def exit_code(verdict: JobVerdict) -> int:
+    """
+    What `--exit-style verdict` exits with; 0 for the command's own code.
+
+    A code says no more than is known: "do not retry" needs a certain verdict, and a suspected one a measurement.
+    """
+    if verdict.kind is Kind.UNKNOWN:
+        return 0
+    if verdict.suspected and (not verdict.measured or verdict.outlook is Outlook.NONE):
+        return 0
+    return EXIT_CODES[verdict.outlook.value]
+
 
 def _after_run(asked: _Asked) -> int:
     """For the parent of a command: complete its notes, measure, print; the exit code is that of the outlook."""
@@ -143,7 +163,7 @@ def _after_run(asked: _Asked) -> int:
     if notes.code != 0:
         verdict = judge(case_of([notes]))
         if asked.measured and verdict.kind is not Kind.STOPPED:
-            notes = dataclasses.replace(notes, measured=(measure("passive", notes.host, deadline - time.monotonic()),))
+            notes = dataclasses.replace(notes, measured=(asked.measure("passive", notes, deadline),))
         missing: tuple[str, ...] = ()
         if asked.job is not None:
             notes, told = _ask_fleet(asked, asked.job, notes, deadline)
@@ -151,13 +171,13 @@ def _after_run(asked: _Asked) -> int:
                 verdict, missing, by_fleet = told.postmortem.verdict, told.missing, True
         if not by_fleet:
             verdict = judge(case_of([notes]))
-            if asked.measured and wants_devices(verdict):
-                notes = _measure_devices(notes, deadline)
+            if asked.measured and wants_devices(verdict) and not any(each.tier == "quick" for each in notes.measured):
+                notes = _measure_devices(asked, notes, deadline)
                 verdict = judge(case_of([notes]))
         click.echo("\n".join(screen(verdict, notes.unread, missing)))
         if asked.json_out is not None:
             _write(asked.json_out, wire.indented(wire.encode(verdict)), "--json-out")
-        code = 0 if verdict.kind is Kind.UNKNOWN else EXIT_CODES[verdict.outlook.value]
+        code = exit_code(verdict)
     if asked.notes_dir is not None:
         rank = "" if notes.rank is None else f"-rank{notes.rank}"
         _write(asked.notes_dir / f"{notes.host}{rank}.json", wire.encode(redacted(notes)), "--notes-dir")
@@ -181,13 +201,19 @@ def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[
             gate = _heard(lambda: aggregator.gate_of(job, asked.attempt), deadline)
             if gate is None:
                 raise NotFoundError(f"job {job} has no gate for attempt {asked.attempt}")
+            asked_devices = False
             while True:
                 body = {"node": node, "notes": base64.b64encode(pack(notes)).decode(), "measures": asked.measured}
                 found = _heard(lambda: _send(aggregator, gate, body, deadline), deadline)  # noqa: B023  called at once
-                if found.postmortem.phase is PostmortemPhase.FINAL or deadline - time.monotonic() < LEAST_SECONDS:
+                if found.postmortem.phase is PostmortemPhase.FINAL:
                     return notes, found
-                if found.member in found.to_measure:
-                    notes = _measure_devices(notes, deadline, gate)
+                if deadline - time.monotonic() < LEAST_SECONDS:
+                    # Its verdict, if any, is from before what was measured here.
+                    if asked_devices:
+                        raise UnreachableError("the aggregator has not judged what was measured here in time")
+                    return notes, found
+                if found.member in found.to_measure and not asked_devices:
+                    notes, asked_devices = _measure_devices(asked, notes, deadline, gate), True
     except HealthdError as error:
         click.echo(f"healthd: this node is judged alone: {error}", err=True)
         return notes, None
@@ -221,10 +247,10 @@ def _write(file: Path, content: bytes, option: str) -> None:
         raise OutputError(f"{option}: {file}: {words_of(error)}") from None
 
 
-def _measure_devices(notes: Notes, deadline: float, gate: str | None = None) -> Notes:
-    """The notes with the quick tier, which is run as soon as nobody but the job of this gate has the devices."""
+def _measure_devices(asked: _Asked, notes: Notes, deadline: float, gate: str | None = None) -> Notes:
+    """The notes with the quick tier, which runs as soon as the devices are free of all but the job of this gate."""
     while True:
-        quick = measure("quick", notes.host, deadline - time.monotonic(), gate=gate)
+        quick = asked.measure("quick", notes, deadline, gate)
         busy = quick.status == "unknown" and quick.note.startswith("Busy")
         if not busy or time.monotonic() + WAIT_SECONDS > deadline:
             return dataclasses.replace(notes, measured=(*notes.measured, quick))

@@ -50,7 +50,7 @@ DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 def complete(notes: Notes, patterns: Iterable[str]) -> Notes:
     """The notes of the parent and what the node holds: log files, torch's error file and dumps, the kernel log."""
-    unread: list[str] = []
+    unread = list(notes.unread)
     files = [*_ras_status(notes, unread), *_log_files(notes, patterns, unread), *_error_file(notes, unread)]
     files += _neuron_logs(notes, unread)
     dumps = _wait_for_dumps(notes, unread)
@@ -276,16 +276,17 @@ def _kernel_log(notes: Notes, unread: list[str]) -> list[tuple[float, str]]:
 # --- Measurement -----------------------------------------------------------------------------------------------------
 
 
-def measure(tier: str, host: str, seconds: float, *, gate: str | None = None) -> Measured:
+def measure(tier: str, host: str, seconds: float, *, config: Path | None = None, gate: str | None = None) -> Measured:
     """
-    Run the checks of a tier on this node now, in a process of their own; never raises. The lease of the job's own
-    `gate` does not make the node busy; processes on the devices do.
+    Run the checks of a tier on this node now, in a process of their own and by the settings of `config`; never raises.
+    The lease of the job's own `gate` does not make the node busy; processes on the devices do.
 
     Whatever goes wrong is a result that says nothing: `unknown`, with the reason as note.
     """
     if seconds < CHECK_STARTS_SECONDS:
         return Measured(node=host, tier=tier, status="unknown", note="no time was left for it")
     command = [sys.executable, "-P", "-m", "healthd", "check", "--tier", tier, "--json"]
+    command += ["--config", str(config)] if config is not None else []
     command += ["--past", gate] if gate is not None else []
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)

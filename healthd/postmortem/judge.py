@@ -164,6 +164,8 @@ class JobVerdict:
     waited: tuple[int, ...]
     """The ranks that only waited for it or were ended because of it."""
     measurement: str
+    measured: bool = False
+    """Whether a check of the job's nodes has given an answer since."""
     device: bool = False
     """Whether a probe of the devices can tell."""
     bad: tuple[str, ...] = ()
@@ -438,7 +440,8 @@ def judge(case: Case) -> JobVerdict:
     cause = _cause(case, findings, summary)
     bad = _measured_bad(case.measured)
     verdict = _unknown(case, findings, bad) if cause is None else _settle(case, cause, findings, bad)
-    return replace(verdict, bad=tuple(bad))
+    answered = any(each.status != "unknown" for each in case.measured)
+    return replace(verdict, bad=tuple(bad), measured=answered)
 
 
 def outcome_word(verdict: JobVerdict) -> str | None:

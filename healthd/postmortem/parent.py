@@ -8,6 +8,10 @@ the program that OPTIONS name, waits for that program, and exits.
 A second process stands by for the case that this one is killed: it holds the reading ends of the command's streams
 open and goes on passing them, so that the job neither dies of SIGPIPE nor blocks. It also serves descendants of the
 command that outlive it.
+
+Launchers give each rank a session of its own, so a signal to the command need not reach its ranks. This process is
+their subreaper: when the command has ended after a signal to stop, its remaining descendants receive that signal too,
+and this process stays until none is left.
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ NOTED_VARIABLES = (
 )  # fmt: skip
 # Signals that cannot be waited for, and those by which this process would say that it is broken itself.
 _OWN = {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+_STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _KERNEL = 0x80  # SI_KERNEL of siginfo: from a terminal, which means the whole group
 
 
@@ -230,16 +236,53 @@ class Parent:
         self.status = 0
         self.error: OSError | None = None
         self.before = memory_events()
+        self.unseen = ""
+        """Why the output of the command is not read; "" where it is."""
+        self._over = False  # the command has ended; its descendants may live
+        self._stop = 0  # the last signal to stop that was passed on
+        self._stopped: set[int] = set()  # the descendants that received it
+        self._stand_by_pid = 0
+        become_subreaper()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored the kernel tells nobody how a child ended
         self._waited = set(signal.valid_signals()) - _OWN
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._waited)
-        outer = next((number for number in (1, 2) if os.isatty(number)), None)
-        self.terminal = None if outer is None else Terminal(outer)
+        self.terminal: Terminal | None = None
         self._inner: list[int] = []  # the command's ends, by number of its descriptor
-        self.streams = self._open_streams()
-        self._wake, self._wake_end = os.pipe()
-        self._lifeline, self._lifeline_end = os.pipe()
+        self.streams: list[Stream] = []
+        self._opened: list[int] = []
+        self._wake = self._wake_end = self._lifeline = self._lifeline_end = self._told = self._tell = -1
+        self._foreground = False
+        self._open_all()
         self._foreground = self.terminal is None and os.isatty(0) and foreground() == os.getpgrp()
+
+    def _open_all(self) -> None:
+        """Open what observation takes; where that is refused, close it again, and the command runs unobserved."""
+        try:
+            outer = next((number for number in (1, 2) if os.isatty(number)), None)
+            if outer is not None:
+                self.terminal = Terminal(outer)
+                self._opened += [self.terminal.master, self.terminal.slave]
+            self.streams = self._open_streams()
+            self._wake, self._wake_end = self._pipe()
+            self._lifeline, self._lifeline_end = self._pipe()
+            self._told, self._tell = self._pipe()
+            self._stand_by_pid = os.fork()
+        except OSError as error:
+            if self.terminal is not None:
+                self.terminal.leave()
+            for opened in self._opened:
+                os.close(opened)
+            self.terminal, self.streams, self._inner, self._lifeline_end = None, [], [], -1
+            self.unseen = os.strerror(error.errno or 0)
+            return
+        if self._stand_by_pid == 0:
+            self._stand_by()
+        os.close(self._lifeline)
+
+    def _pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._opened += ends
+        return ends
 
     def _open_streams(self) -> list[Stream]:
         streams: list[Stream] = []
@@ -253,17 +296,20 @@ class Parent:
                 ends[2] = ends[1]  # one pipe as it was: the order of both is kept
                 streams[0].name = "stdout and stderr"
             else:
-                source, ends[number] = os.pipe()
+                source, ends[number] = self._pipe()
                 streams.append(Stream(name, source, number))
         self._inner = [ends[1], ends[2]]
         return streams
 
     def run(self) -> None:
         """Start the command and wait for its end."""
-        stand_by = os.fork()
-        if stand_by == 0:
-            self._stand_by()
-        os.close(self._lifeline)
+        if self.unseen:
+            say(f"the output of the command is not read: {self.unseen}; raise the limit (ulimit -n, ulimit -u)")
+            self._start()
+            if self.error is None:
+                self._wait()
+            self.ended = time.time()
+            return
         self._start()
         for end in set(self._inner):
             os.close(end)
@@ -299,6 +345,8 @@ class Parent:
             os.setsid()
             os.close(self._lifeline_end)
             os.close(self._wake_end)
+            os.close(self._told)
+            os.close(self._tell)
             for end in set(self._inner):
                 os.close(end)
             streams = list(self.streams)
@@ -321,18 +369,25 @@ class Parent:
             os._exit(0)
 
     def _start(self) -> None:
-        told, tell = os.pipe()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:  # no process more may be started: this one becomes the command
+            self.pid, self.unseen = 0, "no process may be started"
         if self.pid == 0:
             try:
                 self._become()
             except OSError as error:
-                os.write(tell, str(error.errno or errno.EINVAL).encode())
+                if self.unseen:
+                    say(f"{self.command[0]}: {reason_of(error)}")
+                    os._exit(NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE)
+                os.write(self._tell, str(error.errno or errno.EINVAL).encode())
             finally:
                 os._exit(NOT_FOUND)
-        os.close(tell)
-        failed = os.read(told, 16)  # nothing: it has begun, in its own group
-        os.close(told)
+        if self.unseen:
+            return
+        os.close(self._tell)
+        failed = os.read(self._told, 16)  # nothing: it has begun, in its own group
+        os.close(self._told)
         if failed:
             os.waitpid(self.pid, 0)
             self.error = OSError(int(failed), os.strerror(int(failed)))
@@ -350,7 +405,7 @@ class Parent:
             os.setpgid(0, 0)
         if self._foreground:
             take_foreground(os.getpid())
-        for number, end in zip((1, 2), self._inner, strict=True):
+        for number, end in zip((1, 2), self._inner, strict=not self.unseen):
             os.dup2(end, number)
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python's own, which would be inherited
             signal.signal(ignored, signal.SIG_DFL)
@@ -361,11 +416,12 @@ class Parent:
         os.execvpe(self.command[0], self.command, environment)  # noqa: S606  never through a shell
 
     def _wait(self) -> None:
-        """Pass signals on until the command has ended."""
+        """Pass signals on until the command has ended; after a signal to stop, until no descendant of it is left."""
         while True:
             info = signal.sigwaitinfo(self._waited)
             if info.si_signo == signal.SIGCHLD:
-                if self._reap():
+                self._over = self._reap() or self._over
+                if self._over and not (self._stop and self._stop_rest()):
                     return
             elif info.si_signo == signal.SIGWINCH and self.terminal is not None:
                 self.terminal.resize()
@@ -383,12 +439,27 @@ class Parent:
             self.signals.append(
                 {"at": round(time.time(), 3), "signal": number, "pid": info.si_pid, "uid": info.si_uid, "by": sender}
             )
+        if number in _STOPPING:
+            self._stop = number
+            self._stopped.clear()
+        if self._over:
+            self._stop_rest()
+            return
         with contextlib.suppress(ProcessLookupError):
             # A terminal means all processes of its foreground; who names one process means that one.
             if info.si_code == _KERNEL:
                 os.killpg(self.pid, number)
             else:
                 os.kill(self.pid, number)
+
+    def _stop_rest(self) -> bool:
+        """Send the signal to stop to the descendants that have not received it; whether any descendant is left."""
+        left = descendants(os.getpid()) - {self._stand_by_pid}
+        for pid in left - self._stopped:
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                os.kill(pid, self._stop)
+        self._stopped |= left
+        return bool(left)
 
     def _reap(self) -> bool:
         """Take in who has ended, orphans too where this is the first process of a container. True: the command has."""
@@ -449,6 +520,7 @@ class Parent:
             "environment": {name: os.environ[name] for name in NOTED_VARIABLES if name in os.environ},
             "streams": [stream.noted() for stream in self.streams],
             "memory_events": {"before": self.before, "after": memory_events()},
+            "unread": [f"the output of the command: {self.unseen}"] if self.unseen else [],
         }
 
     def explain(self) -> int | None:
@@ -462,7 +534,11 @@ class Parent:
             return None
         seconds = self.options.get("seconds")
         deadline = time.monotonic() + (float(seconds) if isinstance(seconds, int | float) else 60.0)
-        given = os.memfd_create("notes")
+        try:
+            given = os.memfd_create("notes")
+        except OSError as error:
+            say(f"the end of the command is not explained: {os.strerror(error.errno or 0)}")
+            return None
         write_all(given, json.dumps(self.notes()).encode())
         os.lseek(given, 0, os.SEEK_SET)
         pid = os.fork()
@@ -492,8 +568,9 @@ class Parent:
 
     def farewell(self) -> None:
         """Tell the process that stands by that this one ends as it should."""
-        with contextlib.suppress(OSError):
-            os.write(self._lifeline_end, bytes([255]))
+        if self._lifeline_end >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._lifeline_end, bytes([255]))
 
 
 def same_pipe() -> bool:
@@ -535,6 +612,33 @@ def working_directory() -> str:
         return ""
 
 
+def become_subreaper() -> None:
+    """Adopt orphaned descendants, so that they can be found; where that is refused, they are init's as always."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(root: int) -> set[int]:
+    """The processes below a process, without those that have ended and are not reaped yet."""
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                    state, parent = file.read().rpartition(")")[2].split()[:2]
+                if state not in ("Z", "X"):
+                    below.setdefault(int(parent), []).append(int(name))
+    found: set[int] = set()
+    left = [root]
+    while left:
+        children = set(below.get(left.pop(), ())) - found
+        found |= children
+        left += children
+    return found
+
+
 def memory_events() -> dict[str, int]:
     """How often the kernel killed for lack of memory in this control group; {} where it does not say."""
     try:
@@ -559,6 +663,11 @@ def memory_events() -> dict[str, int]:
     return {}
 
 
+def reason_of(error: OSError) -> str:
+    """Why the command could not be started."""
+    return "no such command" if error.errno == errno.ENOENT else os.strerror(error.errno or 0)
+
+
 def say(text: str) -> None:
     """One line on standard error, which may be closed."""
     write_all(2, f"healthd: {text}\n".encode())
@@ -570,8 +679,7 @@ def main(arguments: list[str]) -> int:
     parent = Parent(arguments[2:], options)
     parent.run()
     if parent.error is not None:
-        word = "no such command" if parent.error.errno == errno.ENOENT else os.strerror(parent.error.errno or 0)
-        say(f"{parent.command[0]}: {word}")
+        say(f"{parent.command[0]}: {reason_of(parent.error)}")
         parent.farewell()
         return parent.code
     said = parent.explain()

@@ -18,6 +18,7 @@ from checks.system.kernel_log import BENIGN, PATTERNS, Rules, find_fault, kernel
 from checks.system.kernel_log import Machine as Sight
 from checks.worker.protocol import encode, from_evidence
 from tests.fakes.gpus import GpuMachine
+from tests.every import every
 from tests.hosts.machine import Machine, number, worst_of
 from tests.patience import PATIENCE
 
@@ -180,7 +181,7 @@ def test_line_of_a_fault_is_found_and_judged_with_what_to_do(
     assert finding.action is not None
 
 
-@pytest.mark.parametrize("line", ORDINARY)
+@every("line", ORDINARY)
 def test_ordinary_and_benign_lines_are_no_fault(line: str) -> None:
     assert find_fault(line) is None
 

@@ -13,12 +13,13 @@ from tests.aggregator.service import ROOT
 from tests.drill.__main__ import Fault, Round, main, summary
 from tests.drill.nodes import Fact, Kind, Node, fit_between, trouble_with
 from tests.drill.soak import Sample, grown
+from tests.every import every
 from tests.patience import PATIENCE
 
 PASSED = Fact(Kind.PASSED, 100.0, told=100.5)
 
 
-@pytest.mark.parametrize(
+@every(
     ("facts", "asked", "fit"),
     [
         ([], 101.0, False),
@@ -89,6 +90,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 def test_a_round_of_the_drill_says_how_long_it_took_and_that_nothing_was_lost() -> None:
     said = run("tests.drill", "--rounds", "1", "--faults", "deposed", "--nodes", "16", "--jobs", "2")
@@ -96,6 +98,7 @@ def test_a_round_of_the_drill_says_how_long_it_took_and_that_nothing_was_lost() 
     assert "Answered decisions lost: 0. Double leases: 0.\nAdmissions without evidence: 0." in said
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 def test_a_soak_of_seconds_prints_its_lines_and_loses_nothing() -> None:
     said = run("tests.drill.soak", "--minutes", "0.3", "--nodes", "64", "--gates-per-second", "1")

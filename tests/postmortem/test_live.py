@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import http.server
@@ -13,6 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,9 @@ from typing import Any
 import pytest
 import yaml
 
-from healthd.cli.postmortem import outcome_word
+from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase, Told, state_of
+from healthd.cli.postmortem import exit_code, outcome_word
+from healthd.core import wire
 from healthd.postmortem import EXIT_CODES
 from healthd.postmortem.catalogue import Kind, Outlook
 from healthd.postmortem.judge import Case, judge
@@ -64,6 +69,35 @@ SAID = {
     "name_not_resolved": ("network", True),
     "survived_then_exception": ("software", True),
 }
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[str, Any], bytes]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """An aggregator that answers each path and body in this way: its URL, and what it was sent."""
+    heard: list[tuple[str, Any]] = []
+
+    class Aggregator(http.server.BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = json.loads(sent) if sent else None
+            heard.append((self.path, body))
+            said = answer(self.path, body)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_GET = do_POST = answer  # noqa: N815  the names of the library
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Aggregator) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", heard
+        finally:
+            server.shutdown()
 
 
 @dataclass(frozen=True)
@@ -208,17 +242,57 @@ def test_who_stopped_it_and_what_a_retry_can_do(sender: str, kind: str, code: in
     assert any(f"signal 15 from {sender}" in each["text"] for each in verdict["evidence"])
 
 
-@pytest.mark.parametrize(("fault", "code"), [("full_disk", 76), ("exception", 70), ("exit_without_a_word", 3)])
+@pytest.mark.parametrize(("fault", "code"), [("full_disk", 76), ("exception", 1), ("exit_without_a_word", 3)])
 def test_exit_code_of_the_verdict(fault: str, code: int, tmp_path: Path) -> None:
     assert healthd_run(tmp_path, *job(fault), options=("--no-measure", "--exit-style", "verdict")).code == code
 
 
+def test_exit_code_says_no_more_than_is_known() -> None:
+    def code(kind: Kind, outlook: Outlook, *, suspected: bool, measured: bool) -> int:
+        verdict = dataclasses.replace(judge(Case()), kind=kind, outlook=outlook)
+        return exit_code(dataclasses.replace(verdict, suspected=suspected, measured=measured))
+
+    assert code(Kind.SOFTWARE, Outlook.NONE, suspected=False, measured=True) == 70
+    assert code(Kind.SOFTWARE, Outlook.NONE, suspected=True, measured=True) == 0
+    assert code(Kind.HARDWARE, Outlook.ELSEWHERE, suspected=True, measured=True) == 75
+    assert code(Kind.STORAGE, Outlook.HERE, suspected=True, measured=True) == 76
+    assert code(Kind.HARDWARE, Outlook.ELSEWHERE, suspected=True, measured=False) == 0
+    assert code(Kind.HOST, Outlook.HERE, suspected=False, measured=False) == 76
+    assert code(Kind.STOPPED, Outlook.STOPPED, suspected=False, measured=False) == 79
+    assert code(Kind.UNKNOWN, Outlook.HERE, suspected=False, measured=True) == 0
+
+
+def test_printed_verdict_is_not_older_than_what_was_measured_here(tmp_path: Path) -> None:
+    """An aggregator that asks for a measurement, and does not take it in before the time is over."""
+    old = dataclasses.replace(judge(Case()), kind=Kind.SOFTWARE, outlook=Outlook.NONE, name="old", sentence="old")
+    told = Told(node="n1", rank=None, code=1, signal=None, ended_at=1.0, measures=True)
+    phase = PostmortemPhase.MEASURING
+    record = Postmortem(
+        gate="g", job="train", attempt=0, phase=phase, first_told_at=1.0, nodes=("n1",), told={"n1": told}, verdict=old
+    )
+    answer = wire.encode(state_of(record, "n1"))
+    gate = b'{"gates": [{"id": "g", "job": "train", "attempt": 0}], "next": null}'
+
+    def of(path: str, body: Any) -> bytes:
+        if body and "quick" in str(zlib.decompress(base64.b64decode(body["notes"]))):
+            threading.Event().wait(float(path.partition("wait=")[2]))  # as an aggregator that waits for another node
+        return answer if body else gate
+
+    with answering(of) as (url, heard):
+        options = ("--seconds", "6", "--job", "train", "--node", "n1", "--aggregator", url, "--exit-style", "verdict")
+        done = healthd_run(tmp_path, *job("exception"), options=options, env={"HEALTHD_NODE_CHECKS": "shared_memory"})
+    assert any("quick" in zlib.decompress(base64.b64decode(body["notes"])).decode() for _, body in heard if body)
+    assert "this node is judged alone" in done.err
+    assert done.verdict["name"] != "old"
+    assert "ValueError" in str(done.verdict["evidence"])
+
+
 def test_measurement_confirms_a_device(tmp_path: Path) -> None:
     text = "RuntimeError: CUDA error: device-side assert triggered"
-    fault = {"HEALTHD_NODE_FAULTS": "digest@cpu:0=corrupt", "HEALTHD_NODE_CHECKS": "disk_space,digest"}
-    done = healthd_run(
-        tmp_path, sys.executable, "-c", f"import sys; sys.exit({text!r})", options=("--seconds", "100"), env=fault
-    )
+    config = tmp_path / "healthd.toml"
+    config.write_text('[node]\nfaults = ["digest@cpu:0=corrupt"]\nchecks = ["disk_space", "digest"]\n')
+    options = ("--seconds", "100", "--config", str(config))  # the settings of the caller are those of the measurement
+    done = healthd_run(tmp_path, sys.executable, "-c", f"import sys; sys.exit({text!r})", options=options)
     assert (done.verdict["kind"], done.verdict["suspected"], done.verdict["confidence"]) == ("hardware", False, "high")
     assert (done.code, done.verdict["outlook"]) == (1, "retry elsewhere")
 
@@ -288,25 +362,7 @@ def test_error_file_of_torch_counts(tmp_path: Path) -> None:
     ("fault", "word"), [("full_disk", "failed"), ("well", "ok"), ("exception", None), ("killed", None)]
 )
 def test_the_aggregator_is_told_what_is_known(fault: str, word: str | None, tmp_path: Path) -> None:
-    heard: list[Any] = []
-
-    class Aggregator(http.server.BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            heard.append((self.path, json.loads(body) if body else None))
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(b'{"gates": [], "next": null}')
-
-        do_GET = do_POST = answer  # noqa: N815  the names of the library
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Aggregator) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
+    with answering(lambda *_: b'{"gates": [], "next": null}') as (url, heard):
         command = (sys.executable, "-c", "") if fault == "well" else job(fault)
         done = healthd_run(
             tmp_path,
@@ -314,7 +370,6 @@ def test_the_aggregator_is_told_what_is_known(fault: str, word: str | None, tmp_
             options=("--no-measure", "--job", "train", "--attempt", "3"),
             env={"HEALTHD_AGGREGATOR": url},
         )
-        server.shutdown()
     asked = 0 if fault == "well" else 1  # after a bad end, for the gate that takes the notes
     assert (len(heard) > asked) == (word is not None)
     assert word is None or "train" in heard[0][0]

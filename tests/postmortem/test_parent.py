@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -116,6 +117,40 @@ def test_signals_are_passed_on(number: signal.Signals) -> None:
         process.send_signal(number)
         read_until(process.stdout.fileno(), b"got %d\n" % number)
         assert process.wait(20 * PATIENCE) == 9
+
+
+def test_signal_to_stop_reaches_what_the_command_leaves_behind_and_is_waited_for() -> None:
+    """As below torchrun, each of whose ranks has a session of its own."""
+    rank = (
+        "import os,signal\n"
+        "signal.signal(15, lambda *_: (print('rank got 15', flush=True), os.read(0, 1), os._exit(0)))\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    launcher = (
+        "import subprocess,sys\n"
+        f"subprocess.Popen([sys.executable, '-I', '-S', '-c', {rank!r}], start_new_session=True).wait()\n"
+    )
+    with started(sys.executable, "-I", "-S", "-c", launcher) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"ready\n")
+        process.terminate()
+        read_until(process.stdout.fileno(), b"rank got 15\n")
+        assert process.poll() is None, "its lease must not end while a rank is left"
+        process.stdin.write(b"x")
+        assert process.wait(20 * PATIENCE) == 143
+
+
+@pytest.mark.parametrize("files", [6, 10])
+def test_command_is_started_also_where_few_files_may_be_open(files: int) -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    done = run("sh", "-c", "echo hello; exit 7", preexec_fn=limited)
+    assert (done.returncode, done.stdout) == (7, b"hello\n")
+    assert b"the output of the command is not read: Too many open files" in done.stderr
+    assert run("no-such-command", preexec_fn=limited).returncode == 127
 
 
 def test_command_has_a_group_of_its_own_and_the_signals_of_its_caller() -> None:

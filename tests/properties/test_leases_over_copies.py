@@ -36,6 +36,7 @@ from healthd.node.settings import SyncSettings
 from healthd.node.state.store import NodeStore
 from healthd.node.sync import SyncClient
 from tests.node import node_kit
+from tests.profile import examples
 
 T = TypeVar("T")
 
@@ -283,7 +284,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(steps, min_size=6, max_size=24))
 def test_no_node_is_given_to_a_second_job_while_a_first_one_runs_there(
     tmp_path_factory: pytest.TempPathFactory, taken: list[tuple[str, ...]]
@@ -426,8 +427,7 @@ def test_same_job_and_attempt_is_answered_with_the_lease_that_it_has(tmp_path: P
         for _ in range(2):
             await made.do(("time", "1"))
         assert holders(made)["m0"] == ()
-        with pytest.raises(NotFoundError, match="job a attempt 1 has no lease"):
-            await made.drive(made.engine.release_job("a", 1))
+        assert (await made.drive(made.engine.release_job("a", 1))).leases == ()
 
     played(tmp_path, scene)
 
