@@ -17,8 +17,8 @@ from checks.reasons import blame_of
 from checks.system.kernel_log import BENIGN, PATTERNS, Rules, find_fault, kernel_log, recall_faults
 from checks.system.kernel_log import Machine as Sight
 from checks.worker.protocol import encode, from_evidence
-from tests.fakes.gpus import GpuMachine
 from tests.every import every
+from tests.fakes.gpus import GpuMachine
 from tests.hosts.machine import Machine, number, worst_of
 from tests.patience import PATIENCE
 
