@@ -105,6 +105,7 @@ def test_the_next_job_starts_when_the_pods_of_the_one_before_have_ended(
     assert leases(fleet) == {"n1": "next", "n2": "next"}
 
 
+@pytest.mark.thorough
 def test_each_node_is_given_back_with_its_own_pod(fleet: Cluster, kube: api_server_kit.Cluster) -> None:
     admitted(fleet, kube, "train")
     seen(kube)
@@ -141,6 +142,7 @@ def _answers(fleet: Cluster) -> bool:
 # --- where nobody can see the end -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_how_long_a_lease_lasts_unseen_is_said_at_admission(fleet: Cluster) -> None:
     url, terms = fleet.services["aggregator"].url, ("--tier", "passive", "--node", "n1", "--wait", "60s")
     said = fleet.healthd("gate", "--aggregator", url, "--job", "unseen", *terms)

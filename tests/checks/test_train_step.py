@@ -35,7 +35,7 @@ from checks.worker.faults import parse_fault
 from checks.worker.protocol import encode, from_evidence
 from healthd.core.model.results import digests_of
 from tests.every import every
-from tests.profile import THOROUGH
+from tests.profile import THOROUGH, some
 
 MAGNITUDES = (1e-12, 1e-3, 1.0, None)  # the last bit of the mantissa, two errors, a bit of the exponent
 PLACES = list(all_places())
@@ -362,6 +362,7 @@ def test_device_with_narrow_sums_skips_fp16_in_deep(context: Any, tampering: Any
 FP8: dict[str, Any] = {**SHORT, "dtypes": ["fp8"]}
 
 
+@pytest.mark.thorough
 def test_fp8_is_done_in_deep_where_the_kind_of_device_declares_it_and_is_right(context: Any, cpu_device: Any) -> None:
     inventory = {"accelerator": "cpu"}
     options = {**SHORT, "large": False, "tier": Tier.DEEP, "inventory": inventory}
@@ -435,7 +436,7 @@ def test_gradients_of_scaled_products_are_those_of_plain_ones(cpu_device: Any) -
         assert torch.allclose(scaled.float(), plain.float(), rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("place", [place for place in INPUTS if place != "block0.qkv"])
+@pytest.mark.parametrize("place", some([place for place in INPUTS if place != "block0.qkv"], 4))
 def test_a_wrong_product_of_fp8_is_found_by_the_reference(cpu_device: Any, place: str) -> None:
     """One element that is off by the largest: the places before it are right, and those after it go on from it."""
     work = built_in(cpu_device, "fp8", large=False)
