@@ -147,7 +147,7 @@ def test_how_long_a_lease_lasts_unseen_is_said_at_admission(fleet: Cluster) -> N
     url, terms = fleet.services["aggregator"].url, ("--tier", "passive", "--node", "n1", "--wait", "60s")
     said = fleet.healthd("gate", "--aggregator", url, "--job", "unseen", *terms)
     assert said.code == 0
-    assert "leased until the job ends; where no node can see that, for 24 h (another time: --lease)" in said.out
+    assert "leased until the job ends, or for 24 h if its end cannot be observed (set with --lease)" in said.out
     asked = fleet.gate(url, "asked", "--node", "n2", "--tier", "passive", "--lease", "12h")
     assert (asked.code, asked.json["policy"]["lease_seconds"]) == (0, 43200.0)
     (row,) = [one for one in rows(fleet) if one["node"] == "n2"]
