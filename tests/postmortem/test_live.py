@@ -33,6 +33,7 @@ from tests import prepared
 from tests.cli.cli_kit import environment
 from tests.patience import PATIENCE
 from tests.postmortem.parent_kit import children, read_until, wait_for
+from tests.profile import some
 
 FAULTS = str(Path(__file__).with_name("faults.py"))
 SECONDS = 40 * PATIENCE
@@ -130,7 +131,7 @@ def job(fault: str) -> tuple[str, ...]:
     return (sys.executable, FAULTS, fault)
 
 
-@pytest.mark.parametrize(("fault", "said"), SAID.items(), ids=SAID)
+@pytest.mark.parametrize(("fault", "said"), some(list(SAID.items()), 6), ids=lambda value: str(value))
 def test_what_is_said_of_a_job_that_died(fault: str, said: tuple[str, bool], tmp_path: Path) -> None:
     if fault == "permission" and os.geteuid() != 0:
         pytest.skip("needs root, to become a user that may not write in root's directory")
@@ -156,6 +157,7 @@ def namespaced(script: str) -> list[str]:
     return [unshare, "-rm", "sh", "-ec", script]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "options"), [("full_file_system", "size=256k"), ("read_only_file_system", "ro,size=256k")]
 )
@@ -167,6 +169,7 @@ def test_small_and_read_only_file_systems(fault: str, options: str, tmp_path: Pa
     assert (done.verdict["kind"], done.verdict["suspected"]) == ("storage", False)
 
 
+@pytest.mark.thorough
 def test_oom_kill_in_a_control_group(tmp_path: Path) -> None:
     group = memory_group()
     try:
@@ -213,6 +216,7 @@ def memory_group() -> Path:
     pytest.skip("no control group with a limit of memory can be made here")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sender", "kind", "code"),
     [("slurmstepd", "stopped", 75), ("somebody", "stopped", 79), ("torchrun", "unknown", 143)],
@@ -297,6 +301,7 @@ def test_measurement_confirms_a_device(tmp_path: Path) -> None:
     assert (done.code, done.verdict["outlook"]) == (1, "retry elsewhere")
 
 
+@pytest.mark.thorough
 def test_measurement_refutes_a_device(tmp_path: Path) -> None:
     text = "RuntimeError: CUDA error: device-side assert triggered"
     done = healthd_run(
@@ -403,6 +408,7 @@ def test_usage_is_told_before_the_command_is_started(tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_read_as_notes_is_one_clear_line(tmp_path: Path) -> None:
     bad = tmp_path / "n1.json"
     for content in ("", "{}", "[]", '{"version": 2}'):
