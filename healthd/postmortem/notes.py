@@ -7,6 +7,7 @@ One node's notes are one JSON file, or one body on their way to the aggregator (
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,8 @@ from healthd.core import wire
 from healthd.core.errors import BadInputError
 from healthd.core.redaction import redact
 from healthd.postmortem.flight_recorder import Dump, late_ranks
-from healthd.postmortem.judge import Case, Ended, Line, Measured, Stop, lines_of
+from healthd.postmortem.judge import Case, Measured, Stop
+from healthd.postmortem.observations import Ended, Line, lines_of
 
 MAX_NOTES_BYTES = 64 * 1024 * 1024
 # Of notes that are sent: what all nodes of a job send is held and judged together.
@@ -73,6 +75,7 @@ class Notes:
     streams: tuple[Words, ...]
     memory_events: dict[str, dict[str, int]]
     dumped_core: bool = False
+    pid: int | None = None
     files: tuple[Words, ...] = ()
     kernel: tuple[tuple[float, str], ...] = ()
     dumps: tuple[Dump, ...] = ()
@@ -164,13 +167,22 @@ def case_of(all_notes: Sequence[Notes]) -> Case:
         measured=tuple(each for notes in all_notes for each in notes.measured),
         world_size=size,
         nodes={notes.rank: notes.host for notes in all_notes if notes.rank is not None},
+        started={notes.host: min(each.started for each in all_notes if each.host == notes.host) for notes in all_notes},
+        pids={
+            host: frozenset(each.pid for each in all_notes if each.host == host and each.pid is not None)
+            for host in {notes.host for notes in all_notes}
+        },
+        spread=frozenset(notes.host for notes in all_notes if _is_spread(notes.command)),
     )
+
+
+def _is_spread(command: Sequence[str]) -> bool:
+    """Whether it starts processes on other nodes, whose output it brings here."""
+    return os.path.basename(command[0] if command else "") in ("srun", "mpirun", "mpiexec", "prun", "kubectl", "ray")
 
 
 def _lines(notes: Notes) -> Iterator[Line]:
-    labelled = os.path.basename(notes.command[0] if notes.command else "") == "srun" and bool(
-        {"-l", "--label"} & set(notes.command)
-    )
+    labelled = _is_labelled(notes.command)
     for words in (*notes.streams, *notes.files):
         if words.name == RAS:
             continue
@@ -179,6 +191,17 @@ def _lines(notes: Notes) -> Iterator[Line]:
             yield line if line.at is not None else replace(line, at=words.modified)
     for at, text in notes.kernel:
         yield Line(node=notes.host, source="kernel log", text=text, at=at, kernel=True)
+
+
+def _is_labelled(command: Sequence[str]) -> bool:
+    """Whether `srun --label` puts the rank in front of lines, also where a shell starts it."""
+    words = " ".join(command).replace(";", " ").split()
+    return (
+        "srun" in {os.path.basename(word) for word in words}
+        and any(word == "--label" or re.fullmatch(r"-[a-zA-Z]*l", word) for word in words[words.index("srun") :])
+        if "srun" in words
+        else False
+    )
 
 
 def _ended(notes: Notes) -> Ended:
