@@ -118,14 +118,14 @@ class Signature:
 
 
 def _signature(entry: dict[str, Any]) -> Signature:
-    lists = {name: tuple(entry.pop(given)) for name, given in (("patterns", "pattern"), ("examples", "examples"))}
     return Signature(
         kind=Kind(entry.pop("kind")),
         strength=Strength(entry.pop("strength")),
         subject=Subject(entry.pop("subject")),
         outlook=Outlook(entry.pop("outlook")),
+        patterns=tuple(entry.pop("pattern")),
+        examples=tuple(entry.pop("examples")),
         negative=tuple(entry.pop("negative")),
-        **lists,
         **entry,
     )
 

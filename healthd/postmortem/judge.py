@@ -154,12 +154,20 @@ class JobVerdict:
 
 
 def _own(
-    name: str, kind: Kind, strength: Strength, subject: Subject, outlook: Outlook, action: str, **more: bool
+    name: str,
+    kind: Kind,
+    strength: Strength,
+    subject: Subject,
+    outlook: Outlook,
+    action: str,
+    *,
+    general: bool = False,
+    device: bool = False,
 ) -> Signature:
     """A signature of our own observation, which no text shows."""
     return Signature(
         name=name, kind=kind, strength=strength, subject=subject, outlook=outlook, suggests=name, settles="",
-        action=action, source="", **more,
+        action=action, source="", general=general, device=device,
     )  # fmt: skip
 
 
@@ -392,6 +400,7 @@ def _cause(case: Case, findings: Sequence[Finding], placed: Mapping[int, str]) -
         return stop
     sources = [each for each in sources if each.signature.kind is not Kind.STOPPED]
     reports = [each for each in sources if each.signature.strength is _REPORT and not _only_waited(each, waits)]
+    reports = [each for each in reports if not _follows_a_wait(since, each, waits)]
     reports = _of_ranks(since, reports)
     known = [each for each in reports if each.signature.kind is not Kind.UNKNOWN]
     behind = [each for each in known or reports if each.rank in {late.rank for late in case.late}]
@@ -415,6 +424,13 @@ def _only_waited(report: Finding, waits: Sequence[Finding]) -> bool:
     return any(each.node == report.node and (report.rank is None or each.rank in (None, report.rank)) for each in waits)
 
 
+def _follows_a_wait(since: _Order, report: Finding, waits: Sequence[Finding]) -> bool:
+    """Whether it is what a rank raised after it had lost its peers, and says no more than that."""
+    return report.signature.general and any(
+        (each.node, each.rank) == (report.node, report.rank) and since.key(each) < since.key(report) for each in waits
+    )
+
+
 class _Order:
     """Times that can be compared: those of one node exactly, those of several from the start of the job on each."""
 
@@ -423,14 +439,18 @@ class _Order:
 
     def key(self, finding: Finding) -> tuple[float, int]:
         """Where an observation stands."""
-        at = float("inf") if finding.at is None else finding.at - self._started.get(finding.node, 0.0)
+        at = float("inf") if finding.at is None else finding.at - self._started.get(_clock(finding), 0.0)
         return at, finding.order
 
     def before(self, one: Finding, other: Finding) -> bool:
         """Whether one is certainly earlier."""
-        if one.node == other.node:
+        if _clock(one) == _clock(other):
             return self.key(one) < self.key(other)
         return self.key(one)[0] < self.key(other)[0] - UNORDERED_SECONDS
+
+
+def _clock(finding: Finding) -> str:
+    return finding.clock or finding.node
 
 
 def _stop(since: _Order, sources: Sequence[Finding], waits: Sequence[Finding]) -> Finding | None:
@@ -466,7 +486,7 @@ def _first(since: _Order, findings: Sequence[Finding]) -> Finding | None:
 
 def _level(since: _Order, first: Finding, other: Finding) -> bool:
     """Whether it may be as early: on another node, or what a rank says of what the kernel recorded of its process."""
-    if other.node != first.node:
+    if _clock(other) != _clock(first):
         return not since.before(first, other)
     return first.signature.kernel and since.key(other)[0] <= since.key(first)[0] + TOGETHER_SECONDS
 
@@ -725,7 +745,10 @@ def _measurement(measured: Sequence[Measured]) -> str:
 
 def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> JobVerdict:
     """No observation explains the end: what was measured may, else it is unknown."""
-    first = next(((node, kind, problem) for node, told in bad.items() for kind, problem in told), None)
+    failed = ((node, kind, problem) for node, told in bad.items() for kind, problem in told)
+    first = next(
+        (each for each in failed if each[1] is not Kind.HARDWARE or _explains_end(each[2].reason, Kind.UNKNOWN)), None
+    )
     waited = _waited(None, findings)
     row = row_of(None, Kind.UNKNOWN, FAILED if first is not None else OPEN, program=False, own=False)
     kind, outlook = row.kind or Kind.UNKNOWN, row.outlook or Outlook.HERE

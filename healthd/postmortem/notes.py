@@ -18,6 +18,7 @@ from healthd.core.redaction import redact
 from healthd.postmortem.flight_recorder import Dump, late_ranks
 from healthd.postmortem.judge import Case, Measured, Stop
 from healthd.postmortem.observations import Ended, Line, lines_of
+from healthd.postmortem.parent import Relevant
 
 MAX_NOTES_BYTES = 64 * 1024 * 1024
 # Of notes that are sent: what all nodes of a job send is held and judged together.
@@ -280,8 +281,23 @@ def _cut(notes: Notes, text: int) -> Notes:
     for done, index in enumerate(sorted(range(len(parts)), key=lambda index: sizes[index])):
         kept[index] = min(sizes[index], text // (len(parts) - done))
         text -= kept[index]
-    cut = [replace(words, chunks=_end_of(words.chunks, most)) for words, most in zip(parts, kept, strict=True)]
+    cut = [replace(words, chunks=_kept_of(words.chunks, most)) for words, most in zip(parts, kept, strict=True)]
     return replace(notes, streams=tuple(cut[: len(notes.streams)]), files=tuple(cut[len(notes.streams) :]))
+
+
+def _kept_of(chunks: Sequence[tuple[float | None, str]], most: int) -> tuple[tuple[float | None, str], ...]:
+    """Of long output two thirds of the room for its end, and one for older lines that tell of a failure."""
+    if sum(len(chunk) for _, chunk in chunks) <= most:
+        return tuple(chunks)
+    relevant = Relevant(most // 3)
+    end = _end_of(chunks, most - most // 3)
+    older = len(chunks) - len(end)
+    for at, chunk in chunks[:older]:
+        relevant.add(at or 0.0, chunk.encode())
+    if end and (cut := len(chunks[older][1]) - len(end[0][1])) > 0:
+        relevant.add(chunks[older][0] or 0.0, chunks[older][1][:cut].encode())
+    lines = [(at or None, line.decode("utf-8", "replace")) for at, line in relevant.kept()]
+    return (*lines, *end)
 
 
 def _end_of(chunks: Sequence[tuple[float | None, str]], most: int) -> tuple[tuple[float | None, str], ...]:

@@ -58,6 +58,8 @@ class Finding:
     pid: int | None = None
     waited_seconds: float = 0.0
     """How long the process had waited when it reported, where the line tells it."""
+    clock: str = ""
+    """The node by whose clock `at` is; "" for `node`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,9 @@ KEYS = (  # noqa: SIM905  as a list it would be a page long
     "triton.|xpu|kernel image|compatibility|due to|caught|rank|hip|tensor|collective|closed|net/ib|"
     "unresponsive|pair.cc|eaddrinuse|_status_|slowdown|serviceunavailable|802|not ready|task:|coordination|"
     "sigterm|retry count|rc qp|rerun|need to rerun|persistent|transient|unexpected|root cause|actor|worker|"
-    "out of memory|likely|stream|jpeg|png|not initialized|not reproducible|handle|allocated|lost|reset"
+    "out of memory|likely|stream|jpeg|png|not initialized|not reproducible|handle|allocated|lost|reset|"
+    "illegal|ervice|initializ|unreachable|process down|fault|http|ssl|socket|rpc|transport|unavailable|heartbeat|"
+    "crashed"
 ).split("|")
 _GROUP = re.compile(r"[(]\?P<[^>]+>")
 _ANY_LOG = re.compile(
@@ -314,8 +318,11 @@ def _match(line: Line, order: int) -> Finding | None:
         waited = _WAITED.search(line.text)
         return Finding(
             # A copy of the kernel log in the output is of any time, and of any node.
-            signature=replace(signature, strength=Strength.REPORT, subject=Subject.NOBODY) if quoted else signature,
+            signature=replace(signature, strength=Strength.REPORT, subject=Subject.NOBODY, kernel=False)
+            if quoted and signature.strength is not Strength.CONSEQUENCE
+            else signature,
             node=line.node,
+            clock=line.node,
             rank=int(rank) if rank else line.rank,
             at=line.at,
             line=line.text.strip()[:MAX_SHOWN],

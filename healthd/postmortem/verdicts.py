@@ -78,10 +78,9 @@ def as_markdown() -> str:
         kinds += ", which a program can cause" if row.program else ""
         checks = "any" if row.measurement == ANY else " or ".join(row.measurement)
         checks += {None: "", True: " on the subject's node", False: " on another node"}[row.own]
-        kind = "the class of the observation" if row.kind is None else row.kind.value
-        certainty = "suspected" if row.suspected else "" if row.kind is Kind.UNKNOWN else "certain"
+        unknown = row.kind is Kind.UNKNOWN or (row.kind is None and row.kinds == (Kind.UNKNOWN,))
+        kind = row.kind.value if row.kind is not None else "unknown" if unknown else "that class"
+        certainty = "" if unknown else ", suspected" if row.suspected else ", certain"
         outlook = f", {row.outlook.value}" if row.outlook is not None else ""
-        lines.append(
-            f"| {strength} | {kinds} | {checks} | {f'{certainty} {kind}'.strip()}{outlook} | {row.confidence} |"
-        )
+        lines.append(f"| {strength} | {kinds} | {checks} | {kind}{certainty}{outlook} | {row.confidence} |")
     return "\n".join(lines) + "\n"

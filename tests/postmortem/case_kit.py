@@ -12,8 +12,8 @@ A case maps each node that left notes to lines of these forms; times are seconds
     oom N, code N, signal N, pid N, start SECONDS, command WORDS
     sent AT SIGNAL NAME    a signal that the parent passed on
 
-`kind`, `node` ("" for none), `rank` and `outlook` list what is right; `suspected` only where it must be so; `shows` is in
-the evidence, `says` in the sentence.
+`kind`, `node` ("" for none), `rank` and `outlook` list what is right; `suspected` only where it must be so; `shows`
+is in the evidence, `says` in the sentence.
 """
 
 from __future__ import annotations
