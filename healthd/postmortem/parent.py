@@ -94,7 +94,8 @@ class Relevant:
         """Now and then an ordinary line: signs of progress, so that what the job survived can be told."""
         self._most = most
         self._kept = 0
-        self._left = b""
+        self.left = b""
+        """The beginning of the line that has not ended yet: what comes next belongs to it."""
         self._last = 0.0
         self._after_silence = 0
         self._traceback = 0
@@ -105,13 +106,14 @@ class Relevant:
         if at - self._last > SILENCE_SECONDS and self._last:
             self._after_silence = AFTER_SILENCE_LINES
         self._last = at
-        if not self._after_silence and not self._traceback and not is_relevant(self._left[-64:] + data):
+        if not self._after_silence and not self._traceback and not is_relevant(self.left[-64:] + data):
             if b"\n" in data and (not self.steps or at - self.steps[-1][0] >= STEP_SECONDS):
                 self.steps.append((at, bytes(data.rpartition(b"\n")[0].rpartition(b"\n")[2][:LONGEST_LINE]) + b"\n"))
-            self._left = bytes(data[data.rfind(b"\n") + 1 :][-LONGEST_LINE:])
+            _, newline, left = data.rpartition(b"\n")
+            self.left = bytes(left if newline else self.left + left)[:LONGEST_LINE]
             return
-        whole, newline, left = (self._left + data).rpartition(b"\n")
-        self._left = left[-LONGEST_LINE:]
+        whole, newline, left = (self.left + data).rpartition(b"\n")
+        self.left = left[:LONGEST_LINE]
         for line in whole.split(b"\n") if newline else ():
             self._add_line(at, line[:LONGEST_LINE])
 
@@ -208,7 +210,10 @@ class Stream:
 
     def noted(self) -> dict[str, object]:
         """The stream as a note: how much it was, and pairs of time and text: what is relevant, and then its end."""
-        kept: list[tuple[float, bytes | bytearray]] = [*self._relevant.kept(), *self._chunks]
+        kept: list[tuple[float, bytes | bytearray]] = [*self._relevant.kept()]
+        if self._chunks and self._relevant.left:  # half a line may hide what its secret is called
+            kept.append((self._chunks[0][0], self._relevant.left))
+        kept += self._chunks
         chunks = [[round(at, 3), data.decode("utf-8", "backslashreplace")] for at, data in kept]
         return {"name": self.name, "bytes": self.bytes, "chunks": chunks}
 
