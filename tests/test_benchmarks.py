@@ -15,6 +15,7 @@ import pytest
 from checks.contract import Status
 from healthd.core.model import PROTOCOL, Lease, Order, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
+from tests import speed
 from tests.aggregator.parts import result, spec, state
 from tests.benchmarks.__main__ import BENCHES, main
 from tests.benchmarks.bench_checks import active_results, union_seconds
@@ -25,6 +26,13 @@ from tests.benchmarks.localize.__main__ import rows
 from tests.benchmarks.processes import children, free_port, memory_bytes, own_cpu_seconds, service
 from tests.benchmarks.simulated import SimulatedNode
 from tests.patience import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit of time is given, so that the harness does not measure it."""
+    monkeypatch.setenv(speed.VARIABLE, "1.0")
+
 
 FAST = Figure(name="fast", what="a trivial thing", unit="seconds", upper=1.0)
 SLOW = Figure(name="slow", what="a slow thing", unit="seconds", upper=1.0)

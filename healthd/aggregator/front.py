@@ -63,6 +63,7 @@ ANONYMOUS_BYTES = 16 * 1024
 """Largest body of a request without a token: the form by which people log in."""
 
 _SYNC = re.compile(r"/v1/nodes/[^/]+/sync")
+_RELEASE = re.compile(r"/v1/gates/(?:[^/]+/)?lease")
 _OWN = ("/livez", "/readyz", "/metrics")
 # Of one connection and not of a request (RFC 9110, 7.6.1); the length is that of the body that is read here.
 _HOP = frozenset(
@@ -412,8 +413,13 @@ def trust_of(settings: AggregatorSettings) -> ssl.SSLContext:
 
 
 def _repeatable(scope: ASGIScope) -> bool:
-    """Whether asking twice is as asking once: a gate is one for each job and attempt."""
-    return scope["method"] in ("GET", "HEAD", "PUT") or (scope["method"] == "POST" and scope["path"] == "/v1/gates")
+    """Whether asking twice is as asking once: a gate is one for each job and attempt, and so is its release."""
+    method, path = scope["method"], scope["path"]
+    return (
+        method in ("GET", "HEAD", "PUT")
+        or (method == "POST" and path == "/v1/gates")
+        or (method == "DELETE" and _RELEASE.fullmatch(path) is not None)
+    )
 
 
 def _values(scope: ASGIScope, name: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""`healthd demo`: the main job before the reader's eyes, with real processes on this machine and nothing acted."""
+"""`healthd demo`: the main use of healthd with real processes on this machine; nothing is mocked."""
 
 from __future__ import annotations
 
@@ -6,42 +6,53 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from healthd.cli.terminal.output import styled
 from healthd.core.errors import HealthdError
 
 if TYPE_CHECKING:
     import httpx
-import signal
-import tempfile
-from collections.abc import Iterator
-
-import click
-
-# What `healthd demo` plays on: processes of healthd, commands as a person types them, and what they must come to.
-
 
 NODES = ("n1", "n2", "n3")
 START_SECONDS = 180.0
+"""Until three daemons answer, and until they are healthy: more than ten times what either takes."""
 GATE_WAIT, COMMAND_SECONDS = "4m", 300.0
-"""What a gate may take on a slow machine; on an idle one it takes seconds."""
+"""The longest that a gate, and any command, may take on a slow machine; on an idle one each takes seconds."""
 TRIES = 3
-"""Of an act that ends in "it cannot be told", as it does where ranks do not get a turn in time."""
-# A machine that is busy may take so long to start ranks; none of the demonstration's faults is found by these.
+"""Attempts at a gate whose answer is inconclusive, as it is where a busy machine does not start the ranks in time."""
+# Times that a busy machine may need to start ranks. No fault of the demonstration is found by these limits.
 PATIENT = {"HEALTHD_POLICY_COLLECTIVE_START": "180s", "HEALTHD_POLICY_COLLECTIVE_JOIN": "90s"}
+
+FAULT = "matmul@cpu:1=corrupt"
+BETWEEN = "all_reduce@rank:4=corrupt"
+"""Rank 4 exists, on n3, only where all three nodes run together."""
+STEP = "train_step.block1.gelu_grad@cpu:1=corrupt:0.001"
+PROBES = ("matmul", "memory", "digest", "transfer", "train_step")
+# The last line of a command whose device broke, and of one that lost its peer.
+DYING = {
+    "n1": "RuntimeError('[pair.cc:553] Connection closed by peer [127.0.0.1]:46264')",
+    "n2": "RuntimeError('CUDA error: device-side assert triggered')",
+}
+ON_NODE = {"HEALTHD_NODE_CHECKS": "memory_free,matmul,digest"}
+RETRY_ELSEWHERE = 75
 
 
 @dataclass
 class Stage:
-    """The processes of the demonstration; leaving the context ends them all."""
+    """The processes of the demonstration; they end with this context."""
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)
@@ -77,8 +88,30 @@ class Stage:
         self.console.print(f"\n[bold cyan]{text}[/]")
 
     def say(self, text: str) -> None:
-        """Tell what happens."""
+        """Explain what happens next."""
         self.console.print(f"[dim]{text}[/]")
+
+    def leave_out_faults_of_this_host(self) -> None:
+        """Find out which checks this host fails by itself, show them, and keep them out of the demonstration."""
+        own = str(self.folder / "host")
+        line = [sys.executable, "-P", "-m", "healthd", "check", "--tier", "passive", "--json"]
+        done = subprocess.run(
+            [*line, "--run-dir", own, "--state-dir", own],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+            env=self.environment,
+        )
+        if done.returncode not in (0, 1, 3):
+            raise HealthdError(f"the checks of this host did not run: {done.stderr.strip()}")
+        failed = failed_checks(json.loads(done.stdout))
+        if failed:
+            found = "; ".join(f"{name}: {message}" for name, message in failed.items())
+            self.console.print(
+                f"[yellow]This host fails checks of its own, which the demonstration leaves out:[/] {found}"
+            )
+            self.environment["HEALTHD_NODE_DISABLED"] = ",".join(failed)
 
     def start_all(self) -> None:
         """Start the aggregator and the nodes, and wait until they answer."""
@@ -101,7 +134,7 @@ class Stage:
                 self.wait_for(f"http://127.0.0.1:{port}/livez", name)
 
     def start(self, name: str, *arguments: str) -> None:
-        """One process of healthd, its log in the folder; it ends with us whatever happens."""
+        """Start one process of healthd, with its log in the folder; it ends with the demonstration."""
         (self.folder / name).mkdir(exist_ok=True)
         shown = ["healthd", *arguments]
         self.console.print(f"[green]$[/] {shlex.join(shown)} &".replace(str(self.folder), "$D"))
@@ -133,12 +166,12 @@ class Stage:
                 raise HealthdError(f"{name} ended with code {process.returncode}: {self.log_tail(name)}")
 
     def log_tail(self, name: str) -> str:
-        """The last words of a process."""
+        """The last line of a process's log."""
         lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"
 
     def wait_for_health(self, nodes: Sequence[str]) -> None:
-        """Until the nodes have checked themselves and are well, with a spinner."""
+        """Until all nodes are healthy, with a spinner."""
         end = time.monotonic() + START_SECONDS
         waiting, last = list(nodes), ""
         with self.console.status("checking"):
@@ -155,20 +188,20 @@ class Stage:
                     time.sleep(0.1)
 
     def holders(self, node: str) -> str:
-        """Who has the devices of this machine, which is then left alone: words for an error; empty where nobody."""
+        """The holders of the devices of this machine, as the end of an error message; empty if there are none."""
         found = _get(f"http://127.0.0.1:{self.ports[node]}/v1/node").json()
         names = ", ".join(claim["holder"] for claim in found.get("allocated", ()))
         return f"; this machine is in use ({names}), try again when it is free" if names else ""
 
-    def curl(self, path: str, *, expect: int | None, node: str = "n1") -> None:
-        """Show a curl line and the head of its real answer; HealthdError for a status other than `expect`, if given."""
+    def curl(self, path: str, *, expect: int, node: str = "n1") -> None:
+        """Show a curl line and the head of its real answer; HealthdError for a status other than `expect`."""
         url = f"http://127.0.0.1:{self.ports[node]}{path}"
         answer = _get(url)
         self.console.print(f"[green]$[/] curl -i {url.removeprefix('http://')}")
         body = answer.json()
         shown = json.dumps({key: body[key] for key in ("status", "health", "output") if key in body})
         self.console.print(f"  HTTP {answer.status_code}  {shown[:-1]}, ...}}", markup=False)
-        if expect is not None and answer.status_code != expect:
+        if answer.status_code != expect:
             raise HealthdError(f"{url} answered {answer.status_code}, not {expect}: {body.get('output')}")
 
     def gate(
@@ -196,23 +229,27 @@ class Stage:
             if code == expect and (names is None or accuses(decision, *names)):
                 return decision
             if attempt + 1 < first + TRIES:
-                self.say("That is not what it has to say, as on a machine that is too busy. Once more:")
-        said = "; ".join(reason["message"] for reason in decision.get("reasons", ())) or "nothing"
+                self.say("The answer is inconclusive, as it can be on a busy machine. Next attempt:")
+        said = "; ".join(reason["message"] for reason in decision.get("reasons", ())) or "none"
         wanted = "admit the nodes" if names is None else f"name {names[1]} for {names[0]}"
         raise HealthdError(
             f"this machine is too slow or too busy for the demonstration: after {TRIES} tries the gate of {job} did "
-            f"not {wanted}, and said: {said}. Try again when the machine is idle"
+            f"not {wanted}; its reasons: {said}. Try again when the machine is idle"
         )
 
     def _decision(self, job: str, attempt: int) -> dict[str, Any]:
-        """What the aggregator has decided for this attempt; empty where it knows of none."""
+        """The decision for this attempt; empty if there is none."""
         gates = _get(f"{self.aggregator}/v1/gates?job={job}").json()["gates"]
         found = [gate["id"] for gate in gates if gate["asked_attempt"] == attempt]
         decision: dict[str, Any] = _get(f"{self.aggregator}/v1/gates/{found[0]}").json() if found else {}
         return decision
 
+    def fault(self, action: str, *faults: str, node: str) -> None:
+        """Set faults on a node, or clear them all."""
+        self.healthd("fault", action, *faults, "--run-dir", str(self.folder / node), expect=0)
+
     def end_job(self, job: str) -> None:
-        """Give the nodes back, as the end of the job would."""
+        """Release the nodes, as the end of the job would."""
         again = ("--attempt", str(self.attempts[job])) if self.attempts[job] else ()
         self.healthd("gate", "release", "--aggregator", self.aggregator, "--job", job, *again, expect=0)
 
@@ -224,17 +261,38 @@ class Stage:
         """
         shown = shlex.join(["healthd", *arguments]).replace(str(self.folder), "$D")
         self.console.print(f"[green]$[/] {shown}")
-        done = self._run(*arguments, environment={**self._as_here(), **(more or {})}, live=sys.stderr.isatty())
-        # Its colours are its own, and all else it has escaped already.
-        shown_output = styled(sys.stdout)
-        shown_output.write(
-            "".join(f"  {line}\n" for line in (*done.stdout.splitlines(), *(done.stderr or "").splitlines()))
-        )
-        shown_output.flush()
-        self.console.print(f"  [dim]exit code {done.returncode}[/]")
-        if expect is not None and done.returncode != expect:
-            raise HealthdError(f"'{shown}' ended with {done.returncode}, not {expect}")
-        return done.returncode
+        code = self._show(arguments, {**self._as_here(), **(more or {})})
+        self.console.print(f"  [dim]exit code {code}[/]")
+        if expect is not None and code != expect:
+            raise HealthdError(f"'{shown}' ended with {code}, not {expect}")
+        return code
+
+    def _show(self, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+        """
+        Run a command and print each of its lines as it comes; its exit code.
+
+        On a terminal its standard error is ours, so that its progress can be redrawn.
+        """
+        shown = styled(sys.stdout)  # the colours are the command's own, and it has escaped everything else
+        live = sys.stderr.isatty()
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "healthd", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=None if live else subprocess.STDOUT,
+            text=True,
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+        ) as process:
+            late = threading.Timer(COMMAND_SECONDS, process.kill)
+            late.start()
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    shown.write(f"  {line}")
+                    shown.flush()
+                return process.wait()
+            finally:
+                late.cancel()
+                process.kill()
 
     def _as_here(self) -> dict[str, str]:
         """What makes a command write to a pipe as to this terminal, less the two columns that we put before it."""
@@ -242,22 +300,8 @@ class Stage:
             return self.environment
         return {**self.environment, "FORCE_COLOR": "1", "COLUMNS": str(max(40, self.console.width - 2))}
 
-    def _run(
-        self, *arguments: str, environment: dict[str, str] | None = None, live: bool = False
-    ) -> subprocess.CompletedProcess[str]:
-        """`live`: its standard error is ours. Captured, the spinner would be pages of frames."""
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "healthd", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=None if live else subprocess.PIPE,
-            text=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
-            env=environment or self.environment,
-        )
-
     def beside(self, *arguments: str, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start a command of healthd that nobody looks at; it ends with us whatever happens."""
+        """Start a command of healthd without showing it; it ends with the demonstration."""
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "healthd", *arguments],
             stdin=subprocess.DEVNULL,
@@ -295,6 +339,15 @@ def _own_environment(file: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
     own = {"HEALTHD_CONFIG": str(file), "HEALTHD_PROBE_ACCELERATOR": "cpu"}
     return {**kept, **own, **({} if python is None else {"HEALTHD_PROBE_PYTHON": str(python)})}
+
+
+def failed_checks(state: Mapping[str, Any]) -> dict[str, str]:
+    """The checks of a node's state that failed or could not tell, each with its first message."""
+    return {
+        result["check"]: next((one["message"] for one in result["findings"] if one["status"] == result["status"]), "")
+        for result in state["results"]
+        if result["status"] in ("fail", "unknown")
+    }
 
 
 def accuses(decision: Mapping[str, Any], code: str, node: str) -> bool:
@@ -337,106 +390,93 @@ def _get(url: str) -> httpx.Response:
     return httpx.get(url, timeout=5.0, trust_env=False, verify=verification(url))
 
 
-FAULT = "matmul@cpu:1=corrupt"
-STEP = "train_step.block1.gelu_grad@cpu:1=corrupt:0.001"
-# What a job's command says of a broken device, and what one says that has lost its peer.
-DYING = {
-    "n1": "RuntimeError('[pair.cc:553] Connection closed by peer [127.0.0.1]:46264')",
-    "n2": "RuntimeError('CUDA error: device-side assert triggered')",
-}
-ON_NODE = {"HEALTHD_NODE_CHECKS": "memory_free,matmul,digest"}
-RETRY_ELSEWHERE = 75
-BETWEEN = "all_reduce@rank:4=corrupt"  # a rank that n3 has among the three nodes alone
-
-
 @click.command(short_help="Three nodes, an aggregator and a gate, on this machine.")
+@click.option("--more", is_flag=True, help="Three more acts: a spare, a device that cannot train, a job that dies.")
 @click.option("--keep", is_flag=True, help="Keep everything running until Ctrl-C.")
-def demo(keep: bool) -> int:
-    """Three nodes, an aggregator and a gate on this machine: admit, a fault, reject by name, spare, repair, admit."""
+def demo(more: bool, keep: bool) -> int:
+    """Show three nodes and an aggregator on this machine: admit a job, name a bad device, localise a bad collective."""
     with tempfile.TemporaryDirectory(prefix="healthd-demo-") as folder, _signals(), Stage(Path(folder)) as stage:
-        play(stage)
+        start(stage)
+        (play_more if more else play)(stage)
+        stage.title(f"Done in {time.monotonic() - stage.began:.0f} s")
         if keep:
             stage.linger()
     return 0
 
 
-def play(stage: Stage) -> None:
-    """The acts, in order; HealthdError where one does not go as it must."""
-    stage.title("1. Three node daemons and an aggregator start, each a process of its own")
+def start(stage: Stage) -> None:
+    """The first act of both demonstrations."""
+    stage.title("1. Three node daemons and an aggregator start, each in a process of its own")
+    stage.leave_out_faults_of_this_host()
     stage.start_all()
-    stage.say("A daemon that has not checked yet is never healthy. What a person would type:")
-    stage.curl("/health", expect=None)  # 503, unless it has checked by now, as on a busy machine
-    stage.say("Each runs real tensor operations on its devices and real collectives between them ...")
+    stage.say("Each daemon is unhealthy until its checks have passed. It runs tensor operations and collectives:")
     stage.wait_for_health(NODES)
     stage.curl("/health", expect=200)
 
+
+def play(stage: Stage) -> None:
+    """The main use; HealthdError where an act does not end as it must."""
     stage.title(
-        "2. May a job start on the three nodes? The gate looks at the evidence and has them run collectives together"
+        "2. May a job start on the three nodes? The gate reads the evidence, then runs collectives between them"
     )
     stage.gate("train-1", *_nodes(), expect=0)
-    stage.say("The lease ends with the job; here by hand:")
+    stage.say("A lease ends with its job. Here it is ended by hand:")
     stage.end_job("train-1")
 
-    stage.title(f"3. A fault: one bit of what cpu:1 of n2 computes is flipped ({FAULT})")
-    stage.healthd("fault", "set", FAULT, "--run-dir", str(stage.folder / "n2"), expect=0)
-    stage.say("A job that wants evidence made now has the checks run again, and is told who is at fault:")
+    stage.title(f"3. A bad device: one bit of each result of cpu:1 on n2 is flipped ({FAULT})")
+    stage.fault("set", FAULT, node="n2")
+    stage.say("The next job accepts no evidence older than a second. Its gate names the device:")
     stage.gate("train-2", *_nodes(), "--max-age", "1s", expect=75, names=("WrongResult", "n2"))
     stage.curl("/health", node="n2", expect=503)
+    stage.fault("clear", node="n2")
 
-    stage.title("4. The same job is content with two of the three: it starts with the spare")
-    stage.gate("train-3", *_nodes(), "--min-nodes", "2", expect=0)
+    stage.title(f"4. A fault that no node can find alone: n3 sends wrong values to the others ({BETWEEN})")
+    stage.fault("set", BETWEEN, node="n3")
+    stage.say("Every node passes its own checks. Together they fail, so pairs of them run until n3 is found.")
+    stage.say("The job needs two nodes, and starts with the two that passed:")
+    admitted = stage.gate("train-3", *_nodes(), "--min-nodes", "2", expect=0, names=("CollectiveFault", "n3"))
+    stage.healthd("fleet", "explain", admitted["id"], "--aggregator", stage.aggregator, expect=0)
     stage.end_job("train-3")
+    stage.fault("clear", node="n3")
+    stage.say("'make demo-more' shows more: spares, a device that cannot train, and why a job died.")
 
-    stage.title("5. The fault is cleared, and what it had latched with it")
-    stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n2"), expect=0)
 
-    stage.title(f"6. A fault that no node can see alone: n3 sends wrong values to others ({BETWEEN})")
-    stage.healthd("fault", "set", BETWEEN, "--run-dir", str(stage.folder / "n3"), expect=0)
-    stage.say("All three pass their own checks. Together they have to fail:")
-    rejected = stage.gate("train-4", *_nodes(), expect=75, names=("CollectiveFault", "n3"))
-    stage.say("Pairs of them told who it is:")
-    stage.healthd("fleet", "explain", rejected["id"], "--aggregator", stage.aggregator, expect=0)
-    stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n3"), expect=0)
-    stage.gate("train-5", *_nodes(), expect=0)
+def play_more(stage: Stage) -> None:
+    """Acts for those who want to see more."""
+    stage.title(f"2. A bad device, and a job that is content with two of three nodes ({FAULT})")
+    stage.fault("set", FAULT, node="n2")
+    stage.gate("train-1", *_nodes(), "--min-nodes", "2", "--max-age", "1s", expect=0, names=("WrongResult", "n2"))
     stage.healthd("fleet", "status", "--aggregator", stage.aggregator, expect=0)
-    stage.end_job("train-5")
+    stage.end_job("train-1")
+    stage.fault("clear", node="n2")
 
-    training(stage)
-    died(stage)
-    stage.title(f"Done in {time.monotonic() - stage.began:.0f} s")
-
-
-def training(stage: Stage) -> None:
-    """The act of a device that single operations find nothing wrong with."""
-    stage.title(f"7. A device that passes every single operation and cannot train ({STEP})")
-    stage.say("One gradient of one layer is off by a thousandth, once. Products, memory, digests and copies are right:")
+    stage.title(f"3. A device that passes every single operation and cannot train ({STEP})")
+    stage.say("One gradient of one layer is off by a thousandth. Products, memory, digests and copies are right:")
     own = str(stage.folder / "own")
-    probes = ("matmul", "memory", "digest", "transfer", "train_step")
-    stage.healthd("check", *probes, "--fault", STEP, "--run-dir", own, "--state-dir", own, expect=1)
+    stage.healthd("check", *PROBES, "--fault", STEP, "--run-dir", own, "--state-dir", own, expect=1)
 
-
-def died(stage: Stage) -> None:
-    """The act of a job that is started, dies of a device, and is started again without it."""
-    stage.title(f"8. A job dies: a device of n2 breaks while it runs ({FAULT})")
-    stage.gate("train-6", *_nodes()[:4], "--no-collective", expect=0)
-    stage.healthd("fault", "set", FAULT, "--run-dir", str(stage.folder / "n2"), expect=0)
-    stage.say("On n1 the same command runs, and ends since it has lost n2. What each says goes to the aggregator,")
-    stage.say("the devices are checked on both, and both print the one verdict:")
-    attempt = ("--job", "train-6", "--attempt", str(stage.attempts["train-6"]), "--aggregator", stage.aggregator)
+    stage.title(f"4. A job dies: a device of n2 breaks while the job runs ({FAULT})")
+    stage.gate("train-2", *_nodes()[:4], "--no-collective", expect=0)
+    stage.fault("set", FAULT, node="n2")
+    stage.say(
+        "n1 runs the same command, which ends because it lost n2. Both nodes report to the aggregator, both check"
+    )
+    stage.say("their devices, and both print the same verdict:")
+    attempt = ("--job", "train-2", "--attempt", str(stage.attempts["train-2"]), "--aggregator", stage.aggregator)
     run = {
-        node: ("run", *attempt, "--node", node, "--exit-style", "verdict", "--", "python3", "-c", f"raise {words}")
-        for node, words in DYING.items()
+        node: ("run", *attempt, "--node", node, "--exit-style", "verdict", "--", "python3", "-c", f"raise {error}")
+        for node, error in DYING.items()
     }
     environment = {node: {**ON_NODE, "HEALTHD_NODE_RUN_DIR": str(stage.folder / node)} for node in run}
     environment["n2"]["HEALTHD_NODE_FAULTS"] = FAULT
     other = stage.beside(*run["n1"], more=environment["n1"])
     stage.healthd(*run["n2"], expect=RETRY_ELSEWHERE, more=environment["n2"])
     other.wait(COMMAND_SECONDS)
-    stage.say("The next attempt gets the spare in the place of n2:")
-    first = stage.attempts["train-6"] + 1
-    stage.gate("train-6", *_nodes(), "--min-nodes", "2", "--no-collective", expect=0, first=first)
-    stage.end_job("train-6")
-    stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n2"), expect=0)
+    stage.say("The next attempt gets the spare node instead of n2:")
+    first = stage.attempts["train-2"] + 1
+    stage.gate("train-2", *_nodes(), "--min-nodes", "2", "--no-collective", expect=0, first=first)
+    stage.end_job("train-2")
+    stage.fault("clear", node="n2")
 
 
 def _nodes() -> tuple[str, ...]:

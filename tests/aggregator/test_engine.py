@@ -169,19 +169,31 @@ async def test_a_lease_that_is_ending_is_over_once_the_node_no_longer_shows_it()
 async def test_release_ends_the_leases_and_the_node_is_free_once_it_has_let_go() -> None:
     async with running(World("n1")) as run:
         gate, _ = await run.admit(nodes=("n1",))
-        await run.engine.release(gate.id)
+        first = (await run.engine.release(gate.id)).at
+        run.world.now += 1.0
         assert of_states(run) == {"n1": LeaseState.ENDING}
         (order,) = run.world.daemons["n1"].orders or ()
         assert (order.id, order.withdrawn) == (gate.granted["n1"].lease_id, True)
         again = await run.engine.release(gate.id)
         assert [row.node for row in again.leases] == ["n1"], "it has not let go yet"
+        assert again.at == first
         await run.settle()
         assert run.engine.leases() == ()
         assert run.world.daemons["n1"].orders == ()
-        with pytest.raises(NotFoundError, match="job train attempt 0 has no lease"):
-            await run.engine.release(gate.id)
+        once_more = await run.engine.release(gate.id)
+        assert (once_more.leases, once_more.at) == ((), first)
         with pytest.raises(NotFoundError):
             await run.engine.release("g-never")
+
+
+async def test_job_that_ended_by_itself_has_nothing_to_give_back() -> None:
+    async with running(World("n1")) as run:
+        gate, _ = await run.admit(nodes=("n1",))
+        run.world.end_job("n1")
+        await run.settle()
+        assert run.engine.leases() == ()
+        with pytest.raises(NotFoundError, match="job train attempt 0 has no lease"):
+            await run.engine.release(gate.id)
 
 
 async def test_a_lease_of_a_node_without_a_daemon_ends_when_its_time_is_over() -> None:

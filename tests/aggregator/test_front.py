@@ -80,16 +80,19 @@ async def test_answer_that_breaks_off_on_its_way_is_not_begun_again(front: Front
     assert b"x-healthd-forwarded: 1" in leader.requests[0]
 
 
-async def test_gate_is_asked_again_of_who_leads_next_and_other_changes_are_not(front: Front) -> None:
-    async with Leader(b"", b"") as dead, Leader(HEAD + b"0123456789") as next_one:
+async def test_gate_and_release_are_asked_again_of_who_leads_next_and_other_changes_are_not(front: Front) -> None:
+    async with Leader(b"", b"", b"") as dead, Leader(*[HEAD + b"0123456789"] * 2) as next_one:
         front.follow(dead.url, 1, "")
         gate = asyncio.create_task(asked(front, "POST", "/v1/gates"))
+        release = asyncio.create_task(asked(front, "DELETE", "/v1/gates/lease"))
         other = await asked(front, "POST", "/v1/fleet/recover")
         assert other[0]["status"] == 503
         assert (b"retry-after", b"1") in other[0]["headers"]
         assert not gate.done()
+        assert not release.done()
         front.follow(next_one.url, 2, "")
-        sent = await gate
+        sent, given_back = await gate, await release
+    assert given_back[0]["status"] == 200
     assert (sent[0]["status"], b"".join(one.get("body", b"") for one in sent)) == (200, b"0123456789")
 
 

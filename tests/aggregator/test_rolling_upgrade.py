@@ -56,6 +56,7 @@ def versions(tmp_path: Path, former: Path) -> Iterator[Versions]:
 # --- the version before several aggregators ---------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("leader", ["today", "other"])
 def test_nodes_and_hooks_of_both_versions_work_with_an_aggregator_of_either(

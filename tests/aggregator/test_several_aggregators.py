@@ -214,3 +214,24 @@ def test_hook_and_commands_that_know_both_go_on_with_the_other_one(pair: Pair) -
     assert line.startswith("healthd: none of 2 aggregators answers: ")
     assert pair.leader.url in line
     assert pair.standby.url in line
+
+
+def test_release_and_hook_go_on_with_the_next_aggregator_when_the_first_one_freezes(pair: Pair) -> None:
+    both = ("--aggregator", pair.leader.url, "--aggregator", pair.standby.url)
+    first = pair.cluster.gate(pair.leader.url, "first", "--node", "n1")
+    assert first.code == 0, first.err
+    hook = pair.cluster.start("gate", *both, "--job", "second", "--node", "n1", "--wait", "90s")
+    until(lambda: bool(gates_of(pair.leader, "second")), 15, pair.leader.said)
+    pair.leader.signal(signal.SIGSTOP)
+    try:
+        given = pair.cluster.healthd("gate", "release", *both, "--job", "first", "--json")
+        assert given.code == 0, given.err
+        again = pair.cluster.healthd("gate", "release", *both, "--job", "first", "--json")
+        assert again.code == 0, again.err
+        assert again.json["released_at"] == given.json["released_at"]
+        said = hook.said(60)
+        assert said.code == 0, said.err
+        assert f"aggregator {pair.leader.url} does not answer" in said.err
+        assert f"aggregator {pair.standby.url}" not in said.err
+    finally:
+        pair.leader.signal(signal.SIGCONT)

@@ -25,6 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests import speed
 from tests.benchmarks import (
     bench_checks,
     bench_collectives,
@@ -79,15 +80,18 @@ def main(argv: Sequence[str] | None = None, benches: Sequence[Bench] = BENCHES) 
             sys.stdout.write(f"{bench.name}: {', '.join(figure.name for figure in bench.figures)}\n")
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is started is ended on the way out
-    began, load_before = time.monotonic(), os.getloadavg()
+    load_before = os.getloadavg()
+    unit = speed.given() if speed.VARIABLE in os.environ else speed.measured()
+    began = time.monotonic()
     rows = run(chosen, scale, Console(stderr=True))
     seconds = time.monotonic() - began
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table(rows, scale))
     load = f"load {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after"
-    console.print(f"{os.cpu_count()} cores, {load}, Python {platform.python_version()}, {seconds:.0f} s", style="dim")
+    took = f"{seconds:.0f} s = {seconds / unit:.0f} U (U = {unit:.2f} s, see 'make speed')"
+    console.print(f"{os.cpu_count()} cores, {load}, Python {platform.python_version()}, {took}", style="dim")
     if arguments.json is not None:
-        arguments.json.write_text(as_json(rows, scale, seconds, load_before[0]), encoding="utf-8")
+        arguments.json.write_text(as_json(rows, scale, seconds, load_before[0], unit), encoding="utf-8")
     return int(any(outcome(figure, reading, scale) in ("missed", "unknown") for figure, reading in rows))
 
 
@@ -133,7 +137,7 @@ def table(rows: Sequence[Row], scale: Scale) -> Table:
     return shown
 
 
-def as_json(rows: Sequence[Row], scale: Scale, seconds: float, load: float) -> str:
+def as_json(rows: Sequence[Row], scale: Scale, seconds: float, load: float, unit: float) -> str:
     """The same for machines."""
     figures = [
         {
@@ -150,7 +154,7 @@ def as_json(rows: Sequence[Row], scale: Scale, seconds: float, load: float) -> s
         }
         for figure, reading in rows
     ]
-    machine = {"cores": os.cpu_count(), "load_before": load, "python": platform.python_version()}
+    machine = {"cores": os.cpu_count(), "load_before": load, "unit_seconds": unit, "python": platform.python_version()}
     return (
         json.dumps({"machine": machine, "short": scale.short, "seconds": seconds, "figures": figures}, indent=2) + "\n"
     )

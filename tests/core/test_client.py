@@ -105,18 +105,29 @@ def test_where_no_aggregator_answers_all_are_named_in_one_line() -> None:
     assert told.endswith(f"; {second}: neither leads nor knows who does")
 
 
-def test_aggregator_that_never_answers_costs_the_time_of_one_and_the_next_call_goes_elsewhere() -> None:
-    def silent(connection: socket.socket) -> None:
-        connection.settimeout(20)
-        with contextlib.suppress(OSError):
-            connection.recv(1)  # until the client has gone
-
-    with server(silent) as first, server(GOOD) as second, several(first, second, slack_seconds=1.0) as line:
+def test_frozen_aggregator_is_named_within_half_the_patience_and_the_next_one_is_asked_the_same() -> None:
+    """One that is stopped (SIGSTOP): the kernel takes connections, and nobody answers."""
+    told: list[tuple[float, str]] = []
+    admitted = answer(wire.encode(decision(Verdict.ADMIT)))
+    released = answer(b'{"decision": null, "released": [], "released_at": 7.0}')
+    with socket.create_server(("127.0.0.1", 0)) as frozen, server(released, admitted) as second:
+        first = f"http://127.0.0.1:{frozen.getsockname()[1]}"
+        endpoint = Endpoint(urls=(first, second), token=None, ca_file=None)
+        with GateClient(endpoint, slack_seconds=2.0) as release:
+            assert release.withdraw("job", 0).at == 7.0
         began = time.monotonic()
-        with pytest.raises(UnreachableError, match=f"{second} was not asked any more"):
-            line.call("GET", "/v1/fleet", hold_seconds=0.0)
-        assert time.monotonic() - began < 2.0 * PATIENCE
-        assert line.call("GET", "/v1/fleet", hold_seconds=0.0) == b'{"nodes": 3}'
+        with GateClient(endpoint, slack_seconds=2.0) as hook:
+            found = hook.ask(
+                REQUEST,
+                on_hold=lambda _: None,
+                on_away=lambda error: told.append((time.monotonic() - began, str(error))),
+                hold_seconds=20.0,
+            )
+    assert found.decision is Verdict.ADMIT
+    ((seconds, text),) = told
+    assert f"aggregator {first} does not answer" in text
+    assert second not in text
+    assert seconds < 1.0 * PATIENCE
 
 
 @pytest.mark.parametrize(("path", "again"), [("/v1/gates", True), ("/v1/validations", False)])

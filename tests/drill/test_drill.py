@@ -89,6 +89,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 def test_a_round_of_the_drill_says_how_long_it_took_and_that_nothing_was_lost() -> None:
     said = run("tests.drill", "--rounds", "1", "--faults", "deposed", "--nodes", "16", "--jobs", "2")
@@ -96,6 +97,7 @@ def test_a_round_of_the_drill_says_how_long_it_took_and_that_nothing_was_lost() 
     assert "Answered decisions lost: 0. Double leases: 0.\nAdmissions without evidence: 0." in said
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 def test_a_soak_of_seconds_prints_its_lines_and_loses_nothing() -> None:
     said = run("tests.drill.soak", "--minutes", "0.3", "--nodes", "64", "--gates-per-second", "1")

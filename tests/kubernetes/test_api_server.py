@@ -30,7 +30,7 @@ from tests.kubernetes.writers_kit import NAMESPACE, account, calls
 from tests.node.node_kit import BOOT, eventually, settings, specs
 from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.nightly]
 
 NODE = "api-server-1"
 

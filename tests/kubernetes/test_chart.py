@@ -101,6 +101,7 @@ def test_release_lives_and_leaves_nothing_but_its_volume(
     assert re.search(r'"recovering": ?null', told), "a new volume on nodes that knew another one holds nobody"
 
 
+@pytest.mark.nightly
 def test_two_releases_where_the_namespaces_enforce_pod_security(cluster: Cluster, image: str, tmp_path: Path) -> None:
     """The aggregator under `restricted`, the node daemon under `privileged`, as the guide says; not the other way."""
     level = "pod-security.kubernetes.io/enforce"

@@ -9,7 +9,7 @@ import pytest
 from tests.kubernetes import demo
 from tests.kubernetes.kit import Cluster
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.nightly]
 
 
 def test_job_trains_gives_its_nodes_back_and_the_next_one_goes_round_a_node_that_computes_wrongly(

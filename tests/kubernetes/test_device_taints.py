@@ -303,6 +303,7 @@ def test_node_that_has_not_reported_yet_keeps_its_rule(cluster: Cluster, server:
     assert (rules(cluster), tainted(cluster)) == ([("gpu-0", "NoSchedule")], False)
 
 
+@pytest.mark.nightly
 def test_rule_of_another_owner_stays_and_an_uninstallation_leaves_none_of_ours(
     cluster: Cluster, server: ApiServer
 ) -> None:
@@ -343,6 +344,7 @@ async def test_from_results_that_fail_on_one_device_to_its_rule_and_back(cluster
         assert (rules(cluster), tainted(cluster)) == ([], False)
 
 
+@pytest.mark.nightly
 def test_oldest_kubernetes_without_rules_has_its_nodes_tainted(oldest: Cluster, tmp_path: Path) -> None:
     if versions(oldest, "devicetaintrules"):
         pytest.skip("this control plane serves DeviceTaintRule")
@@ -354,6 +356,7 @@ def test_oldest_kubernetes_without_rules_has_its_nodes_tainted(oldest: Cluster, 
         assert not tainted(oldest)
 
 
+@pytest.mark.nightly
 def test_oldest_kubernetes_with_rules_has_them_in_its_version_and_none_while_it_observes(
     alpha: tuple[Cluster, ApiServer],
 ) -> None:

@@ -98,6 +98,7 @@ def test_daemon_runs_where_devices_are_and_sees_who_was_given_them(
     until("and that it is gone", lambda: f"pod:{SYSTEM}/train" not in said(cluster, "/readyz?verbose"))
 
 
+@pytest.mark.nightly
 def test_device_that_the_plug_in_calls_sick_is_not_given_away(nodes_of_ours: Cluster) -> None:
     cluster = nodes_of_ours
     assert cluster.folder is not None

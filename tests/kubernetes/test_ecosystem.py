@@ -12,7 +12,7 @@ import yaml
 from tests.deploy.manifests import KUBERNETES
 from tests.kubernetes.kit import CONDITION, Cluster, until
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.nightly]
 
 NAME = "tests-predicate"
 

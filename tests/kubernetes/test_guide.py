@@ -15,7 +15,7 @@ from tests.docs_commands_kit import lines
 from tests.kubernetes.kit import CALL_SECONDS, IMAGE, SYSTEM, Cluster, traces
 from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.nightly]
 
 PAGE = ROOT / "docs/kubernetes.md"
 NODE, TYPE = "node-1", "node.kubernetes.io/instance-type=trn1.32xlarge"

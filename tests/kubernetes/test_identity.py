@@ -253,6 +253,7 @@ def _refused(site: Site, token: str) -> tuple[int, str] | None:
     return None
 
 
+@pytest.mark.nightly
 def test_oldest_kubernetes_names_the_node_of_a_pod_too(oldest: Cluster, tmp_path: Path) -> None:
     """Without nodes of its own: a Node and a pod on it as objects, and a token as the kubelet would ask for it."""
     with site_of(oldest, tmp_path) as site:
@@ -318,6 +319,7 @@ def hook(namespace: str, image: str, rank: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.nightly
 def test_jobs_of_one_name_in_two_namespaces_are_gated_with_the_tokens_of_their_pods(
     cluster: Cluster, image: str, system: Path
 ) -> None:

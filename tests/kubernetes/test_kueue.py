@@ -131,6 +131,7 @@ def test_a_bad_node_is_a_retry_with_its_sentence_and_the_next_time_is_another_qu
     assert sorted(labelled(queues)) == list(NODES)
 
 
+@pytest.mark.nightly
 def test_what_is_impossible_is_deactivated_and_a_running_job_evicted_where_the_check_says_so(
     queues: Kueue, fleet: Fleet
 ) -> None:
@@ -183,6 +184,7 @@ def test_the_controller_is_killed_at_every_step_and_what_it_missed_is_done_at_it
     until("nothing is held", lambda: not leased(fleet) and not labelled(queues), told=service.said)
 
 
+@pytest.mark.nightly
 def test_without_the_aggregator_kueue_is_told_to_reserve_nothing_and_nobody_is_admitted(
     queues: Kueue, fleet: Fleet
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_node_is_free_with_its_own_pod_and_a_container_that_starts_again_keeps
     delete(fleet, "two")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("away", ["daemons", "aggregator"])
 def test_an_end_while_one_is_away_is_seen_once_it_is_back(fleet: Cluster, image: str, away: str) -> None:
     running(fleet, image, away)
@@ -158,6 +159,7 @@ def test_an_end_while_one_is_away_is_seen_once_it_is_back(fleet: Cluster, image:
     delete(fleet, "after")
 
 
+@pytest.mark.nightly
 def test_without_the_right_to_watch_pods_the_kubelet_tells_the_end(fleet: Cluster, image: str) -> None:
     rules = fleet.get("clusterrole", "healthd-node")["rules"]
     less = [rule for rule in rules if rule["resources"] != ["pods"]]

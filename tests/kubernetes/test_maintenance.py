@@ -21,7 +21,7 @@ from tests.kubernetes.kit import Cluster, account
 from tests.node.node_kit import BOOT, MovedClock, settings, specs
 from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.nightly]
 
 NAMESPACE, NODE, OTHER = "tests-maintenance", "maintenance-1", "maintenance-2"
 

@@ -14,7 +14,7 @@ from tests.kubernetes.chart_kit import gating
 from tests.kubernetes.jobs_kit import AGGREGATOR, FOR_EVER, JOB_SECONDS, JOBS, Fleet, node_of
 from tests.kubernetes.kit import SYSTEM, Cluster, until
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.nightly]
 
 TAKEOVER_SECONDS = 10.0
 """The lease, and the look after it (docs/operations.md)."""

@@ -138,6 +138,7 @@ async def others(cluster: Cluster) -> AsyncIterator[Others]:
         yield Others(client, random.Random(7))
 
 
+@pytest.mark.nightly
 async def test_many_writers_of_one_node_undo_nothing_of_each_other(oldest: Cluster, server: ApiServer) -> None:
     actuator = KubernetesActuator(server, key=KEY, owner="healthd")
     out: dict[str, bool] = dict.fromkeys(NODES, False)
@@ -195,6 +196,7 @@ async def test_condition_of_ours_leaves_those_of_others(oldest: Cluster, server:
     assert len({one["type"] for one in found}) == len(found)
 
 
+@pytest.mark.nightly
 async def test_api_server_that_is_down_and_comes_again_is_told_in_one_line_and_written_then(
     oldest: Cluster, server: ApiServer
 ) -> None:
@@ -211,6 +213,7 @@ async def test_api_server_that_is_down_and_comes_again_is_told_in_one_line_and_w
     assert node in await KubernetesActuator(server, key=KEY, owner="healthd").marked()
 
 
+@pytest.mark.nightly
 async def test_database_of_the_cluster_that_is_lost_for_a_while_costs_an_error_and_no_taint(
     oldest: Cluster, server: ApiServer
 ) -> None:
@@ -231,6 +234,7 @@ async def test_token_that_is_no_longer_good_is_one_line(server: ApiServer) -> No
         await server.get(f"/api/v1/nodes/{NODES[0]}", needs="get on nodes")
 
 
+@pytest.mark.nightly
 async def test_taint_of_ours_ends_no_pod_and_starts_no_loop_of_replacements(
     nodes_of_ours: Cluster, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_trunk_between_two_switches_is_named_by_their_labels_and_one_switch_goes
     assert all("switch" in decided.words(node) for node in decided.excluded), decided
 
 
+@pytest.mark.nightly
 def test_halves_that_no_label_tells_apart_are_cut_off_and_one_goes_on(fleet: Fleet) -> None:
     halves = ["n1", "n2", "n4"], ["n3", "n5", "n6"]
     with fleet.cut(*halves):
@@ -57,6 +58,7 @@ def test_halves_that_no_label_tells_apart_are_cut_off_and_one_goes_on(fleet: Fle
     assert decided.blamed == set(), decided
 
 
+@pytest.mark.nightly
 def test_single_bad_pair_across_switches_is_a_path_and_not_the_trunk(fleet: Fleet) -> None:
     with fleet.cut(["n2"], ["n5"]):
         decided = fleet.decide(min_nodes=5)
@@ -74,6 +76,7 @@ def outcomes(fleet: Fleet) -> int:
     return sum(len(run["history"]) for run in runs)
 
 
+@pytest.mark.nightly
 def test_link_that_heals_once_the_whole_has_failed_accuses_nobody(fleet: Fleet) -> None:
     with fleet.cut(["n2"], [name for name in SWITCH if name != "n2"]):
         gate = fleet.gate(min_nodes=6)

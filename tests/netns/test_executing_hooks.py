@@ -69,6 +69,7 @@ def test_host_with_wrong_values_is_named_and_the_others_start_renumbered_without
     assert [(one["node"], one["code"], one["injected"]) for one in reasons] == [("n2", "CollectiveFault", True)]
 
 
+@pytest.mark.nightly
 def test_where_all_are_needed_none_starts_and_every_hook_names_the_host_at_fault(hooks: Hooks) -> None:
     said = ended(hooks, hooks.start_all("strict", faults={1: "all_reduce@rank:1=corrupt"}))
     assert [one.code for one in said] == [75] * 4, said
@@ -78,6 +79,7 @@ def test_where_all_are_needed_none_starts_and_every_hook_names_the_host_at_fault
     assert len(hooks.validations("strict")[-1]["history"]) > 1, "it was searched for"
 
 
+@pytest.mark.nightly
 def test_hook_killed_in_the_middle_is_named_in_time_and_leaves_no_rank(hooks: Hooks) -> None:
     started = hooks.start_all("killed")
     in_the_middle(hooks, "killed")
@@ -95,6 +97,7 @@ def test_hook_killed_in_the_middle_is_named_in_time_and_leaves_no_rank(hooks: Ho
     assert not [reason for reason in decision["reasons"] if reason["blame"] == "node"], "nobody is accused"
 
 
+@pytest.mark.nightly
 def test_others_start_without_a_killed_hook_where_they_are_enough(hooks: Hooks) -> None:
     started = hooks.start_all("enough", "--min-nodes", "3")
     in_the_middle(hooks, "enough")
@@ -107,6 +110,7 @@ def test_others_start_without_a_killed_hook_where_they_are_enough(hooks: Hooks) 
     assert [(one["members"], one["outcome"]) for one in last["history"]] == [(["n0", "n1", "n2"], "pass")]
 
 
+@pytest.mark.nightly
 def test_group_with_a_late_and_a_replaced_hook_runs_anew_and_starts_together(hooks: Hooks) -> None:
     started = {rank: hooks.start(rank, group="late", size=4) for rank in (0, 1, 3)}
     until(lambda: "missing: rank 2" in hooks.waiting("late"), 20, lambda: hooks.waiting("late"))

@@ -59,6 +59,7 @@ def test_node_that_spoils_values_is_named(fleet: Fleet) -> None:
     assert "wrong values" in decided.words("n3"), decided
 
 
+@pytest.mark.nightly
 def test_node_whose_link_has_a_tenth_of_the_rate_is_slow(fleet: Fleet) -> None:
     with fleet.nodes["n2"].slow_link():
         decided = fleet.decide(min_nodes=5)
@@ -66,6 +67,7 @@ def test_node_whose_link_has_a_tenth_of_the_rate_is_slow(fleet: Fleet) -> None:
     assert "busbw" in decided.words("n2"), decided
 
 
+@pytest.mark.nightly
 def test_rank_that_gets_little_of_a_processor_makes_its_node_slow(fleet: Fleet) -> None:
     with fleet.nodes["n5"].few_processors():
         decided = fleet.decide("n1", "n3", "n5", min_nodes=2)
@@ -74,6 +76,7 @@ def test_rank_that_gets_little_of_a_processor_makes_its_node_slow(fleet: Fleet) 
     assert decided.excluded["n5"] in ("SlowNode", "CollectiveFault")
 
 
+@pytest.mark.nightly
 def test_stopped_and_killed_ranks_are_named_in_two_validations_at_once(fleet: Fleet) -> None:
     with (
         fleet.nodes["n2"].ranks_get(signal.SIGKILL, joined=True),
@@ -96,6 +99,7 @@ def test_path_that_is_cut_one_way_is_named_and_neither_of_its_ends_is_at_fault(f
     assert "the path between n2 and n4 is broken" in decided.words("n4"), decided
 
 
+@pytest.mark.nightly
 def test_node_whose_link_is_down_is_left_out_as_silent_and_not_accused(fleet: Fleet) -> None:
     with fleet.nodes["n1"].link_down():
         decided = fleet.decide("n1", "n2", "n3", min_nodes=2)
@@ -118,6 +122,7 @@ def test_half_of_the_fleet_cut_off_from_the_aggregator_in_the_middle_is_silent_a
     assert decided.blamed == set(), decided
 
 
+@pytest.mark.nightly
 def test_validation_goes_on_after_its_aggregator_was_killed_in_the_middle(fleet: Fleet) -> None:
     fleet.fault("n3", "all_reduce@rank:2=corrupt")
     try:

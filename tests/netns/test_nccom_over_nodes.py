@@ -160,6 +160,7 @@ def test_node_that_fails_with_others_is_named(three: NeuronFleet, kind: str) -> 
     assert words in json.dumps(validation["history"]), decided
 
 
+@pytest.mark.nightly
 def test_node_whose_processes_hang_is_named_and_all_are_killed(three: NeuronFleet) -> None:
     three.broken("n3", "nccom_hang")
     decided = three.decide(min_nodes=2)
@@ -176,6 +177,7 @@ def test_withdrawn_gate_ends_the_round_on_every_node(three: NeuronFleet) -> None
         until(lambda: not three.started(), 4, lambda: f"left behind: {three.started()}")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["n1", "n2"])
 def test_killed_daemon_leaves_no_process_and_the_others_end_theirs(three: NeuronFleet, victim: str) -> None:
     """

@@ -240,6 +240,7 @@ def test_killed_rank_is_named(network: Network) -> None:
     assert accused(reports) == [("rank:1", "RankDied")]
 
 
+@pytest.mark.nightly
 def test_stopped_rank_is_named_and_those_that_wait_are_not(network: Network) -> None:
     victim = network.nodes[2].worker()
     os.kill(victim, signal.SIGSTOP)
@@ -249,6 +250,7 @@ def test_stopped_rank_is_named_and_those_that_wait_are_not(network: Network) -> 
     assert accused(reports) == [("rank:2", "RankAbsent")]
 
 
+@pytest.mark.nightly
 def test_node_whose_link_is_down_reaches_nobody(network: Network) -> None:
     ip("link", "set", network.nodes[2].link, "down")
     try:
@@ -271,6 +273,7 @@ def test_path_that_is_cut_one_way_shows_as_the_two_that_did_not_meet(network: Ne
     assert accused(network.run()) == []
 
 
+@pytest.mark.nightly
 def test_slow_link_shows_in_the_seconds_and_not_in_the_own_time_of_a_rank(network: Network) -> None:
     before = network.run()
     link = network.nodes[1].link
@@ -286,6 +289,7 @@ def test_slow_link_shows_in_the_seconds_and_not_in_the_own_time_of_a_rank(networ
     assert longest(after, "ready_seconds") < 0.1 * longest(after, "seconds")
 
 
+@pytest.mark.nightly
 def test_rank_whose_processors_are_cut_shows_in_what_it_waited_for_them(network: Network) -> None:
     with processors_cut(network.nodes[1].worker(), share=0.1):
         network.start(join=25.0, timeout=60.0)

@@ -123,7 +123,9 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     if granted_at is not None and granted_at > began:
         # What the aggregator itself took, up to the leases on disk: without the nodes' round trip.
         response.headers["server-timing"] = f"grant;dur={1000 * (granted_at - began):.3f}"
-    return decision
+    if decision.decision is not Verdict.REJECT:
+        return decision
+    return dataclasses.replace(decision, decided_seconds_ago=max(0.0, parts.engine.now() - decision.decided_at))
 
 
 @router.get("")
@@ -184,7 +186,7 @@ async def release(request: Request, caller: GateCaller, gate: str) -> GateReleas
     Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
     attempt that were adopted after the loss of a database.
 
-    Safe to repeat until the leases have ended on their nodes; then, and where there was none, 404.
+    Safe to repeat. 404 where there is nothing to give back and nothing was given back before.
     """
     parts = parts_of(request)
     await _check_gate(parts, caller, gate)
@@ -193,7 +195,7 @@ async def release(request: Request, caller: GateCaller, gate: str) -> GateReleas
 
 def _released(engine: Engine, done: GivenBack) -> GateReleased:
     decision = None if done.gate is None else engine.answer(done.gate)
-    return GateReleased(decision=decision, released=done.leases)
+    return GateReleased(decision=decision, released=done.leases, released_at=done.at)
 
 
 @router.delete("/{gate}/members/{member:path}")

@@ -514,11 +514,13 @@ class Released:
 class GateReleased:
     """
     The decision of the gate, null for one of a database that was lost; and the leases that end, with the nodes that
-    hold them. There are none where an open gate was withdrawn before it granted any.
+    hold them. There are none where an open gate was withdrawn before it granted any, nor once the nodes have let go
+    after an earlier release. `released_at` is the time of the first release.
     """
 
     decision: Decision | None
     released: tuple[LeaseRow, ...]
+    released_at: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,11 +87,20 @@ class Explanation:
 class GivenBack:
     """
     What a release came to: the gate, None for one of a database that was lost, and the leases that end now or did
-    before and that their nodes still hold.
+    before and that their nodes still hold. `at` is the time of the first release.
     """
 
     gate: Gate | None
     leases: tuple[LeaseRow, ...]
+    at: float
+
+
+RELEASED = "released by the one who asked"
+"""Why a lease ended that its job gave back."""
+
+
+def _first_release(rows: Iterable[LeaseRow], now: float) -> float:
+    return min((row.ended_at for row in rows if row.why == RELEASED and row.ended_at is not None), default=now)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +134,8 @@ class Engine:
         # Told of a gate when its first leases are on disk, with the seconds since it was asked; and when it is decided.
         self.on_ready: list[Callable[[Gate, float], None]] = []
         self.on_decided: list[Callable[[Gate], None]] = []
+        # The nodes that a gate's reject has taken out of the scheduler's way, with until when.
+        self.removed: Callable[[], Mapping[str, str]] = dict
         # Told when quarantines that were set or lifted are on disk.
         self.on_quarantined: list[Callable[[], None]] = []
         self._bulkheads = Bulkheads()
@@ -246,7 +257,7 @@ class Engine:
         """
         Withdraw an open gate, or end the leases of a decided one; adopted ones of the same job and attempt too.
 
-        Safe to repeat until the leases have ended on their nodes. NotFoundError where there is nothing to give back.
+        Safe to repeat. NotFoundError where there is nothing to give back and no release did so before.
         """
         if gate_id not in self._memory.fleet_state.gate_ids and (
             adopted := self._leases(lambda row: row.lease.gate == gate_id)
@@ -269,11 +280,24 @@ class Engine:
                     f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so that nothing is given "
                     f"back: its gate {gate_id} was decided ({verdict}) and its leases have ended, or it got none"
                 )
-            self._end(batch, held, "released by the one who asked")
-            return GivenBack(gate=after, leases=held)
+            self._end(batch, held, RELEASED)
+            return GivenBack(gate=after, leases=held, at=_first_release(held, batch.now))
 
-        done = await self.submit(act)
+        try:
+            done = await self.submit(act)
+        except NotFoundError:
+            if (at := await self._released_at(gate)) is None:
+                raise
+            return GivenBack(gate=gate, leases=(), at=at)
         return done if done.gate is None else dataclasses.replace(done, gate=self._newest(done.gate))
+
+    async def _released_at(self, gate: Gate) -> float | None:
+        """When a decided gate without leases was released first; None where it was not."""
+        if gate.decision is not None and Closing.RELEASED.value in {reason.code for reason in gate.decision.reasons}:
+            return gate.decision.decided_at
+        granted = [grant.lease_id for grant in gate.granted.values()]
+        rows = await self._store.read(lambda connection: reading.read_leases(connection, granted))
+        return min((row.ended_at for row in rows if row.why == RELEASED and row.ended_at is not None), default=None)
 
     async def release_job(self, job: str, attempt: int) -> GivenBack:
         """
@@ -640,8 +664,11 @@ class Engine:
             self._memory.fleet_state.end_lease(batch, row.lease.id, why)
 
     async def _give_back(self, rows: tuple[LeaseRow, ...]) -> GivenBack:
-        await self.submit(lambda batch: self._end(batch, rows, "released by the one who asked"))
-        return GivenBack(gate=None, leases=rows)
+        def act(batch: Batch) -> GivenBack:
+            self._end(batch, rows, RELEASED)
+            return GivenBack(gate=None, leases=rows, at=_first_release(rows, batch.now))
+
+        return await self.submit(act)
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 
@@ -798,6 +825,7 @@ class Engine:
             policy=self.policy,
             bulkheads=self._bulkheads,
             started_at=self._started_at,
+            removed=lambda: self.removed(),
         )
 
     async def _rebuild(self) -> bool:
@@ -1062,6 +1090,7 @@ class Memory:
         policy: Policy,
         bulkheads: Bulkheads,
         started_at: float,
+        removed: Callable[[], Mapping[str, str]],
     ) -> None:
         self._registry, self._bulkheads = registry, bulkheads
         self._next_end = math.inf  # of a quarantine; each pass finds it anew
@@ -1076,7 +1105,13 @@ class Memory:
             present=self.reconciler.present,
         )
         self.stepper = Stepper(
-            self.fleet_state, registry, policy, reconciler=self.reconciler, rules=self.rules, bulkheads=bulkheads
+            self.fleet_state,
+            registry,
+            policy,
+            reconciler=self.reconciler,
+            rules=self.rules,
+            bulkheads=bulkheads,
+            removed=removed,
         )
         for node, quarantine in self.fleet_state.quarantines.items():
             registry.set_quarantine(node, quarantine)
@@ -1154,6 +1189,7 @@ class Stepper:
         reconciler: LeaseReconciler,
         rules: Quarantines,
         bulkheads: Bulkheads,
+        removed: Callable[[], Mapping[str, str]],
     ) -> None:
         self.dirty: set[str] = set(fleet_state.gates)
         self.due: dict[str, float] = {}
@@ -1163,6 +1199,7 @@ class Stepper:
         self._reconciler = reconciler
         self._rules = rules
         self._bulkheads = bulkheads
+        self._removed = removed
         self._chance: dict[str | None, ChanceSeen] = {}  # by pool: another has another network; None: nodes by name
 
     def next_due(self) -> float:
@@ -1194,6 +1231,7 @@ class Stepper:
             recovering=self._reconciler.recovering(now),
             settling=self._reconciler.settling(now),
             leases=self._fleet_state.leases,
+            removed=self._removed(),
         )
         failing = self.set_executors(now)
         dirty |= failing.keys()

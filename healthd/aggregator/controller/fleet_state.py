@@ -340,7 +340,7 @@ class FleetState:
         """Withdraw a lease; its node is free once it says that it has let go of it."""
         row = self.leases.get(lease_id)
         if row is not None and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED):
-            self.put_lease(batch, dataclasses.replace(row, state=LeaseState.ENDING, why=why))
+            self.put_lease(batch, dataclasses.replace(row, state=LeaseState.ENDING, why=why, ended_at=batch.now))
 
     def close_lease(self, batch: Batch, row: LeaseRow, why: str) -> None:
         """Close a lease that is gone on its node too."""

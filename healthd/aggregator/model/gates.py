@@ -201,6 +201,8 @@ class Gate:
     """Validations that have a verdict or were stopped, oldest first."""
     returned: Mapping[str, float] = field(default_factory=dict)
     """When nodes were last given back. Others may have had them since: what was found out before counts no more."""
+    replaced: Mapping[str, tuple[Reason, ...]] = field(default_factory=dict)
+    """Nodes of a pool that it had and that turned out unfit, and why: a decision names them beside those it took."""
     grants: int = 0
     """Rounds of granting, for ids of leases that are never used twice."""
     group: GateGroup | None = None
@@ -373,7 +375,7 @@ class LeaseRow:
     One lease on one node, as the aggregator keeps it. `lease.age_seconds` is 0; the age follows from `granted_at`.
 
     `adopted` marks one that this database learned of from the node: another one granted it, or this one before an old
-    copy was put back. `why` says why it ended.
+    copy was put back. `why` says why it ended, `ended_at` when that was decided, `closed_at` when its node had let go.
     """
 
     node: str
@@ -383,6 +385,7 @@ class LeaseRow:
     adopted: bool = False
     closed_at: float | None = None
     why: str | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from healthd.core.errors import (
     words_of,
 )
 from healthd.core.model import Decision, GateRequest, Verdict
-from healthd.core.text import counted, span
+from healthd.core.text import counted, moment, span
 from healthd.core.workload import own_pod
 from healthd.hooks.stopping import TAKE_BACK_SECONDS, Stopped, stoppable
 
@@ -109,6 +109,8 @@ def _told(settings: Settings, job: str, attempt: int, status: str, message: str)
 
 
 RELEASED, NOTHING_TO_RELEASE = 0, 1
+PATIENCE_SECONDS = 20.0
+"""Until another aggregator has taken over from one that is gone."""
 MOST_NAMED = 20
 
 
@@ -127,8 +129,8 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
 
     It says which nodes are given back; a node is free as soon as it has heard of it.
 
-    Exit code 0: released. 1: nothing to give back: no gate of this job and attempt, or its leases have ended. 2: usage,
-    or a token that may not release.
+    Exit code 0: released, now or before. 1: nothing to give back: no gate of this job and attempt, or its leases have
+    ended by themselves. 2: usage, or a token that may not release.
     """
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
@@ -138,18 +140,21 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     of_job = f"job {asked.job} attempt {asked.attempt}"
     try:
         with gate_client(settings) as aggregator:
-            nodes = aggregator.withdraw(asked.job, asked.attempt)
+            given = aggregator.withdraw(asked.job, asked.attempt, patience_seconds=PATIENCE_SECONDS)
     except NotFoundError as error:
         if as_json:
             print_json({"ok": False, "message": str(error), "nodes": []})
         click.echo(f"healthd: {error}; an admin can free a node: healthd fleet release-lease NODE", err=True)
         return NOTHING_TO_RELEASE
+    nodes = given.nodes
     if nodes:
         more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
         text = f"{of_job} gives back {', '.join(nodes[:MOST_NAMED])}{more}"
-    else:
+    elif given.withdrawn or given.at is None:
         text = f"the gate of {of_job} is withdrawn; it had no node yet"
-    done(as_json, text, nodes=list(nodes))
+    else:
+        text = f"{of_job} was given back already, {moment(given.at)}"
+    done(as_json, text, nodes=list(nodes), released_at=given.at)
     return RELEASED
 
 
@@ -378,6 +383,9 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
     """
     Ask the aggregator whether a job may start, and wait for the answer.
 
+    Name and attempt identify the gate: the same question again gets the same answer. After a "no", ask again with the
+    next --attempt.
+
     Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage, or a token that
     may not ask.
     """
@@ -394,13 +402,16 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
     from healthd.cli.terminal.console import Progress
     from healthd.core.http.client import NotAdmittedError
 
-    request = build_request(settings.gate)
+    request, began = build_request(settings.gate), time.monotonic()
     try:
         with Progress(quiet=as_json, whole=watch) as progress, stoppable() as signals:
             decision = signals.wait_for(lambda: _ask(settings, request, progress, as_json=as_json))
             progress.end()
             write_hosts(decision, settings.gate)
-            return finish(decision, settings.gate, as_json=as_json)
+            code = finish(decision, settings.gate, as_json=as_json)
+            if settings.gate.exit_style == "plain" and (text := again_line(decision, time.monotonic() - began)):
+                click.echo(f"  {text}", err=as_json)
+            return code
     except UnreachableError as error:
         return ADMITTED if may_start(settings.gate, request, error) else NOT_ADMITTED
     except (NotAdmittedError, OutputError) as error:
@@ -506,6 +517,17 @@ def lease_line(decision: Decision) -> str:
         f"leased until the job ends; where no node can see that, for {span(seconds)} "
         f"({'as asked' if asked else 'another time: --lease'})"
     )
+
+
+def again_line(decision: Decision, asked_seconds: float) -> str:
+    """
+    How to ask anew, where a "no" is the answer to an earlier question; empty for any other decision. `asked_seconds` is
+    how long ago this question was asked.
+    """
+    age, request = decision.decided_seconds_ago, decision.request
+    if decision.decision is not Verdict.REJECT or age is None or request is None or age <= asked_seconds:
+        return ""
+    return f"decided {span(age)} ago; ask again with --attempt {request.attempt + 1}"
 
 
 def exit_code(decision: Decision, asked: GateSettings) -> int:

@@ -126,6 +126,9 @@ def _speaks_tls(host: str, port: int) -> bool:
 HOLD_SECONDS = 20.0
 # Beyond what was asked to be held: the way there and back, and a busy aggregator.
 SLACK_SECONDS = 10.0
+# While an answer is awaited and another aggregator could be asked, the one that was asked must answer /livez: each so
+# often, within that time. One that is frozen takes connections and says nothing. Both follow `slack_seconds`.
+ALIVE_EVERY_RATIO, ALIVE_WITHIN_RATIO = 0.2, 0.2
 # A page of 500 nodes with all that is known of them is some 20 MB; what is longer than this is not ours.
 ANSWER_BYTES = 64 << 20
 # From the first byte of an answer to its last: who sends a byte a second must not keep a job's hook for a day.
@@ -222,23 +225,30 @@ class _NextError(UnreachableError):
     """The address gives no answer, and another one may be asked the same without doing it twice."""
 
 
+class _SilentError(httpx.ReadTimeout):
+    """The other side takes connections and answers nothing."""
+
+
 class Aggregator:
     """
-    A client of the aggregators of one fleet, each of which answers for all. The one that answered last is asked first;
-    where it cannot be reached, or says 503, the next one is, within the same time. `slack_seconds` is how long an
-    answer that is not held back may take.
+    A client of the aggregators of one fleet, each of which answers for all. The one that answered last is asked first.
+    Where it cannot be reached, says 503 or is frozen, the next one is asked the same, within the same time, if twice is
+    as once; `on_next` is told what failed. `slack_seconds` is how long an answer that is not held back may take.
     """
 
     def __init__(self, endpoint: Endpoint, *, slack_seconds: float = SLACK_SECONDS) -> None:
         self._slack_seconds = slack_seconds
-        self._socket: socket.socket | None = None
+        self._sockets: dict[str, socket.socket] = {}  # of the requests, by URL
+        self.on_next: Callable[[UnreachableError], None] | None = None
         for url in endpoint.urls or ("",):
             check_aggregator(url, where="--aggregator")
         self._token = _Token(endpoint.token, endpoint.token_file)
         self._urls = tuple(url.rstrip("/") for url in endpoint.urls)
         self._asked = 0
         plain = next((url for url in self._urls if not url.startswith("http://")), self._urls[0])
-        self._http = httpx.Client(verify=verification(plain, endpoint.ca_file), trust_env=False)
+        verify = verification(plain, endpoint.ca_file)
+        # Looks have connections of their own: who ends a request must know its connection.
+        self._http, self._looks = (httpx.Client(verify=verify, trust_env=False) for _ in range(2))
 
     @property
     def url(self) -> str:
@@ -250,6 +260,7 @@ class Aggregator:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+        self._looks.close()
 
     def call(
         self,
@@ -269,14 +280,23 @@ class Aggregator:
         """
         content = None if body is None else wire.encode(wire.sparse(body))
         params = {key: value for key, value in (query or {}).items() if value is not None}
+        held, twice = "wait" in params, _twice_is_as_once(method, path)
         end = time.monotonic() + hold_seconds + self._slack_seconds
         failed: list[HealthdError] = []
         while True:
             others = len(self._urls) - len(failed) - 1
-            seconds = end - time.monotonic()
-            connect = min(SLACK_SECONDS, self._slack_seconds, seconds) / (others + 1)
+            left = end - time.monotonic()
             try:
-                return self._ask(method, path, content, params, seconds=seconds, connect_seconds=connect)
+                return self._ask(
+                    method,
+                    path,
+                    content,
+                    params,
+                    # An answer that is held back says nothing for long; there only /livez tells a frozen aggregator.
+                    seconds=left / (others + 1) if twice and not held else left,
+                    connect_seconds=min(SLACK_SECONDS, self._slack_seconds, left) / (others + 1),
+                    watched=twice and others > 0,
+                )
             except (_NextError, ConfigError) as error:
                 failed.append(error)
                 self._asked = (self._asked + 1) % len(self._urls)
@@ -285,14 +305,18 @@ class Aggregator:
             except UnreachableError:
                 self._asked = (self._asked + 1) % len(self._urls)
                 raise
-            if not others or end - time.monotonic() <= hold_seconds:
+            if not others:
                 raise self._nobody(failed)
+            if self.on_next is not None:
+                self.on_next(UnreachableError(str(failed[-1])))
+            if held:
+                end = max(end, time.monotonic() + self._slack_seconds)
+                hold = max(0.0, min(hold_seconds, end - time.monotonic() - self._slack_seconds))
+                params["wait"] = f"{hold:g}"
 
     def _nobody(self, failed: Sequence[HealthdError]) -> HealthdError:
         """What is said when no address answers; each is named."""
         told = [str(error).removeprefix("aggregator ") for error in failed]
-        left = [self._urls[(self._asked + i) % len(self._urls)] for i in range(len(self._urls) - len(failed))]
-        told += [f"{url} was not asked any more" for url in left]
         text = f"none of {len(self._urls)} aggregators answers: {'; '.join(told)}"
         return ConfigError(text) if all(isinstance(one, ConfigError) for one in failed) else UnreachableError(text)
 
@@ -305,6 +329,7 @@ class Aggregator:
         *,
         seconds: float,
         connect_seconds: float,
+        watched: bool,
     ) -> bytes:
         """As `call`, of the address that is asked now; _NextError where another one may be."""
         headers = {} if content is None else {"Content-Type": "application/json"}
@@ -312,8 +337,17 @@ class Aggregator:
             headers["Authorization"] = f"Bearer {token}"
         try:
             status, phrase, content_type, found = self._exchange(
-                method, path, content, headers, params, seconds=seconds, connect_seconds=connect_seconds
+                method,
+                path,
+                content,
+                headers,
+                params,
+                seconds=seconds,
+                connect_seconds=connect_seconds,
+                watched=watched,
             )
+        except _SilentError as error:
+            raise _NextError(f"aggregator {self.url} does not answer: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             if (change := setting_to_change(self.url, error)) is not None:
                 raise ConfigError(f"aggregator {self.url}: {change}") from None
@@ -346,32 +380,39 @@ class Aggregator:
         *,
         seconds: float,
         connect_seconds: float,
+        watched: bool,
     ) -> tuple[int, str, str, bytes]:
         """Status, its phrase, the type of the content and the content, bounded in size and time."""
         timeout = httpx.Timeout(min(SLACK_SECONDS, self._slack_seconds), connect=connect_seconds, read=seconds)
-        head = threading.Timer(seconds + 1.0, self._cut)  # the time-out of httpx, which is first, counts from each byte
+        url = self.url
+        head = threading.Timer(
+            seconds + 1.0, self._cut, (url,)
+        )  # the time-out of httpx, which is first, counts from each byte
         head.daemon = True
 
         def trace(event: str, info: Mapping[str, Any]) -> None:
             if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-                self._socket = info["return_value"].get_extra_info("socket")
+                self._sockets[url] = info["return_value"].get_extra_info("socket")
             elif event.endswith(".receive_response_headers.started"):
                 head.start()
 
         request = self._http.build_request(
             method,
-            self.url + path,
+            url + path,
             content=content,
             headers=headers,
             params=params,
             timeout=timeout,
             extensions={"trace": trace},
         )
-        try:
-            sent = self._http.send(request, stream=True)
-        finally:
-            head.cancel()
-        with contextlib.closing(sent) as answer:
+        with contextlib.ExitStack() as stack:
+            if watched:
+                stack.enter_context(self._watched(url))
+            try:
+                sent = self._http.send(request, stream=True)
+            finally:
+                head.cancel()
+            answer = stack.enter_context(contextlib.closing(sent))
             try:
                 body = read_parts(answer.iter_bytes(), ANSWER_BYTES, until=time.monotonic() + ANSWER_SECONDS)
             except BadInputError as error:
@@ -379,11 +420,37 @@ class Aggregator:
                 raise UnreachableError(text) from None
             return answer.status_code, answer.reason_phrase, str(answer.headers.get("content-type", "")), body
 
-    def _cut(self) -> None:
-        """End the connection, whatever comes over it."""
-        if self._socket is not None:
+    @contextlib.contextmanager
+    def _watched(self, url: str) -> Iterator[None]:
+        """End what is asked meanwhile with a _SilentError once the aggregator does not answer /livez."""
+        every, within = (ratio * self._slack_seconds for ratio in (ALIVE_EVERY_RATIO, ALIVE_WITHIN_RATIO))
+        over, silent = threading.Event(), threading.Event()
+
+        def look() -> None:
+            while not over.wait(every):
+                try:
+                    self._looks.get(f"{url}/livez", timeout=within)
+                except httpx.HTTPError:
+                    if not over.is_set():
+                        silent.set()
+                        self._cut(url)
+                    return
+
+        threading.Thread(target=look, name="liveness of the aggregator", daemon=True).start()
+        try:
+            yield
+        except httpx.HTTPError:
+            if silent.is_set():
+                raise _SilentError(f"no answer to /livez in {within:g} s") from None
+            raise
+        finally:
+            over.set()
+
+    def _cut(self, url: str) -> None:
+        """End the connection of a request, whatever comes over it."""
+        if (there := self._sockets.get(url)) is not None:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too: its own would not be thread-safe
+                socket.socket.shutdown(there, socket.SHUT_RDWR)  # of TLS too: its own would not be thread-safe
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of a path."""
@@ -399,8 +466,14 @@ class Aggregator:
 
 def _may_ask_again(method: str, path: str, error: Exception) -> bool:
     """Whether a request that failed so may be sent once more elsewhere: it was not sent, or twice is as once."""
-    unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    return unsent or method != "POST" or path.startswith("/v1/gates")
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) or _twice_is_as_once(method, path)
+
+
+_SAFE_CHANGES = ("/v1/gates", "/v1/fleet/recover", "/v1/fleet/breaker/reset")
+
+
+def _twice_is_as_once(method: str, path: str) -> bool:
+    return method != "POST" or path.startswith(_SAFE_CHANGES)
 
 
 def problem_in(body: bytes) -> tuple[str, str]:
@@ -529,6 +602,22 @@ GRACE_SECONDS = 150.0
 BACK_SECONDS = 15.0
 
 
+WITHDRAWN = "Released"
+"""The code of the reason in the decision of a gate that was withdrawn while it was open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenBack:
+    """
+    The nodes whose leases end, none where the gate was `withdrawn` before it had any, or where the nodes have let go
+    after an earlier release. `at` is the time of the first release; None: of an older aggregator, which does not say.
+    """
+
+    nodes: tuple[str, ...]
+    withdrawn: bool
+    at: float | None
+
+
 class NotAdmittedError(HealthdError):
     """The aggregator is there and no yes came of it: never to be taken for one that cannot be reached."""
 
@@ -545,19 +634,28 @@ class GateClient(Aggregator):
         super().__init__(endpoint, slack_seconds=slack_seconds)
         self._grace_seconds = grace_seconds
 
-    def withdraw(self, job: str, attempt: int) -> tuple[str, ...]:
+    def withdraw(self, job: str, attempt: int, *, patience_seconds: float = 0.0) -> GivenBack:
         """
-        End the gate of a job, or give its nodes back: the nodes whose leases end, none where it had none yet.
+        End the gate of a job, or give its nodes back. Safe to repeat. `patience_seconds` is how much longer than usual
+        an aggregator may take: one that takes over needs some.
 
         NotFoundError where there is no such gate and no lease.
         """
         query = {"job": job, "attempt": attempt}
         try:
-            found = self.call("DELETE", "/v1/gates/lease", query=query, hold_seconds=0.0)
+            found = self.call("DELETE", "/v1/gates/lease", query=query, hold_seconds=patience_seconds)
         except RefusedError as error:
             raise NotFoundError(str(error)) if error.status == NOT_FOUND else error from None
         try:
-            return tuple(str(row["node"]) for row in wire.decode(found, dict[str, Any], what="its answer")["released"])
+            said = wire.decode(found, dict[str, Any], what="its answer")
+            decision = said.get("decision") or {}
+            codes = [reason["code"] for reason in decision.get("reasons", ())]
+            at = said.get("released_at")
+            return GivenBack(
+                nodes=tuple(str(row["node"]) for row in said["released"]),
+                withdrawn=WITHDRAWN in codes,
+                at=float(at) if isinstance(at, int | float) else None,
+            )
         except (BadInputError, KeyError, TypeError) as error:
             raise UnreachableError(f"aggregator {self.url}: its answer cannot be read: {error}") from None
 
@@ -616,7 +714,7 @@ class GateClient(Aggregator):
         Ask for a gate and follow it to its last word.
 
         A lost answer is asked again: the same job and attempt get the same gate. `on_hold` hears every `hold_seconds`
-        what it waits for; `on_away` is told whenever the aggregator goes away.
+        what it waits for; `on_away` is told whenever the aggregator goes away, or another one is asked instead.
 
         How long is the aggregator's to say: the wait of its gate, counted from the first that is heard of it. Until
         then, and where it says none, it is the request's, else WAIT_SECONDS; `longest_seconds` beats all of them.
@@ -624,6 +722,7 @@ class GateClient(Aggregator):
         UnreachableError when the aggregator was away at the end of that, or for `gone_seconds` at a stretch (None: it
         may come back at any time). NotAdmittedError when it was there and had decided nothing `grace_seconds` later.
         """
+        self.on_next = on_away
         began = heard = time.monotonic()
         wait = WAIT_SECONDS if request.wait_seconds is None else request.wait_seconds
         wait = wait if longest_seconds is None else longest_seconds
