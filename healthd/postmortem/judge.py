@@ -684,6 +684,10 @@ def _sentence(case: Case, cause: Finding, kind: Kind, suspected: bool) -> str:
     unplaced = cause.node in case.spread and cause.rank is None
     who = "the command" if cause.rank is None else f"rank {cause.rank}"
     where = f" on {cause.node}" if cause.node and not unplaced else ""
+    if subject in (Subject.NOBODY, Subject.PEER) and (
+        accuses(kind, Outlook.HERE) or kind in (Kind.UNKNOWN, Kind.STOPPED)
+    ):
+        who, where = "the job", ""
     if cause.rank is None and where and subject in (Subject.NODE, Subject.DEVICE):
         who, where = cause.node, ""
     if subject is Subject.NAMED and cause.named:

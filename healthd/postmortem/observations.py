@@ -11,6 +11,7 @@ import datetime
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from checks.json_text import parse_json
 from healthd.postmortem.catalogue import SIGNATURES, Signature, Strength, Subject
@@ -18,6 +19,7 @@ from healthd.postmortem.catalogue import SIGNATURES, Signature, Strength, Subjec
 MAX_LINE = 4000  # characters of a line that are searched
 MAX_SHOWN = 300  # characters of a line that are shown
 MAX_FINDINGS = 4000  # of one source: 64 ranks that all say sixty things
+MAX_FORMS = 20_000
 SURVIVED_STEPS = 20  # of the job after an observation: it went on
 
 
@@ -193,17 +195,19 @@ KEYS = (  # noqa: SIM905  as a list it would be a page long
     "deadline|duplicate|truncated|corrupt|zip|tar|image|parquet|arrow|pytorchstream|pickl|directory|"
     "unexpected pos|eof|data|type|dma|hang|not available|spot|ec2|received|found|runneuronccimpl|torch.|"
     "triton.|xpu|kernel image|compatibility|due to|caught|rank|hip|tensor|collective|closed|net/ib|"
-    "unresponsive|pair.cc|eaddrinuse|_status_|slowdown|serviceunavailable|802|not ready|task:|coordination|"
+    "unresponsive|pair.cc|eaddrinuse|_status_|slowdown|serviceunavailable|not ready|task:|coordination|"
     "sigterm|retry count|rc qp|rerun|need to rerun|persistent|transient|unexpected|root cause|actor|worker|"
     "out of memory|likely|stream|jpeg|png|not initialized|not reproducible|handle|allocated|lost|reset|"
     "illegal|ervice|initializ|unreachable|process down|fault|http|ssl|socket|rpc|transport|unavailable|heartbeat|"
-    "crashed"
+    "crashed|rlimit|comm|condition|preempt|imminent|unrecognized|arguments|command"
 ).split("|")
 _GROUP = re.compile(r"[(]\?P<[^>]+>")
 _ANY_LOG = re.compile(
     "|".join(f"(?:{_GROUP.sub('(?:', each.removeprefix('(?i)'))})" for one in _LOG for each in one.patterns)
 )
 _NUMBERS = re.compile(r"\d+")
+# What differs between ranks and moments in lines that are otherwise the same; no signature depends on it.
+_VARIABLE = re.compile(r"0x[0-9a-f]+|\b\d{5,}|\bRank \d+|\d\d:\d\d:\d\d[.\d]*|\[\d\]")
 _FRAME = re.compile(r"#\d+ |frame #|Thread 0x|\[\d+\]:?$|File ")
 _BEFORE_STEP = re.compile(r"^\W*(?:20\d\d-\d\d-\d\d[T ]?)?[\d:.,]*Z?\W*")
 
@@ -212,10 +216,11 @@ def find(lines: Iterable[Line]) -> list[Finding]:
     """What the catalogue knows of these lines, oldest first within a source; what the job survived is left out."""
     found: list[Finding] = []
     steps = _Steps()
+    known: dict[tuple[bool, str], tuple[Signature | None, bool]] = {}
     for order, line in reversed(list(enumerate(lines))):
         if not line.kernel and steps.survived(line):
             continue
-        finding = _match(line, order)
+        finding = _match(line, order, known)
         if finding is not None:
             found.append(finding)
         elif not line.kernel and not _FRAME.match(line.text) and not _ORDINARY.search(line.text):
@@ -300,14 +305,26 @@ def last_step(lines: Iterable[Line], before: Mapping[str, float]) -> dict[str, f
     return found
 
 
-def _match(line: Line, order: int) -> Finding | None:
+def _signature_of(line: Line) -> tuple[Signature | None, bool]:
+    """The first signature that a line matches, and whether the line is a copy of one of the kernel."""
     if not line.kernel and not _maybe(line.text):
-        return None
+        return None, False
     quoted = not line.kernel and _QUOTED.search(line.text) is not None
-    for signature in _KERNEL if line.kernel or quoted else _LOG:
-        found = signature.search(line.text)
-        if found is None:
-            continue
+    signatures = _KERNEL if line.kernel or quoted else _LOG
+    return next((each for each in signatures if each.search(line.text) is not None), None), quoted
+
+
+def _match(line: Line, order: int, known: dict[tuple[bool, str], tuple[Signature | None, bool]]) -> Finding | None:
+    """The observation of a line. `known` keeps what lines of one form match: hundreds of ranks print the same."""
+    if not line.kernel and not _has_a_key(line.text):
+        return None
+    form = (line.kernel, _VARIABLE.sub("", line.text))
+    if form not in known:
+        if len(known) >= MAX_FORMS:
+            known.clear()
+        known[form] = _signature_of(line)
+    signature, quoted = known[form]
+    if signature is not None and (found := signature.search(line.text)) is not None:
         if signature.strength is Strength.MENTION:
             return None
         if not line.kernel and signature.place.value != "teardown" and _MILD.search(line.text):
@@ -348,10 +365,17 @@ _QUOTED = re.compile(r"NVRM: Xid \x28|NEURON_HW_ERR=|(?:Out of memory|out of mem
 _WAITED = re.compile(r"\b(?:ran for|after) (\d+) (?:milliseconds|ms)\b")
 
 
+def _has_a_key(text: str) -> bool:
+    return _form_has_a_key(_NUMBERS.sub("", text[:MAX_LINE]))
+
+
+@lru_cache(maxsize=4096)
+def _form_has_a_key(form: str) -> bool:
+    small = form.lower()
+    return any(key in small for key in KEYS)
+
+
 def _maybe(text: str) -> bool:
-    small = text.lower()
-    if not any(key in small for key in KEYS):
-        return False
     return bool(_ANY_LOG.search(text)) or bool(_LOSS.search(text)) or bool(_QUOTED.search(text))
 
 

@@ -10,7 +10,7 @@ A case maps each node that left notes to lines of these forms; times are seconds
     lost RANKS AT          these ranks lose their connections, and say so
     watchdog RANKS AT      the watchdogs of these ranks end them
     oom N, code N, signal N, pid N, start SECONDS, command WORDS
-    sent AT SIGNAL NAME    a signal that the parent passed on
+    sent AT SIGNAL [NAME]  a signal that the parent passed on; without a name from outside of the container
 
 `kind`, `node` ("" for none), `rank` and `outlook` list what is right; `suspected` only where it must be so; `shows`
 is in the evidence, `says` in the sentence.
@@ -118,8 +118,8 @@ def notes_of_node(node: str, lines: Iterable[str]) -> Notes:
                 texts = (f"[rank{rank}]: {LOST}",) if word == "lost" else (f"[rank{rank}]:{each}" for each in WATCHDOG)
                 out += [(float(at) + rank / 100, text.format(rank)) for text in texts]
         elif word == "sent":
-            at, number, by = rest.split()
-            signals.append(Sent(at=STARTED + float(at), signal=int(number), pid=7, uid=0, by=by))
+            at, number, *by = rest.split()
+            signals.append(Sent(at=STARTED + float(at), signal=int(number), pid=7 if by else 0, uid=0, by=" ".join(by)))
         elif word == "command":
             command = tuple(rest.split())
         elif word == "start":
