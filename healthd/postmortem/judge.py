@@ -685,7 +685,7 @@ def _sentence(case: Case, cause: Finding, kind: Kind, suspected: bool) -> str:
     who = "the command" if cause.rank is None else f"rank {cause.rank}"
     where = f" on {cause.node}" if cause.node and not unplaced else ""
     if subject in (Subject.NOBODY, Subject.PEER) and (
-        accuses(kind, Outlook.HERE) or kind in (Kind.UNKNOWN, Kind.STOPPED)
+        accuses(kind, cause.signature.outlook) or kind in (Kind.UNKNOWN, Kind.STOPPED)
     ):
         who, where = "the job", ""
     if cause.rank is None and where and subject in (Subject.NODE, Subject.DEVICE):
