@@ -356,7 +356,7 @@ def _tied(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
             if count == 0 or not (ours or in_time) or (foreign and not count):
                 continue
             yield finding if ours or count else replace(finding, signature=replace(signature, strength=_REPORT))
-        elif ours or (in_time and not (foreign and signature.strength is not _FACT)):
+        elif (in_time or ours) if signature.strength is _FACT else (in_time and not foreign):
             yield finding
 
 
@@ -500,7 +500,9 @@ def _explains(since: _Order, fact: Finding, report: Finding) -> bool:
         return True
     if fact.signature.kind is Kind.HARDWARE:
         return text.device or text.general
-    return text.general and report.node == fact.node
+    if fact.signature.kind is Kind.HOST:  # whoever loses a process to the kernel's OOM killer fails in any way
+        return text.general and report.node == fact.node
+    return fact.signature.kind is Kind.STORAGE and text.kind is Kind.DATA
 
 
 def _late(late: Late, findings: Sequence[Finding], placed: Mapping[int, str]) -> Finding:
@@ -599,6 +601,8 @@ def _settle(
     if row.measurement == (PASSED,) and row.kind is None and signature.general:
         confidence = "medium"
     node, rank = _named(case, cause, kind, outlook, placed)
+    if signature.strength is _REPORT and _is_common(cause, findings, kind, outlook):
+        node, rank = None, None
     action, sentence = signature.action, _sentence(case, cause, kind, row.suspected)
     if failed is not None and signature.strength is not _FACT and _names_the_check(row):
         node, problem = failed
@@ -647,6 +651,14 @@ def _named(
     if accuses(kind, outlook) or kind in (Kind.UNKNOWN, Kind.STOPPED):
         return None, None
     return reporter, cause.rank
+
+
+def _is_common(cause: Finding, findings: Sequence[Finding], kind: Kind, outlook: Outlook) -> bool:
+    """Whether others report the same, so that none is named: other ranks, or for an accusation other nodes."""
+    alike = [each for each in findings if each.signature.name == cause.signature.name]
+    if accuses(kind, outlook):
+        return any(each.node != cause.node for each in alike) and cause.signature.subject is not Subject.NAMED
+    return kind is Kind.UNKNOWN and any(each.rank != cause.rank for each in alike)
 
 
 def _failed_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> tuple[str, FailedCheck] | None:

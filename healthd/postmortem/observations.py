@@ -199,7 +199,7 @@ KEYS = (  # noqa: SIM905  as a list it would be a page long
     "sigterm|retry count|rc qp|rerun|need to rerun|persistent|transient|unexpected|root cause|actor|worker|"
     "out of memory|likely|stream|jpeg|png|not initialized|not reproducible|handle|allocated|lost|reset|"
     "illegal|ervice|initializ|unreachable|process down|fault|http|ssl|socket|rpc|transport|unavailable|heartbeat|"
-    "crashed|rlimit|comm|condition|preempt|imminent|unrecognized|arguments|command"
+    "crashed|driver|rlimit|comm|condition|preempt|imminent|unrecognized|arguments|command"
 ).split("|")
 _GROUP = re.compile(r"[(]\?P<[^>]+>")
 _ANY_LOG = re.compile(
@@ -423,6 +423,7 @@ _PIDS = re.compile(
     r"\(pid: (\d+)\)|\bprocess (\d+) closing signal|\breceived by PID (\d+)|^(?:\[[^\]]*\] )?[\w.-]+:(\d+):\d+ \[\d+\] "
     r"|\bPID (\d+) on node|\bpid=(\d+), ip="
 )
+_MPI_RANK = re.compile(r"\bprocess rank (\d{1,6}) with PID \d+ on node (\S+) exited")
 _TASKS = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): ")
 _HOST = re.compile(r"^(?:\[20[^\]]*\] )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] ")
 
@@ -440,9 +441,11 @@ def pids_of(lines: Iterable[Line]) -> dict[str, set[int]]:
 
 
 def placed_ranks(lines: Iterable[Line]) -> dict[int, str]:
-    """Rank -> its node, where srun tells it."""
+    """Rank -> its node, where srun or mpirun tells it."""
     found: dict[int, str] = {}
     for line in lines:
+        if "process rank " in line.text and (one := _MPI_RANK.search(line.text)):
+            found[int(one[1])] = one[2]
         if line.text.startswith("srun: error: ") and (told := _TASKS.match(line.text)):
             for part in told[2].split(","):
                 low, _, high = part.partition("-")
