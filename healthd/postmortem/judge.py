@@ -214,8 +214,8 @@ _STOPPING = {1, 2, 3, 9, 15}
 
 def judge(case: Case) -> JobVerdict:
     """The verdict of a job that ended badly. It explains itself: the sentence, and the evidence with its sources."""
-    findings = find(case.lines)
     placed = {**placed_ranks(case.lines), **case.nodes}
+    findings = [_on_its_node(finding, placed) for finding in find(case.lines)]
     summary = torchrun_failures(case.lines)
     findings += _of_processes(case, findings, summary)
     findings = [_on_its_node(finding, placed) for finding in _tied(case, findings)]
