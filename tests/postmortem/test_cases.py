@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
+from healthd.core.wire import decode, encode
 from healthd.postmortem.catalogue import Kind
 from healthd.postmortem.judge import JobVerdict, accuses, judge
-from healthd.postmortem.notes import Notes, case_of
+from healthd.postmortem.notes import Notes, case_of, read_notes
 from tests.postmortem.case_kit import LOST, STARTED, CaseOf, all_cases
 
 CASES = all_cases()
@@ -93,3 +95,16 @@ def test_order_of_the_nodes_does_not_matter() -> None:
     for case in CASES:
         notes = case.notes()
         assert said(verdict_of(notes[::-1])) == said(verdict_of(notes)), case.name
+
+
+def test_notes_and_verdicts_of_the_former_version_are_read() -> None:
+    """As 421a37d4 wrote them."""
+    notes = b"""{"version": 1, "host": "n1", "command": ["python", "train.py"], "directory": "/", "started": 1.0, "ended": 9.0,
+        "code": 1, "signal": null, "dumped_core": false, "signals": [], "environment": {"RANK": "3"}, "files": [],
+        "streams": [{"name": "stderr", "bytes": 9, "chunks": [[8.0, "KeyError: 'x'\\n"]], "rank": null, "modified": null}],
+        "memory_events": {"before": {}, "after": {}}, "kernel": [], "dumps": [], "measured": [], "unread": []}"""
+    verdict = judge(case_of([read_notes(notes, "n1")]))
+    assert (verdict.kind, verdict.rank) == (Kind.SOFTWARE, 3)
+    told = json.loads(encode(verdict))
+    del told["measured"]
+    assert not decode(json.dumps(told).encode(), JobVerdict, what="a verdict").measured

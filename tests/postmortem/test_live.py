@@ -295,6 +295,7 @@ def test_measurement_confirms_a_device(tmp_path: Path) -> None:
     done = healthd_run(tmp_path, sys.executable, "-c", f"import sys; sys.exit({text!r})", options=options)
     assert (done.verdict["kind"], done.verdict["suspected"], done.verdict["confidence"]) == ("hardware", False, "high")
     assert (done.code, done.verdict["outlook"]) == (1, "retry elsewhere")
+    assert "healthd: measuring the devices of " in done.err
 
 
 def test_measurement_refutes_a_device(tmp_path: Path) -> None:
