@@ -99,9 +99,11 @@ def test_order_of_the_nodes_does_not_matter() -> None:
 
 def test_notes_and_verdicts_of_the_former_version_are_read() -> None:
     """As 421a37d4 wrote them."""
-    notes = b"""{"version": 1, "host": "n1", "command": ["python", "train.py"], "directory": "/", "started": 1.0, "ended": 9.0,
+    notes = b"""{"version": 1, "host": "n1", "command": ["python", "train.py"], "directory": "/", "started": 1.0,
+        "ended": 9.0,
         "code": 1, "signal": null, "dumped_core": false, "signals": [], "environment": {"RANK": "3"}, "files": [],
-        "streams": [{"name": "stderr", "bytes": 9, "chunks": [[8.0, "KeyError: 'x'\\n"]], "rank": null, "modified": null}],
+        "streams": [{"name": "stderr", "bytes": 9, "chunks": [[8.0, "KeyError: 'x'\\n"]],
+        "rank": null, "modified": null}],
         "memory_events": {"before": {}, "after": {}}, "kernel": [], "dumps": [], "measured": [], "unread": []}"""
     verdict = judge(case_of([read_notes(notes, "n1")]))
     assert (verdict.kind, verdict.rank) == (Kind.SOFTWARE, 3)
