@@ -365,7 +365,8 @@ def test_words_that_come_one_by_one_for_days_take_little_memory(monkeypatch: pyt
     for _ in range(3 * MAX_CHUNKS):
         stream.keep(b".")
     chunks: Any = stream.noted()["chunks"]
-    assert (len(chunks), stream.bytes) == (MAX_CHUNKS, 3 * MAX_CHUNKS)
+    assert len(chunks) <= MAX_CHUNKS + 1  # and the beginning of the line that has not ended
+    assert stream.bytes == 3 * MAX_CHUNKS
 
 
 def test_notes_say_who_sent_a_signal(tmp_path: Path) -> None:
