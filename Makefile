@@ -59,7 +59,7 @@ LATER = $(if $(NIGHTLY),,or nightly)
 WORKERS := $$(( $$(nproc) * 2 ))
 
 test: $(STAMP) ## [Test] all tests that need neither root nor other programs (ARGS="-k gate" runs a part)
-	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images or kubernetes)" tests
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images or kubernetes)" $(ARGS)
 
 test-system: $(STAMP) ## [Test] with root: real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces
 	@$(PYTEST) -n 2 --dist loadfile -m "system and not (xla or images or kubernetes $(LATER))" $(ARGS) tests
