@@ -80,9 +80,9 @@ def verdict(folder: Path) -> Any:
     ("fault", "code", "kind", "suspected"),
     [
         ("exception", 1, "software", True),
-        pytest.param("killed", 137, "unknown", False, marks=pytest.mark.system),
-        pytest.param("early", 0, "software", True, marks=pytest.mark.system),
-        pytest.param("hangs", 143, "unknown", False, marks=pytest.mark.system),
+        pytest.param("killed", 137, "unknown", False, marks=pytest.mark.thorough),
+        pytest.param("early", 0, "software", True, marks=pytest.mark.thorough),
+        pytest.param("hangs", 143, "unknown", False, marks=pytest.mark.thorough),
     ],
 )
 def test_the_rank_that_died_first_is_named_and_the_others_waited(
@@ -99,7 +99,7 @@ def test_the_rank_that_died_first_is_named_and_the_others_waited(
         )
 
 
-@pytest.mark.system
+@pytest.mark.thorough
 def test_ranks_below_torchrun_are_told_apart(tmp_path: Path) -> None:
     said = tmp_path / "verdict.json"
     launcher = [
