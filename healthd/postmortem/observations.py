@@ -90,7 +90,7 @@ _RANK_INSIDE = re.compile(r"\[Rank (\d{1,6})\]|\[PG (?:ID )?0\b[^\]]{0,80} Rank 
 # What containers, Ray and pdsh put in front of a line.
 _WRAPPED = re.compile(
     r"^(?:20\d\d-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)?"
-    r"(?:\[?[a-z0-9][\w.-]*/[a-z0-9][\w.-]*(?:/[\w.-]+)?\]? (?=\S))?"
+    r"(?:\[?[a-z0-9][\w.-]*/[a-z0-9][\w.-]*(?:/[\w.-]+)?\]? (?=\[|Traceback|  File |[\w.]+(?:Error|Exception)\b))?"
     r"(?:\[pod/[\w.-]+/[\w.-]+\] )?"
     r"(?:\x28[\w.]+ pid=\d+(?:, ip=[\w.:]+)?\x29(?: \[repeated[^\]]*\])? )?"
     r"(?:[\w.-]{1,64}: (?=Traceback|  File |[\w.]+(?:Error|Exception): ))?"
