@@ -129,7 +129,7 @@ def test_signal_to_stop_reaches_what_the_command_leaves_behind_and_is_waited_for
     """As below torchrun, each of whose ranks has a session of its own."""
     rank = (
         "import os,signal\n"
-        "signal.signal(15, lambda *_: (print('rank got 15', flush=True), os.read(0, 1), os._exit(0)))\n"
+        "signal.signal(15, lambda *_: (os.write(1, b'rank got 15\\n'), os.read(0, 1), os._exit(0)))\n"
         "print('ready', flush=True)\n"
         "while True: signal.pause()\n"
     )
