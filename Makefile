@@ -165,6 +165,10 @@ docs: $(STAMP) ## [Write] the generated pages, and the walks of docs/architectur
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m tests.walks
 
+.PHONY: readme
+readme: $(STAMP) # the output of the demonstration in README.md
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m docs.readme
+
 .PHONY: site
 site: $(STAMP) ## [Write] the documentation as a site in build/site; a dead link fails
 	@$(BIN)/python -m docs.site build/site-pages

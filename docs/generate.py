@@ -66,7 +66,19 @@ def check_page(check: Check) -> str:
         lines += [f"Parameters, set in `[checks.{check.name}]`:", "", "| name | type | default |", "|---|---|---|"]
         lines += [f"| `{f.name}` | `{_type(f.type)}` | `{_default(f)}` |" for f in fields]
         lines.append("")
+    for field in fields:
+        record = _record(check.params_type, field)
+        if record is not None:
+            lines += _named_records(f"[checks.{check.name}.{field.name}.NAME]", record)
     return "\n".join(lines)
+
+
+def _named_records(table: str, record: type) -> list[str]:
+    """A record that is set by name: its docstring, and the text below each field."""
+    meanings = _meanings(record)
+    lines = [f"`{table}`: {inspect.cleandoc(record.__doc__ or '')}", "", "| key | default | meaning |", "|---|---|---|"]
+    fields = dataclasses.fields(record)
+    return [*lines, *(f"| `{f.name}` | {_setting(f)} | {meanings[f.name]} |" for f in fields), ""]
 
 
 WHERE = {

@@ -240,6 +240,7 @@ async def test_a_command_that_fails_releases_nothing_while_its_job_goes_on(tmp_p
             assert await loop.wait() == 0
 
 
+@pytest.mark.thorough
 async def test_healthd_run_without_a_gate_or_an_aggregator_judges_its_node_alone(tmp_path: Path) -> None:
     async with running(tmp_path) as client:
         for url, why in ((str(client.base_url), "has no gate"), ("http://127.0.0.1:9", "cannot be reached")):

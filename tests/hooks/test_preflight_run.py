@@ -51,6 +51,7 @@ def test_a_job_that_was_gated_and_died_gets_one_verdict_over_all_of_its_nodes(jo
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_a_good_end_leaves_nothing_behind_and_keeps_its_code(job: Job) -> None:
     job.size = 2
     for rank in range(job.size):
@@ -59,6 +60,7 @@ def test_a_good_end_leaves_nothing_behind_and_keeps_its_code(job: Job) -> None:
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_signals_reach_the_command_and_the_main_nodes_sidecar_stays_until_it_has_ended(
     job: Job, tmp_path: Path
 ) -> None:

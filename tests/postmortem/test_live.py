@@ -165,6 +165,7 @@ def namespaced(script: str) -> list[str]:
     return [unshare, "-rm", "sh", "-ec", script]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "options"), [("full_file_system", "size=256k"), ("read_only_file_system", "ro,size=256k")]
 )
@@ -176,6 +177,7 @@ def test_small_and_read_only_file_systems(fault: str, options: str, tmp_path: Pa
     assert (done.verdict["kind"], done.verdict["suspected"]) == ("storage", True)
 
 
+@pytest.mark.thorough
 def test_oom_kill_in_a_control_group(tmp_path: Path) -> None:
     group = memory_group()
     try:
@@ -222,6 +224,7 @@ def memory_group() -> Path:
     pytest.skip("no control group with a limit of memory can be made here")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sender", "kind", "code"),
     [("slurmstepd", "stopped", 75), ("torchrun", "unknown", 143)],
@@ -299,6 +302,7 @@ def test_measurement_confirms_a_full_disk_by_the_settings_of_the_caller(tmp_path
     assert (done.code, done.verdict["outlook"]) == (1, "retry here")
 
 
+@pytest.mark.thorough
 def test_measurement_refutes_a_device(tmp_path: Path) -> None:
     text = "RuntimeError: CUDA error: device-side assert triggered"
     done = healthd_run(
