@@ -408,6 +408,7 @@ def test_usage_is_told_before_the_command_is_started(tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_read_as_notes_is_one_clear_line(tmp_path: Path) -> None:
     for content in (b"", b"{}", b"[]", b'{"version": 2}'):
         with pytest.raises(BadInputError, match=r"^n1\.json: "):
