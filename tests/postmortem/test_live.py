@@ -408,6 +408,7 @@ def test_usage_is_told_before_the_command_is_started(tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_read_as_notes_is_one_clear_line(tmp_path: Path) -> None:
     bad = tmp_path / "n1.json"
     for content in ("", "{}", "[]", '{"version": 2}'):

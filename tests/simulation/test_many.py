@@ -28,6 +28,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.thorough
 def test_all_processes_together_play_each_seed_once() -> None:
     lines = {_run("-m", "tests.simulation", "--schedules", "3", "--steps", "3", "--processes", n) for n in ("1", "2")}
     one, other = (re.sub(r"in [\d.]+ s \(.*?\)", "", line) for line in sorted(lines))
