@@ -339,6 +339,8 @@ class Parent:
         self._stop = 0  # the last signal to stop that was passed on
         self._stopped: set[int] = set()  # the descendants that received it
         self._stand_by_pid = 0
+        self._earlier = descendants(os.getpid(), set())
+        """Descendants that are not the command's: a hook that became this process has its sidecar with it."""
         become_subreaper()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored the kernel tells nobody how a child ended
         self._waited = set(signal.valid_signals()) - _OWN
@@ -551,7 +553,7 @@ class Parent:
 
     def _stop_rest(self) -> bool:
         """Send the signal to stop to the descendants that have not received it; whether any descendant is left."""
-        left = descendants(os.getpid()) - {self._stand_by_pid}
+        left = descendants(os.getpid(), self._earlier | {self._stand_by_pid})
         for pid in left - self._stopped:
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
                 os.kill(pid, self._stop)
@@ -717,8 +719,8 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(root: int) -> set[int]:
-    """The processes below a process, without those that have ended and are not reaped yet."""
+def descendants(root: int, others: set[int]) -> set[int]:
+    """The processes below a process, without `others`, what is below those, and what has ended and is not reaped."""
     below: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -730,7 +732,7 @@ def descendants(root: int) -> set[int]:
     found: set[int] = set()
     left = [root]
     while left:
-        children = set(below.get(left.pop(), ())) - found
+        children = set(below.get(left.pop(), ())) - found - others
         found |= children
         left += children
     return found
