@@ -174,7 +174,7 @@ def _path(wanted: type[Any], value: Any) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise ValueError(f"{str(path)!r} begins with a user who has no home here; write the whole path") from None
+        raise ValueError(f"{str(path)!r}: unknown user; use an absolute path") from None
 
 
 def _converted(value: Any, wanted: Any, *, strict: bool) -> Any:

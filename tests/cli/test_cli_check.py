@@ -257,6 +257,7 @@ def on_a_terminal(folder: Path, *arguments: str, env: dict[str, str] | None = No
     return b"".join(chunks).decode()
 
 
+@pytest.mark.thorough
 def test_a_terminal_gets_colour_and_lines_that_fit_it(tmp_path: Path) -> None:
     config = small(tmp_path, SMALL.replace("repeats = 1", 'repeats = 1\ntimeout = "5s"'))
     faults = ("--fault", "matmul@cpu:1=corrupt", "--fault", "matmul@cpu:0=hang")  # long enough to be looked at
