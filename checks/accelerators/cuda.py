@@ -148,8 +148,10 @@ def _without_driver(host: Host) -> list[str]:
             is_gpu = ours and host.read(f"{folder}/class", max_bytes=32).startswith(("0x0302", "0x0300"))
         except HostError:  # it was taken away meanwhile
             continue
-        if is_gpu and not host.exists(f"{folder}/driver"):
-            found.append(folder.rpartition("/")[2].lower())
+        address = folder.rpartition("/")[2]
+        # A recording may lack the link of a GPU that the driver shows.
+        if is_gpu and not host.exists(f"{folder}/driver") and not host.exists(f"{_FOLDER}/{address}"):
+            found.append(address.lower())
     return found
 
 
