@@ -64,6 +64,25 @@ def _tells_of_trouble(text: str) -> bool:
     return _TROUBLE.search(text) is not None
 
 
+# What a job sets that would let a probe compute with less than it says: TF32 for fp32.
+_DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+
+
+def prepare_fork(_: Mapping[str, Any]) -> None:
+    """
+    Import torch, for a process that is forked, and nothing that asks CUDA.
+
+    CUDA may not be used before a fork and after it. The import does not use it: the driver is opened, and
+    CUDA_VISIBLE_DEVICES is read, when the worker first counts its devices (torch, notes on multiprocessing).
+    """
+    for name in _DROPPED:
+        os.environ.pop(name, None)
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("the import of torch has opened CUDA")
+
+
 DESCRIPTOR = Descriptor(
     name="cuda",
     detect_order=1,
@@ -72,6 +91,7 @@ DESCRIPTOR = Descriptor(
     device_files="/dev/nvidia",
     pjrt_clients=("CUDA", "GPU"),
     scaled_products=("float8_e4m3fn",),
+    prepare_fork=prepare_fork,
     holders_check="gpu_driver",
     kubernetes_resources=("nvidia.com/",),
     tools={"nvidia-smi": "install the NVIDIA driver's utilities"},
@@ -85,6 +105,7 @@ DESCRIPTOR = Descriptor(
 )
 
 _FOLDER = "/proc/driver/nvidia/gpus"
+_BUS = "/sys/bus/pci/devices"
 _SERIAL = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 # They keep GPUs open, some for as long as the machine is up, and run nothing on them; the device plugin and the feature
@@ -104,16 +125,34 @@ _CARETAKERS = frozenset(
 
 _GIVE_ONE = "give the container one part alone (with nvidia-ml-py, which counts them), "
 
-# What a job sets that would let a probe compute with less than it says: TF32 for fp32.
-_DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
-
 
 def present(host: Host) -> bool:
-    """Whether NVIDIA's driver shows a GPU, or cannot be asked whether it does."""
+    """Whether NVIDIA's driver shows a GPU or cannot be asked whether it does, or a GPU waits for its driver."""
     try:
-        return bool(host.glob(_FOLDER, "*"))
+        return bool(host.glob(_FOLDER, "*")) or bool(_without_driver(host))
     except HostError:
         return True
+
+
+def _without_driver(host: Host) -> list[str]:
+    """
+    Bus addresses of NVIDIA's GPUs (3D and VGA controllers) that no driver has.
+
+    A GPU that another driver has, as vfio-pci for a virtual machine, is not for the jobs of this host. In a container
+    the bus shows the GPUs of the whole machine, and their drivers.
+    """
+    found = []
+    for folder in host.glob(_BUS, "*"):
+        try:
+            ours = host.read(f"{folder}/vendor", max_bytes=32).strip() == "0x10de"
+            is_gpu = ours and host.read(f"{folder}/class", max_bytes=32).startswith(("0x0302", "0x0300"))
+        except HostError:  # it was taken away meanwhile
+            continue
+        address = folder.rpartition("/")[2]
+        # A recording may lack the link of a GPU that the driver shows.
+        if is_gpu and not host.exists(f"{folder}/driver") and not host.exists(f"{_FOLDER}/{address}"):
+            found.append(address.lower())
+    return found
 
 
 def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,10 +160,12 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
     The inventory, in the order of the bus, which is that of CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID. No options.
 
     The serial of a device is its UUID: None until the driver has started the GPU for the first time. GPUs that the
-    administrator has excluded from the driver's use are no devices, nor are those that a container was not given.
+    administrator has excluded from the driver's use are no devices, nor are those that a container was not given:
+    `not_given` has their bus addresses. `without_driver` has those of GPUs that no driver has.
     """
-    read = ((folder.rpartition("/")[2], _read(host, folder)) for folder in sorted(host.glob(_FOLDER, "*")))
+    read = [(folder.rpartition("/")[2], _read(host, folder)) for folder in sorted(host.glob(_FOLDER, "*"))]
     gpus = _given(host, [(place, gpu) for place, gpu in read if gpu is not None])
+    given = {place for place, _ in gpus}
     devices = [
         {
             "target": f"cuda:{index}",
@@ -145,6 +186,8 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
         "memory_bytes": None,
         "efa_count": count_efa(host),
         "devices": devices,
+        "not_given": [place.lower() for place, _ in read if place not in given],
+        "without_driver": _without_driver(host),
     }
 
 

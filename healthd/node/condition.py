@@ -46,7 +46,9 @@ _OF_A_DEVICE = frozenset(
         "EccErrors",
         "HardwareErrors",
         "DeviceLost",
+        "RecoveryNeeded",
         "StuckCores",
+        "StuckMemory",
         "ParityLost",
     }
 )

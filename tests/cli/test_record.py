@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators import detect
+from checks.accelerators import cuda, detect
 from checks.contract import Context, Finding, Tier, load_params
 from checks.discover import builtin_checks
 from checks.host.machine import Host, HostError
@@ -34,6 +34,7 @@ from healthd.record import (
     redact_output,
     run_tool,
 )
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine
 from tests.node.standin_kit import settings
@@ -144,6 +145,18 @@ def test_a_plain_machine_is_recorded_too(tmp_path: Path) -> None:
     made = record(machine.host, tmp_path / "recorded")
     assert passive_findings(tmp_path / "recorded") == before
     assert made.left_out["/bin/neuron-ls"] == "not installed"
+
+
+def test_gpus_on_the_bus_are_recorded_with_the_driver_that_has_them(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    for address in ("0000:10:1c.0", "0000:a0:1c.0"):
+        machine.write(f"/sys/bus/pci/devices/{address}/vendor", "0x10de\n")
+        machine.write(f"/sys/bus/pci/devices/{address}/class", "0x030200\n")
+    (machine.root / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
+    (machine.root / "sys/bus/pci/devices/0000:a0:1c.0/driver").symlink_to("../../drivers/vfio-pci")
+    record(machine.host, tmp_path / "recorded")
+    found = cuda.find(Host(tmp_path / "recorded"), {})
+    assert found["without_driver"] == cuda.find(machine.host, {})["without_driver"] == ["0000:10:1c.0"]
 
 
 def test_the_machine_that_runs_this_can_be_recorded_without_tools(tmp_path: Path) -> None:
@@ -321,7 +334,7 @@ def test_of_commands_nothing_but_the_name_is_kept_in_whole_and_cut_output(
     assert SECRET not in redact_output(text[:end])
 
 
-@pytest.mark.parametrize(
+@every(
     ("command", "kept"),
     [
         ("python3 train.py --k v", "python3"),

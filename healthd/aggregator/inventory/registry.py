@@ -133,6 +133,8 @@ class Fleet:
         self.silent_seconds = silent_seconds
         self.clock = clock
         self.syncs = 0
+        self.accused: Callable[[str], Reason | None] = lambda _node: None
+        """The accusation by a validation that stands against a node, which is told to it."""
         self._max_nodes = max_nodes
         self._records: dict[str, NodeRecord] = {}
         self._names: list[str] = []
@@ -391,6 +393,11 @@ class Fleet:
             record.changed()
         self._list(record)
 
+    def accusation_changed(self, node: str) -> None:
+        """What `accused` says of a node is another now: it is told at once."""
+        if (record := self._records.get(node)) is not None:
+            record.changed()
+
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
         record = self._records.get(node)
@@ -467,8 +474,8 @@ class Fleet:
         if speaker.vouched is None or speaker.vouched_id is None:
             if record.vouched_id is not None:
                 raise NotVouchedError(
-                    f"{record.node}: this name is that of {record.vouched} by the word of its platform, which knows "
-                    "nothing of this caller; give it a token of its own node"
+                    f"{record.node}: this name belongs to {record.vouched} according to its platform; this "
+                    "token is not bound to that node; use the token of the node itself"
                 )
             await self._refuse_key(record, key_hash)
         elif not own and speaker.vouched_id in record.former_pods and self._heard_lately(record):
@@ -607,6 +614,7 @@ class Fleet:
             send_all=send_all,
             retry_after_seconds=min(jitter, 10.0),
             quarantine=record.quarantine,
+            accused=self.accused(record.node),
         )
 
     def _answer_former(self, record: NodeRecord, request: SyncRequest) -> SyncAnswer:

@@ -82,6 +82,10 @@ class ProbeSettings:
     neuron_lnc: int | None = None
     """Physical cores of one logical NeuronCore (1 or 2), as the jobs have it; None: as neuron-ls says."""
 
+    preload: bool = False
+    """Whether the node daemon keeps torch imported while the node is free, so that a gate takes about a second. It
+    costs about 165 MB of memory, and the process ends as soon as a job has the node."""
+
     start_seconds: float = 60.0
     """Within which a worker must be ready: importing torch from a cold disk takes long."""
 

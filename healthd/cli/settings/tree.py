@@ -241,6 +241,7 @@ class Settings(Tables):
             on_cold_cache=probe.on_cold_cache,
             compile_timeout_seconds=probe.compile_timeout_seconds,
             max_workers_at_once=probe.workers or max(2, (os.cpu_count() or 2) // 2),
+            preload=probe.preload,
             start_timeout_seconds=probe.start_seconds,
             lock_wait_seconds=probe.lock_wait_seconds,
             retries=probe.retries,
@@ -269,7 +270,7 @@ class Settings(Tables):
         timeouts: dict[str, float] = {}
         if not self.checks:
             return params, timeouts
-        from checks.contract import load_params
+        from checks.contract import ParameterError, load_params
         from checks.discover import builtin_checks
 
         known = builtin_checks()
@@ -287,7 +288,8 @@ class Settings(Tables):
                     if isinstance(value, (int, float)) and value < 0:
                         raise ValueError(f"{key} must not be negative, as {value} is")
             except ValueError as error:
-                raise ConfigError(f"{self.where('checks', name)}: checks.{name}: {error}") from None
+                path = error.path if isinstance(error, ParameterError) else ()
+                raise ConfigError(f"{self.where('checks', name, *path)}: checks.{name}: {error}") from None
             params[name] = values
         return params, timeouts
 

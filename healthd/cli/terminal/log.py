@@ -21,7 +21,7 @@ level. json: an object a line."""
 class LogFormatter(logging.Formatter):
     """One line an event (a newline in a message is escaped)."""
 
-    converter = staticmethod(time.gmtime)  # type: ignore[assignment]  # of the library in C, which takes no self
+    converter = staticmethod(time.gmtime)
     default_msec_format = "%s.%03dZ"
     default_time_format = "%Y-%m-%dT%H:%M:%S"
 

@@ -67,8 +67,11 @@ class _Answer(http.client.HTTPResponse):
         lines = self.fp
         head = _Head(lines)
         self.fp = cast("io.BufferedReader", head)
-        super().begin()
-        self.fp = lines
+        try:
+            super().begin()
+        finally:
+            if self.fp is not None:  # else the library has closed it
+                self.fp = lines
         if head.last not in (b"\r\n", b"\n"):
             raise ConnectionError("the connection ended within the head of the answer")
 
