@@ -243,6 +243,7 @@ class Aggregator:
         plain = next((url for url in self._urls if not url.startswith("http://")), self._urls[0])
         self._tls = verification(plain, endpoint.ca_file) or None
         self._idle: dict[str, list[Connection]] = {}
+        self._closed = False
 
     @property
     def url(self) -> str:
@@ -253,7 +254,8 @@ class Aggregator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection in [one for some_of_one in self._idle.values() for one in some_of_one]:
+        self._closed = True  # a thread that nobody waits for asks nothing more
+        for connection in [one for idle in self._idle.values() for one in idle]:
             connection.close()
 
     def call(
@@ -396,10 +398,14 @@ class Aggregator:
         except BadInputError as error:
             raise UnreachableError(f"aggregator {url}: its answer to {path} has no end: {error}") from None
         finally:
+            if self._closed:
+                connection.close()
             self._idle.setdefault(url, []).append(connection)
 
     def _connection(self, url: str) -> Connection:
-        """One that is not in use, or a new one: another thread may be in the middle of a request."""
+        """One that is not in use, or a new one: another thread may be in the middle of a request. RuntimeError."""
+        if self._closed:
+            raise RuntimeError("this client is closed")
         try:
             return self._idle.get(url, []).pop()
         except IndexError:
