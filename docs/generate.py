@@ -1,5 +1,6 @@
 """
-Write the pages that come from the code: one page a check, their index, the catalogue of reasons, and the settings.
+Write the pages that come from the code: one page a check, their index, the catalogue of reasons, the settings, and the
+table of verdicts in the page of post-mortems.
 
 `make docs` runs it; a test compares what stands in `docs/` with what it would write.
 """
@@ -21,6 +22,7 @@ from checks.reasons import REASONS
 from docs.reason_pages import reason_pages
 from healthd.cli.settings.tree import Settings
 from healthd.core.config import key_of
+from healthd.postmortem.verdicts import as_markdown
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Made by `make docs` from the code: change it there. -->\n\n"
@@ -33,8 +35,16 @@ def pages() -> dict[Path, str]:
     made[Path("checks/README.md")] = index_page(list(checks.values()))
     made[Path("reasons.md")] = reasons_page()
     made[Path("settings.md")] = settings_page(Settings)
+    made[Path("postmortem.md")] = with_verdicts((DOCS / "postmortem.md").read_text(encoding="utf-8"))
     made.update(reason_pages())
     return made
+
+
+def with_verdicts(page: str) -> str:
+    """The page of post-mortems with the table by which verdicts are made."""
+    before, begin, rest = page.partition("<!-- table of verdicts -->\n")
+    _, end, after = rest.partition("<!-- end of the table -->\n")
+    return f"{before}{begin}\n{as_markdown()}\n{end}{after}"
 
 
 def check_page(check: Check) -> str:

@@ -66,9 +66,13 @@ def test_signals_reach_the_command_and_the_main_nodes_sidecar_stays_until_it_has
 ) -> None:
     job.size = 1
     ready = tmp_path / "ready"
-    script = f"import signal, sys; signal.signal(15, lambda *_: sys.exit(9)); open({str(ready)!r}, 'w'); signal.pause()"
+    # A signal just before one long wait would not end it.
+    script = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(9)); "
+        f"open({str(ready)!r}, 'w')\nwhile True: time.sleep(0.05)"
+    )
     process = job.start(0, *PASSIVE, "--run", command=(sys.executable, "-c", script))
-    job.wait_for("signal.pause", "-c")
+    job.wait_for("time.sleep", "-c")
     while not ready.exists():
         assert process.poll() is None
     os.kill(job.wait_for("preflight", "--sidecar"), signal.SIGTERM)
