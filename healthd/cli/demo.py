@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from checks.json_text import parse_json
 from healthd.cli.terminal.output import styled
 from healthd.core.errors import HealthdError
 
@@ -105,7 +106,7 @@ class Stage:
         )
         if done.returncode not in (0, 1, 3):
             raise HealthdError(f"the checks of this host did not run: {done.stderr.strip()}")
-        failed = failed_checks(json.loads(done.stdout))
+        failed = failed_checks(parse_json(done.stdout))
         if failed:
             found = "; ".join(f"{name}: {message}" for name, message in failed.items())
             self.console.print(
