@@ -209,12 +209,16 @@ _SCHEDULERS = re.compile(
     r"^(?:slurm|srun|containerd|runc|crun|conmon|dockerd|kubelet|systemd|tini|dumb-init|amazon-ecs|pbs)"
 )
 _LAUNCHERS = re.compile(r"^(?:torchrun|pt_elastic|python|mpirun|mpiexec|orted|prted|prte|hydra|accelerate|deepspeed)")
+_SPREADING = ("srun: ", "slurmstepd: ", "mpirun ", "mpiexec ", "prterun ")
 _STOPPING = {1, 2, 3, 9, 15}
 
 
 def judge(case: Case) -> JobVerdict:
     """The verdict of a job that ended badly. It explains itself: the sentence, and the evidence with its sources."""
     placed = {**placed_ranks(case.lines), **case.nodes}
+    # A script below `healthd run` may start srun or mpirun, which then print lines of their own.
+    spread = {line.node for line in case.lines if line.text.startswith(_SPREADING)}
+    case = replace(case, spread=case.spread | spread)
     findings = [_on_its_node(finding, placed) for finding in find(case.lines)]
     summary = torchrun_failures(case.lines)
     findings += _of_processes(case, findings, summary)
