@@ -119,6 +119,11 @@ class Caller:
         """Whether it may speak for the node of this name: as its daemon, as a hook there, or ask for it."""
         return self.nodes is None or any(fnmatch.fnmatchcase(node, pattern) for pattern in self.nodes)
 
+    @property
+    def limited_as(self) -> str | None:
+        """By what name its gates and held requests are counted; None where it speaks for all nodes."""
+        return None if self.nodes is None else str(self)
+
     def may_end(self, node: str, workload: str | None) -> bool:
         """
         Whether a later attempt that it asks for ends the lease of an earlier one on this node. A pod ends its own, and
