@@ -203,6 +203,12 @@ _ALL = (
         Blame.CONTROL,
         Action.RETRY,
     ),
+    Reason(
+        "Removed",
+        "A gate's reject has taken the node out of the scheduler's way for a while.",
+        Blame.CONTROL,
+        Action.RETRY,
+    ),
     Reason("Expired", "The gate's time was up.", Blame.CONTROL, Action.RETRY),
     Reason("MemberMissing", "A member of the group did not come, or stopped polling.", Blame.CONTROL, Action.RETRY),
     Reason("MemberConflict", "Two members claim one rank or one node at once.", Blame.CONTROL, Action.INSPECT),

@@ -151,6 +151,8 @@ def build(terms: Terms, store: Store) -> Parts:
     metrics.add(LeadershipCollector(store.leads, lambda: store.term))
     metrics.add(tasks_metric())
     accusations = Accusations(keep_seconds=ACCUSED_WINDOW_SECONDS, clock=clock)
+    fleet.accused = accusations.warning
+    accusations.on_change.append(fleet.accusation_changed)
     drain = make_drain_controller(terms.actuator, engine, fleet)
     metrics.add(ActuatorCollector(drain))
     engine.on_ready.append(metrics.gate_ready)
@@ -158,6 +160,7 @@ def build(terms: Terms, store: Store) -> Parts:
     if drain is not None:
         engine.on_decided.append(drain.gate_decided)
         engine.on_quarantined.append(drain.quarantines_changed)
+        engine.removed = drain.removed
     postmortems = Postmortems(engine, store, on_outcome=metrics.job_ended, orders=not settings.preflight)
     engine.on_decided.append(postmortems.gate_decided)
 

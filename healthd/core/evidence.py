@@ -55,6 +55,8 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
         and not reasons
     ):
         reasons.append(reason("NoChecks", "no check has measured anything, so nothing is known", node=state.node))
+    if state.accused is not None:
+        reasons.append(state.accused)
     return health_of(reasons), sorted_reasons(reasons)
 
 

@@ -456,6 +456,7 @@ class SyncClient:
         if answer.orders is not None or answer.quarantine is not None:
             # An aggregator that makes no statement yet may have lost its database: its last statement stands.
             self._store.set_quarantine(answer.quarantine, answer.issuer)
+            self._store.set_accused(answer.accused)
         self._orders.apply(
             answer.orders, issuer=answer.issuer, acknowledged=answer.acknowledged, carried=request.orders
         )

@@ -126,6 +126,7 @@ class Scene:
         self.disk_full = False
         self.no_note: HealthdError = StoreError("disk full")
         self.unsure = False
+        self.refuted: frozenset[str] = frozenset()
         self.hand = DrainController(
             scheduler, settings, look=self._look, note=self._note, clock=lambda: self.now, wall=lambda: self.wall
         )
@@ -137,7 +138,9 @@ class Scene:
         found = {name: suspect(name, rejected=why) for name, why in told.items()}
         for name, one in self.suspects.items():
             found[name] = dataclasses.replace(one, rejected=told.get(name, one.rejected))
-        return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure)
+        for name in self.refuted & found.keys():
+            found[name] = dataclasses.replace(found[name], rejected=None)
+        return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure, refuted=self.refuted)
 
     async def _note(self, name: str, kind: str, message: str) -> None:
         if self.disk_full:

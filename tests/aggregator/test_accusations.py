@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from checks.contract import Status
 from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.store.rows import PutGate
@@ -89,9 +90,17 @@ def test_an_accusation_is_in_fleet_status_and_on_the_page_also_after_a_restart(
     store.close()
     with stage(tmp_path) as found, found.http() as client:
         found.say(*NAMES)
+        answer = found.nodes[node].answer
+        assert answer is not None
+        told = answer.accused
+        assert told is not None
+        assert (told.code, told.status, gate.id in told.message) == (words, Status.WARN, True)
+        found.say(node, accused=told)  # as its daemon does: it is no longer green anywhere
         said = healthd(tmp_path, "fleet", "status", "--aggregator", found.url, env={"COLUMNS": "200"})
         assert said.code == 0, said.err
-        assert "5 healthy; 1 accused by validations" in said.out
+        assert "4 healthy" in said.out
+        assert "1 accused by validations" in said.out
+        assert client.get(f"/v1/nodes/{node}").json()["health"] == "degraded"
         (row,) = (line for line in said.out.splitlines() if words in line)
         assert row.startswith(f"{node} ")
         assert gate.id in row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.contract import Status
+from checks.contract import Status, Tier
 from healthd.aggregator.drain.controller import ActuatorCollector, make_actuator, observe
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
 from healthd.aggregator.drain.plan import (
@@ -27,10 +28,13 @@ from healthd.aggregator.drain.plan import (
     culprits,
     make_plan,
 )
+from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConfigError, HealthdError, StoreError
 from healthd.core.model import Quarantine, Verdict
+from tests.aggregator import parts
 from tests.aggregator.actuators_kit import ACT, Scene, Scheduler, decided, fault, fleet_of, kept, removal, suspect
+from tests.aggregator.lab import Lab
 from tests.aggregator.world import NOW, node, state
 from tests.node.api_server_kit import Cluster, cluster
 
@@ -360,6 +364,57 @@ async def test_node_out_for_a_reject_comes_back_after_a_while() -> None:
     scene.wall += 601.0
     await scene.hand.turn()
     assert scheduler.marks == {}
+
+
+async def test_node_out_for_a_reject_comes_back_when_newer_evidence_speaks_for_it_or_a_person_releases_it() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    scene.reject("g-1", "n1", "n2")
+    assert set(scene.hand.removed()) == {"n1", "n2"}, "at once: the mark is about to come"
+    await scene.hand.turn()
+    assert set(scheduler.marks) == {"n1", "n2"}
+    scene.refuted = frozenset({"n1"})
+    await scene.hand.turn()
+    assert (set(scheduler.marks), set(scene.hand.removed())) == ({"n2"}, {"n2"})
+    scene.hand.release("n2")
+    assert set(scene.hand.removed()) == {"n2"}, "as long as the mark stands"
+    await scene.hand.turn()
+    assert (scheduler.marks, scene.hand.removed()) == ({}, {})
+
+
+async def test_node_out_for_a_fault_between_nodes_comes_back_with_a_validation_that_it_passes() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+    names = ("n1", "n2", "n3")
+
+    def validated(**faults: Any) -> Gate:
+        lab = Lab(names, **faults)
+        decision = dataclasses.replace(lab.decide(lab.ask(nodes=names)), decided_at=NOW)
+        return dataclasses.replace(lab.last, progress=Decided(decision=decision))
+
+    scene.hand.gate_decided(validated(bad={"n3": "corrupt"}))
+    await scene.hand.turn()
+    assert set(scheduler.marks) == {"n3"}
+    scene.hand.gate_decided(validated())
+    await scene.hand.turn()
+    assert scheduler.marks == {}
+
+
+def test_which_evidence_speaks_against_a_reject() -> None:
+    told = dataclasses.replace(rejected(), since=NOW - 60, check="matmul", tier=Tier.DEEP)
+
+    def after(age: float, tier: Tier = Tier.DEEP, status: Status = Status.PASS, check: str = "matmul") -> bool:
+        ran = tuple(parts.result(name, age=age, tier=tier, status=status) for name in (check,))
+        return told.refuted_by(parts.state("n1", results=ran), NOW)
+
+    assert after(59.0)
+    assert not after(61.0), "it is older"
+    assert not after(59.0, tier=Tier.QUICK), "a lighter tier could not have shown it"
+    assert not after(59.0, status=Status.FAIL)
+    assert not after(59.0, status=Status.UNKNOWN)
+    assert not after(59.0, check="memory_free")
+    assert not dataclasses.replace(told, check=None).refuted_by(parts.state("n1", age=1.0), NOW)
 
 
 async def test_reject_of_nodes_that_are_kept_in_by_the_share_is_answered_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import time
 import warnings
@@ -15,6 +16,7 @@ import httpx
 from checks.contract import Status
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.drain.plan import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from tests.aggregator.actuators_fleet_kit import until
 from tests.aggregator.api_kit import POLICY, living
@@ -26,7 +28,12 @@ KEY = "healthd.internal/removed"
 
 @contextlib.asynccontextmanager
 async def running(
-    tmp_path: Path, kube: Cluster, mode: str = "act", answer: float = 5.0, look: float = 0.1
+    tmp_path: Path,
+    kube: Cluster,
+    mode: str = "act",
+    answer: float = 5.0,
+    look: float = 0.1,
+    policy: Policy = POLICY,
 ) -> AsyncIterator[httpx.AsyncClient]:
     where = KubernetesActuatorSettings(service_account=kube.folder, api_server=kube.url)
     actuator = ActuatorSettings(
@@ -40,7 +47,7 @@ async def running(
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
     async with (
         asyncio.timeout(20.0 * PATIENCE),
-        aggregator(settings, POLICY, actuator=actuator) as (address, _),
+        aggregator(settings, policy, actuator=actuator) as (address, _),
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60.0, verify=False) as client,
     ):
         yield client
@@ -68,6 +75,35 @@ def test_reject_comes_when_the_node_is_tainted_and_the_retry_is_admitted_elsewhe
 
     with cluster(tmp_path / "account") as kube:
         for name in ("n1", "n2", "n3"):
+            kube.add(name)
+        asyncio.run(play(kube))
+
+
+def test_newer_evidence_or_a_person_brings_a_node_back_that_a_gate_has_rejected(tmp_path: Path) -> None:
+    async def play(kube: Cluster) -> None:
+        policy = dataclasses.replace(POLICY, rules_observe=("hard", "soft"))  # what a gate says is all that counts
+        async with (
+            running(tmp_path, kube, look=0.05, policy=policy) as client,
+            living(client, "n1"),
+            living(client, "n2") as (bad,),
+        ):
+            bad.on_run = lambda: bad.changes.update(status=Status.FAIL)
+            for job in ("first", "second"):
+                asked = {"job": job, "nodes": ["n2"], "max_age_seconds": 0.001}
+                assert (await client.post("/v1/gates?wait=25", json=asked)).json()["decision"] == "reject"
+                assert kube.taints("n2")
+                if job == "first":
+                    bad.changes.update(status=Status.PASS, age=0.0)
+                    await until(lambda: kube.taints("n2") == [])
+                    pool = {"job": "pool", "pool": "train", "count": 2}
+                    got = (await client.post("/v1/gates?wait=25", json=pool)).json()
+                    assert [one["node"] for one in got["nodes"]] == ["n1", "n2"], got
+                    assert (await client.delete(f"/v1/gates/{got['id']}/lease")).status_code == 200
+            assert (await client.delete("/v1/nodes/n2/quarantine")).status_code == 200
+            await until(lambda: kube.taints("n2") == [])
+
+    with cluster(tmp_path / "account") as kube:
+        for name in ("n1", "n2"):
             kube.add(name)
         asyncio.run(play(kube))
 

@@ -26,9 +26,10 @@ from healthd.aggregator.model.gates import (
     RunStatus,
     WakeAt,
 )
+from healthd.aggregator.model.nodes import FleetNode, Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.core import wire
-from healthd.core.model import Allocation, Health, Mode, OrderReport, Quarantine, Verdict
+from healthd.core.model import Allocation, CheckResult, Health, Mode, OrderReport, Quarantine, Verdict
 from tests.aggregator.gate_kit import acknowledged, admit, decided
 from tests.aggregator.world import (
     NOW,
@@ -405,6 +406,41 @@ def test_a_lease_not_acknowledged_is_revoked_and_a_spare_of_the_pool_taken() -> 
     decision = decided(end)
     assert [n.node for n in decision.nodes] == ["n1", "n3"]
     assert decision.excluded[0].reasons[0].code == "LeaseNotAcknowledged"
+
+
+def test_a_pool_names_the_bad_node_that_it_replaced_with_its_reasons() -> None:
+    def ran(name: str, *results: CheckResult) -> FleetNode:
+        return node(
+            name, state(name, results or good_results()), orders={f"g-1:run:1:{name}": OrderReport(status="done")}
+        )
+
+    after, _ = step(NOW, gate(pool="a", count=2), view(*(node(n, state(n, ())) for n in ("n1", "n2", "n3"))), POLICY)
+    assert ordered(after) == ["g-1:run:1:n1", "g-1:run:1:n2"]
+    found = (ran("n1", *with_wrong()), ran("n2"))
+    after, _ = step(NOW + 1, after, view(*found, node("n3", state("n3", ()))), POLICY)
+    after = wire.decode(wire.encode(after), Gate, what="gate")
+    found = (*found, ran("n3"))
+    after, _ = step(NOW + 2, after, view(*found), POLICY)
+    assert sorted(after.granted) == ["n2", "n3"]
+    end, _ = step(NOW + 3, after, view(found[0], *(acknowledged(one, after) for one in found[1:])), POLICY)
+    decision = decided(end)
+    assert (decision.decision, [one.node for one in decision.nodes]) == (Verdict.ADMIT, ["n2", "n3"])
+    assert [(one.node, one.reasons[0].code) for one in decision.excluded] == [("n1", "WrongResult")]
+
+
+def test_a_pool_does_not_choose_a_node_that_the_scheduler_must_avoid() -> None:
+    def fleet(**removed: str) -> Snapshot:
+        return dataclasses.replace(view(node("n1"), node("n2")), removed=removed)
+
+    after, _ = step(NOW, gate(pool="a", count=1), fleet(n1="12:00"), POLICY)
+    assert sorted(after.granted) == ["n2"]
+    held, _ = step(NOW, gate(pool="a", count=2), fleet(n1="12:00"), POLICY)
+    assert (held.decision, held.reserved) == (None, ())
+    assert [(why.code, why.message) for why in held.waiting] == [("Removed", "n1 is removed by healthd until 12:00")]
+    back, _ = step(NOW + 1, held, fleet(), POLICY)
+    assert sorted(back.granted) == ["n1", "n2"]
+    named, _ = step(NOW, gate(nodes=("n1",)), fleet(n1="12:00"), POLICY)
+    assert sorted(named.granted) == ["n1"]
 
 
 def test_a_refused_lease_rejects_and_revokes_the_others() -> None:

@@ -116,6 +116,9 @@ def test_a_bad_node_is_named_and_one_more_try_elsewhere_may_help(world: World) -
     assert said.code == 75
     assert "REJECT" in said.out or "HOLD" in said.out
     assert "bad: WrongResult" in said.out
+    assert "--attempt" not in said.out
+    again = world.gate("b", *nodes("n1", "bad"), wait="2s")
+    assert (again.code, "ask again with --attempt 1\n" in again.out) == (75, True)
     spare = world.gate("b2", *nodes("n1", "bad"), "--min-nodes", "1", "--json")
     assert spare.code == 0, spare.out
     assert [node["node"] for node in spare.json["nodes"]] == ["n1"]

@@ -17,6 +17,7 @@ import pytest
 from checks.contract import Scope, Status, Tier
 from healthd.core import wire
 from healthd.core.errors import BadInputError
+from healthd.core.evidence import reason
 from healthd.core.http import server
 from healthd.core.http.server import exposition
 from healthd.core.model import NodeState
@@ -223,6 +224,21 @@ def test_readyz_calls_ok_what_has_passed_and_nothing_else(tmp_path: Path) -> Non
     assert lines[-2] == "n1 is ready"
     assert set(re.findall(r"\[.\]", "".join(lines[:-2]))) <= set(re.findall(r"\[.\]", lines[-1])), "each is explained"
     assert ask(book, "/readyz").text == "n1 is ready\n", "who does not ask for signs gets none"
+
+
+def test_accusation_by_a_validation_is_a_warning_and_no_obstacle(tmp_path: Path) -> None:
+    book = healthy(tmp_path)
+    book.set_accused(reason("CollectiveFault", "gate g-1 of job train: n1 fails with n2", status=Status.WARN))
+    answer = ask(book, "/health")
+    assert (answer.status_code, answer.json()["status"]) == (200, "warn")
+    assert [(one["code"], "gate g-1" in one["message"]) for one in answer.json()["reasons"]] == [
+        ("CollectiveFault", True)
+    ]
+    ready = ask(book, "/readyz")
+    assert (ready.status_code, "CollectiveFault: gate g-1" in ready.text) == (200, True)
+    assert "[!] accused CollectiveFault" in ask(book, "/readyz?verbose").text
+    book.set_accused(None)
+    assert ask(book, "/health").json()["reasons"] == []
 
 
 def test_state_travels_whole(tmp_path: Path) -> None:

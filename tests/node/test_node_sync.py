@@ -20,8 +20,9 @@ import pytest
 from checks.contract import Status
 from healthd.core import wire
 from healthd.core.errors import ConfigError
+from healthd.core.evidence import reason
 from healthd.core.http import server as web
-from healthd.core.model import Order, Quarantine, SyncAnswer, SyncRequest
+from healthd.core.model import Order, Quarantine, Reason, SyncAnswer, SyncRequest
 from healthd.node import sync
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from healthd.node.sync import FIRST_PAUSE_SECONDS, GATHER_SECONDS, SyncClient, why_not_followed
@@ -43,6 +44,7 @@ class Aggregator:
         self.orders: tuple[Order, ...] | None = ()
         self.acknowledged: tuple[str, ...] = ()
         self.quarantine: Quarantine | None = None
+        self.accused: Reason | None = None
         self.known: str | None = None
         self.seq = 0
         self.raw: tuple[int, bytes] | None = None
@@ -94,6 +96,7 @@ class Aggregator:
             send_all=send_all,
             retry_after_seconds=0.0,
             quarantine=self.quarantine,
+            accused=self.accused,
         )
 
     def tell(self, *orders: Order) -> None:
@@ -511,8 +514,11 @@ def test_word_on_quarantine_is_taken_over(tmp_path: Path) -> None:
         async with connected(tmp_path) as (world, aggregator, _):
             word = Quarantine(reason="fan", owner="ops", owner_kind="person", since=1.0, until=None)
             aggregator.quarantine = word
+            aggregator.accused = reason("CollectiveFault", "gate g-1 of job train: n1 fails", status=Status.WARN)
             aggregator.release.set()
             await eventually(lambda: world.book.snapshot().quarantine == word)
+            assert world.book.snapshot().accused == aggregator.accused
+            await eventually(lambda: getattr(aggregator.last.state, "accused", None) == aggregator.accused)
 
     run(main())
 

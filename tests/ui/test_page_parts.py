@@ -268,6 +268,23 @@ def test_the_number_drawn_is_that_of_the_device_that_is_worst_for_the_limit() ->
     assert samples.leading(dataclasses.replace(result("x"), findings=())) is None
 
 
+def test_the_largest_size_leads_what_a_collective_measured() -> None:
+    def measured(size: int, value: float) -> Finding:
+        one = Measurement(
+            name="all_reduce_busbw_bytes_per_second", value=value, lower=None, upper=None, origin="none",
+            labels={"size_bytes": str(size)},
+        )  # fmt: skip
+        said = f"{size} bytes"
+        return Finding(status=Status.PASS, reason=None, message=said, target="node", measurements=(one,))
+
+    sizes = tuple(measured(size, float(size)) for size in (1024, 1 << 20, 1 << 24))
+    ran = dataclasses.replace(result("matmul"), findings=sizes)
+    row = next(row for row in node_view.rows(state("n1", results=(ran,)), samples.Samples()) if row.result is ran)
+    assert row.lead is not None
+    assert (row.lead.value, row.message) == (float(1 << 24), f"{1 << 24} bytes")
+    assert [finding.message for finding in row.findings] == [f"{size} bytes" for size in (1 << 24, 1 << 20, 1024)]
+
+
 def test_a_check_that_has_not_run_and_one_that_is_stale_come_before_what_passed() -> None:
     now = state("n1", results=(result("matmul", age=99_999.0),))
     rows = node_view.rows(now, samples.Samples())

@@ -125,7 +125,9 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     if granted_at is not None and granted_at > began:
         # What the aggregator itself took, up to the leases on disk: without the nodes' round trip.
         response.headers["server-timing"] = f"grant;dur={1000 * (granted_at - began):.3f}"
-    return decision
+    if decision.decision is not Verdict.REJECT:
+        return decision
+    return dataclasses.replace(decision, decided_seconds_ago=max(0.0, parts.engine.now() - decision.decided_at))
 
 
 @router.get("")

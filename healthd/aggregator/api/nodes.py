@@ -173,6 +173,8 @@ async def unquarantine(
     if view.node.quarantine is not None or parts.engine.remembered(node) is not None:
         await parts.engine.quarantine(node, None, why=f"by {caller.name}" + (f": {reason}" if reason else ""))
     parts.accusations.clear(node)
+    if parts.drain is not None:
+        parts.drain.release(node)
     return Unquarantined(node=node, by=caller.name)
 
 

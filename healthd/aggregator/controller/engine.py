@@ -134,6 +134,8 @@ class Engine:
         # Told of a gate when its first leases are on disk, with the seconds since it was asked; and when it is decided.
         self.on_ready: list[Callable[[Gate, float], None]] = []
         self.on_decided: list[Callable[[Gate], None]] = []
+        # The nodes that a gate's reject has taken out of the scheduler's way, with until when.
+        self.removed: Callable[[], Mapping[str, str]] = dict
         # Told when quarantines that were set or lifted are on disk.
         self.on_quarantined: list[Callable[[], None]] = []
         self._bulkheads = Bulkheads()
@@ -825,6 +827,7 @@ class Engine:
             policy=self.policy,
             bulkheads=self._bulkheads,
             started_at=self._started_at,
+            removed=lambda: self.removed(),
         )
 
     async def _rebuild(self) -> bool:
@@ -1089,6 +1092,7 @@ class Memory:
         policy: Policy,
         bulkheads: Bulkheads,
         started_at: float,
+        removed: Callable[[], Mapping[str, str]],
     ) -> None:
         self._registry, self._bulkheads = registry, bulkheads
         self._next_end = math.inf  # of a quarantine; each pass finds it anew
@@ -1103,7 +1107,13 @@ class Memory:
             present=self.reconciler.present,
         )
         self.stepper = Stepper(
-            self.fleet_state, registry, policy, reconciler=self.reconciler, rules=self.rules, bulkheads=bulkheads
+            self.fleet_state,
+            registry,
+            policy,
+            reconciler=self.reconciler,
+            rules=self.rules,
+            bulkheads=bulkheads,
+            removed=removed,
         )
         for node, quarantine in self.fleet_state.quarantines.items():
             registry.set_quarantine(node, quarantine)
@@ -1181,6 +1191,7 @@ class Stepper:
         reconciler: LeaseReconciler,
         rules: Quarantines,
         bulkheads: Bulkheads,
+        removed: Callable[[], Mapping[str, str]],
     ) -> None:
         self.dirty: set[str] = set(fleet_state.gates)
         self.due: dict[str, float] = {}
@@ -1190,6 +1201,7 @@ class Stepper:
         self._reconciler = reconciler
         self._rules = rules
         self._bulkheads = bulkheads
+        self._removed = removed
         self._chance: dict[str | None, ChanceSeen] = {}  # by pool: another has another network; None: nodes by name
 
     def next_due(self) -> float:
@@ -1221,6 +1233,7 @@ class Stepper:
             recovering=self._reconciler.recovering(now),
             settling=self._reconciler.settling(now),
             leases=self._fleet_state.leases,
+            removed=self._removed(),
         )
         failing = self.set_executors(now)
         dirty |= failing.keys()

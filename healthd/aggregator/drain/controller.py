@@ -37,12 +37,13 @@ from healthd.aggregator.drain.plan import (
     culprits,
     make_plan,
 )
-from healthd.aggregator.inventory import Fleet
+from healthd.aggregator.inventory import CODES, Fleet, passed_in_validations
 from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, DeviceRecord, NodeState, Quarantine, Verdict
 from healthd.core.tasks import Backoff
+from healthd.core.text import moment
 
 # Rejects that are held back until the nodes they accuse are out of the scheduler's way, or their time is over.
 
@@ -237,6 +238,7 @@ class DrainController:
         self._listed_at = -math.inf
         self._standing: dict[str, float] = {}  # node -> when it was last seen to be out, in `_scopes`
         self._scopes: dict[str, tuple[frozenset[str], bool]] = {}
+        self._kept_back: frozenset[str] = frozenset()  # nodes that stay in though they are bad
         self._left: set[str] = set()  # nodes that the scheduler does not know, or that somebody else keeps out
         self._ours: set[str] = set()  # marked, or marked again, by this process: for causes that it knows
         self._rejected: dict[str, RejectedNode] = {}
@@ -254,6 +256,10 @@ class DrainController:
 
     def gate_decided(self, gate: Gate) -> None:
         """A decision is on disk, now or from before: the nodes that a retryable reject accuses are out for a while."""
+        if gate.validated and gate.decision is not None and gate.decision.decision is Verdict.ADMIT:
+            for node in passed_in_validations(gate):
+                if (kept := self._rejected.get(node)) is not None and kept.check is None and not kept.quarantined:
+                    self.release(node)
         found = culprits(gate.decision) if gate.decision is not None else {}
         at = gate.decision.decided_at if gate.decision is not None else 0.0
         until = at + self._settings.gate_seconds
@@ -269,10 +275,32 @@ class DrainController:
                 since=at,
                 until=until,
                 quarantined=why.code == "Quarantined" and not at_fault,
+                check=None if why.code in CODES else why.check,
+                tier=gate.terms.tier,
             )
         if self._settings.mode == "act":
             self._held.hold(gate.id, found)
         self._wake.set()
+
+    def release(self, node: str) -> None:
+        """Nothing that a gate said of this node counts any more: it has passed since, or a person releases it."""
+        if self._rejected.pop(node, None) is not None:
+            self._wake.set()
+
+    def removed(self) -> Mapping[str, str]:
+        """
+        The nodes that the scheduler must avoid, or is about to, with until when. Those that bear our mark for a
+        quarantine are among them, which matters to nobody while that stands.
+        """
+        if self._settings.mode != "act":
+            return {}
+        wall = self._wall()
+        found = {
+            node: moment(kept.until)
+            for node, kept in self._rejected.items()
+            if kept.until > wall and not kept.quarantined and node not in self._kept_back and node not in self._left
+        }
+        return {**dict.fromkeys(self._marked, "its mark is taken away"), **found}
 
     def quarantines_changed(self) -> None:
         """Compare at once: a node that is kept out is to be out of the scheduler's way within seconds."""
@@ -335,7 +363,10 @@ class DrainController:
             self._listed_at = now
             self._standing = {node: at for node, at in self._standing.items() if node in self._marked}
         seen = self._look(self._rejected)
+        for node in seen.refuted:
+            self._rejected.pop(node, None)
         plan = make_plan(wall, seen, self._marked.keys(), left=self._left)
+        self._kept_back = frozenset(plan.kept_back)
         for node in [one for one in self._standing if one in plan.out]:
             if plan.out[node].scope != self._scopes.get(node):
                 del self._standing[node]
@@ -579,9 +610,16 @@ def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode], 
         return Observed(suspects=(), pools={}, breakers=frozenset(), unsure=unsure, knows=known)
     leased = {row.node for row in source.leases()}
     suspects = []
+    refuted = set()
+    now = source.now()
     for name in names:
         node = nodes.node(name)
         state = node.state if node is not None else None
+        kept = rejected.get(name)
+        current = None if node is None or kept is None else node.current()
+        if kept is not None and current is not None and kept.refuted_by(current, now):
+            refuted.add(name)
+            kept = None
         suspects.append(
             Candidate(
                 node=name,
@@ -589,7 +627,7 @@ def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode], 
                 instance_id=state.instance_id if state is not None else None,
                 pool=source.pool_of(name) or "",
                 quarantine=quarantines.get(name),
-                rejected=rejected.get(name),
+                rejected=kept,
                 faults=bool(state is not None and state.faults),
                 # Of a node that nobody has heard of nobody knows: when in doubt, a job has it.
                 allocated=state is None or bool(state.allocated or state.leases) or name in leased,
@@ -606,5 +644,10 @@ def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode], 
         sizes[""] = sum(source.pool_of(name) is None and source.present(name) for name in nodes.names())
     pools = {pool: PoolSize(size, source.policy.most_out(size)) for pool, size in sizes.items()}
     return Observed(
-        suspects=tuple(suspects), pools=pools, breakers=source.breakers().keys(), unsure=unsure, knows=known
+        suspects=tuple(suspects),
+        pools=pools,
+        breakers=source.breakers().keys(),
+        unsure=unsure,
+        knows=known,
+        refuted=frozenset(refuted),
     )

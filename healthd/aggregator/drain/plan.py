@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from checks.contract import Blame, Status
+from checks.contract import Blame, Status, Tier
 from checks.printable import printable_line
 from healthd.core.errors import HealthdError
-from healthd.core.model import Decision, DeviceRecord, Quarantine, Reason, Verdict
+from healthd.core.model import Decision, DeviceRecord, NodeState, Quarantine, Reason, Verdict
 
 # What the drain controller wants of a scheduler, and what it is told: frozen data and one protocol.
 
@@ -112,7 +112,7 @@ class Actuator(Protocol):
 class RejectedNode:
     """
     A gate found the node at fault just now. `quarantined`: for nothing but its quarantine, so that it counts as long as
-    that stands.
+    that stands. `check` and `tier` say what evidence could show the same again: None where only a validation could.
     """
 
     gate: str
@@ -121,6 +121,18 @@ class RejectedNode:
     since: float
     until: float
     quarantined: bool = False
+    check: str | None = None
+    tier: Tier = Tier.PASSIVE
+
+    def refuted_by(self, state: NodeState, now: float) -> bool:
+        """Whether newer evidence in this state, with ages as of `now`, could have shown the fault and is healthy."""
+        result = next((one for one in state.results if one.check == self.check), None)
+        spec = next((one for one in state.checks if one.name == self.check), None)
+        if result is None or spec is None:
+            return False
+        if spec.tier is not Tier.PASSIVE and result.tier.rank < self.tier.rank:
+            return False
+        return result.age_seconds < now - self.since and result.status in (Status.PASS, Status.WARN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +175,8 @@ class Observed:
     be out, and where the rules' breaker is open.
 
     `unsure`: the aggregator does not know its fleet yet, so that a node is no suspect proves nothing. `knows`: whether
-    a node of this name was ever heard of; of one that was not, that it is no suspect proves nothing either.
+    a node of this name was ever heard of; of one that was not, that it is no suspect proves nothing either. `refuted`:
+    nodes of which newer evidence says the contrary of what a gate said.
     """
 
     suspects: tuple[Candidate, ...]
@@ -171,6 +184,7 @@ class Observed:
     breakers: AbstractSet[str]
     unsure: bool
     knows: Callable[[str], bool] = _anybody
+    refuted: AbstractSet[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

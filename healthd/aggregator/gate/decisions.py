@@ -211,7 +211,10 @@ class Rest:
 
 
 def _rest(gate: Gate, assessments: Mapping[str, Assessment], included: set[str]) -> Rest:
-    """Every named node that is not included. Of a pool: those excluded; if the job gets none, those fit too."""
+    """
+    Every named node that is not included. Of a pool: those excluded and those replaced; if the job gets none, those fit
+    too.
+    """
     if gate.request.nodes:
         # Of a group also the ranks that never joined, which have no node.
         names: Iterable[str] = (*gate.request.nodes, *(n for n in gate.failed if n not in gate.request.nodes))
@@ -222,14 +225,16 @@ def _rest(gate: Gate, assessments: Mapping[str, Assessment], included: set[str])
             for name, one in assessments.items()
             if one.eligibility is Eligibility.EXCLUDED or (one.eligibility is Eligibility.READY and not included)
         }
-        names, most = sorted(looked_at | set(gate.failed)), MOST_EXCLUDED
+        names, most = sorted(looked_at | set(gate.failed) | set(gate.replaced)), MOST_EXCLUDED
     uncleared = _uncleared(gate)
     well, excluded = list[WellNode](), list[ExcludedNode]()
     for name in names:
         if name in included:
             continue
         found, asked = assessments.get(name), gate.asked.get(name)
-        if found is None or found.eligibility is not Eligibility.READY:
+        if name in gate.replaced and (found is None or found.eligibility is not Eligibility.EXCLUDED):
+            excluded.append(ExcludedNode(node=name, reasons=gate.replaced[name], asked=asked))
+        elif found is None or found.eligibility is not Eligibility.READY:
             why = gate.failed.get(name, ()) if found is None else found.reasons
             if why or found is None:
                 excluded.append(ExcludedNode(node=name, reasons=why, asked=asked))

@@ -105,7 +105,7 @@ class Eligibility(enum.Enum):
     UNHEARD = "unheard"
     """Not heard of yet, or only in one direction."""
     BUSY = "busy"
-    """Another gate or job has it."""
+    """Another gate or job has it, or it is out of the scheduler's way for a while."""
     EXCLUDED = "excluded"
     """This gate does not take it."""
 
@@ -160,7 +160,7 @@ def assess(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessm
     )
     if found.eligibility is not Eligibility.EXCLUDED:
         # A node that has never reported may be reserved for another gate already.
-        found = _claimed_by_other(gate, snapshot, found)
+        found = _removed(gate, snapshot, _claimed_by_other(gate, snapshot, found))
     if found.eligibility is Eligibility.EXCLUDED or node is None or node.heard_seconds is None:
         return found
     # Nothing is heard when a node falls silent, so look again at that time.
@@ -209,6 +209,18 @@ def _claimed_by_other(gate: Gate, snapshot: Snapshot, found: Assessment) -> Asse
     own = claim.job == gate.request.job and claim.attempt < gate.request.attempt
     why = reason(code, text, node=found.node)
     return Assessment(node=found.node, eligibility=Eligibility.BUSY, reasons=(why,), own=own)
+
+
+def _removed(gate: Gate, snapshot: Snapshot, found: Assessment) -> Assessment:
+    """
+    BUSY for a gate of a pool while the scheduler must not place jobs on the node: its pods would wait there. Who names
+    a node has its reasons.
+    """
+    until = snapshot.removed.get(found.node)
+    if until is None or gate.request.pool is None or found.node in gate.granted:
+        return found
+    why = reason("Removed", f"{found.node} is removed by healthd until {until}", node=found.node)
+    return Assessment(node=found.node, eligibility=Eligibility.BUSY, reasons=(why,))
 
 
 def _assess_unknown(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessment:

@@ -39,6 +39,8 @@ USABLE = (Eligibility.READY, Eligibility.NEEDS_RUN, Eligibility.RUNNING, Eligibi
 OBSERVE_SECONDS = 60.0
 """In observe mode the answer comes after so long at the latest, where there are nodes to start on: watching must not
 hold up a job."""
+MOST_REPLACED = 256
+"""Nodes of a pool that were given back and of which a gate remembers why: as many as a decision lists."""
 FIRST_LOOK = 64
 """Nodes of a pool beyond four times the need that are looked at before runs are preferred to looking further."""
 
@@ -209,6 +211,8 @@ def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None
         grant = context.gate.granted.get(name)
         if grant is not None:
             context.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
+    if context.gate.request.pool is not None:
+        _note_replaced(context, names)
     returned = set(names)
     times = {**context.gate.returned, **dict.fromkeys(names, context.now)}
     context.gate = dataclasses.replace(context.gate, returned=times)
@@ -223,6 +227,17 @@ def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None
         context.update(reserved=reserved, granted=granted)
     else:
         context.update(reserved=reserved)
+
+
+def _note_replaced(context: StepContext, names: tuple[str, ...]) -> None:
+    """Remember why nodes of a pool are given back that are unfit: others take their places."""
+    replaced = dict(context.gate.replaced)
+    for name in names:
+        found = context.assessments.get(name)
+        if found is not None and found.eligibility is Eligibility.EXCLUDED and len(replaced) < MOST_REPLACED:
+            replaced[name] = found.reasons
+    if replaced != context.gate.replaced:
+        context.gate = dataclasses.replace(context.gate, replaced=replaced)
 
 
 def stop_validation(context: StepContext) -> None:

@@ -1,6 +1,12 @@
 """The nodes as they report: records, names, pools."""
 
-from healthd.aggregator.inventory.accusations import MOST_GATES_READ, Accusation, Accusations
+from healthd.aggregator.inventory.accusations import (
+    CODES,
+    MOST_GATES_READ,
+    Accusation,
+    Accusations,
+    passed_in_validations,
+)
 from healthd.aggregator.inventory.comparison import DigestComparison, Standing
 from healthd.aggregator.inventory.node_record import differences, identities_in, machine_identity, machine_of, name_of
 from healthd.aggregator.inventory.registry import (
@@ -17,6 +23,7 @@ from healthd.aggregator.inventory.ungated import UNGATED, UngatedFigure, Ungated
 
 __all__ = [
     "ANYBODY",
+    "CODES",
     "MOST_GATES_READ",
     "UNGATED",
     "Accusation",
@@ -37,4 +44,5 @@ __all__ = [
     "machine_identity",
     "machine_of",
     "name_of",
+    "passed_in_validations",
 ]

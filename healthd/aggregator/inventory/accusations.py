@@ -1,9 +1,10 @@
 """
 What validations found lately: nodes at fault, and faults between nodes. For people, who see it beside a node's health.
 
-A node that a validation names may be healthy by its own checks. It is shown with the accusation until it passes a
-later validation, until a person releases it, or until the accusation is too old. Nothing is decided by it: gates and
-rules have records of their own. Kept in memory, and read from the newest gates on disk when the aggregator starts.
+A node that a validation names may be healthy by its own checks. It is shown with the accusation, also at its own port,
+until it passes a later validation, until a person releases it, or until the accusation is too old. Nothing is decided
+by it: gates and rules have records of their own. Kept in memory, and read from the newest gates on disk when the
+aggregator starts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from checks.contract import Status
 from healthd.aggregator.model.gates import Gate
+from healthd.core.evidence import reason
 from healthd.core.model import Decision, Reason, Verdict
 from healthd.localize import Outcome
 
@@ -36,9 +39,13 @@ class Accusation:
 
 
 class Accusations:
-    """On the event loop alone. `keep_seconds` is how long an accusation is shown; `clock` is the engine's."""
+    """
+    On the event loop alone. `keep_seconds` is how long an accusation is shown; `clock` is the engine's. Who is in
+    `on_change` hears the name of a node whose accusation is another now.
+    """
 
     def __init__(self, *, keep_seconds: float, clock: Callable[[], float]) -> None:
+        self.on_change: list[Callable[[str], None]] = []
         self._keep_seconds = keep_seconds
         self._clock = clock
         self._found: dict[str, Accusation] = {}
@@ -53,25 +60,36 @@ class Accusations:
         decision = gate.decision
         if decision is None or not gate.validated:
             return
-        if decision.decision is Verdict.ADMIT and decision.would in (None, Verdict.ADMIT):
-            # One that was left alone, because the others fell silent, has shown nothing.
-            tests = (one for run in gate.validations for one in run.history if one.outcome is Outcome.PASS)
-            for name in {name for one in tests for name in one.members}.intersection(n.node for n in decision.nodes):
-                self.clear(name)
-        for node, reason in _named(decision):
+        for name in passed_in_validations(gate):
+            self.clear(name)
+        for node, why in _named(decision):
             self._found[node] = Accusation(
                 node=node,
-                code=reason.code,
-                message=reason.message,
-                injected=reason.injected,
+                code=why.code,
+                message=why.message,
+                injected=why.injected,
                 gate=gate.id,
                 job=gate.request.job,
                 at=decision.decided_at,
             )
+            self._changed(node)
 
     def clear(self, node: str) -> None:
         """Nothing is said of this node any more: it has passed, a person has released it, or it is gone."""
-        self._found.pop(node, None)
+        if self._found.pop(node, None) is not None:
+            self._changed(node)
+
+    def _changed(self, node: str) -> None:
+        for hear in self.on_change:
+            hear(node)
+
+    def warning(self, node: str) -> Reason | None:
+        """The accusation that stands against a node, as its own port shows it."""
+        found = self.of(node)
+        if found is None:
+            return None
+        text = f"gate {found.gate} of job {found.job}: {found.message}"
+        return reason(found.code, text, node=node, status=Status.WARN, injected=found.injected)
 
     def of(self, node: str) -> Accusation | None:
         """The accusation that stands against a node."""
@@ -87,8 +105,18 @@ class Accusations:
         return tuple(sorted((one for one in standing if one is not None), key=lambda one: (-one.at, one.node)))
 
 
+def passed_in_validations(gate: Gate) -> frozenset[str]:
+    """The nodes that a gate has admitted and that passed in its validations."""
+    decision = gate.decision
+    if decision is None or decision.decision is not Verdict.ADMIT or decision.would not in (None, Verdict.ADMIT):
+        return frozenset()
+    # One that was left alone, because the others fell silent, has shown nothing.
+    tests = (one for run in gate.validations for one in run.history if one.outcome is Outcome.PASS)
+    return frozenset(name for one in tests for name in one.members).intersection(n.node for n in decision.nodes)
+
+
 def _named(decision: Decision) -> Iterator[tuple[str, Reason]]:
     """The nodes that a decision names, each with the reason that does."""
-    told = [(one.node, reason) for one in decision.excluded for reason in one.reasons]
-    told += [(reason.node, reason) for reason in decision.reasons if reason.node is not None]
-    yield from ((node, reason) for node, reason in told if reason.code in CODES)
+    told = [(one.node, why) for one in decision.excluded for why in one.reasons]
+    told += [(why.node, why) for why in decision.reasons if why.node is not None]
+    yield from ((node, why) for node, why in told if why.code in CODES)

@@ -133,6 +133,8 @@ class Fleet:
         self.silent_seconds = silent_seconds
         self.clock = clock
         self.syncs = 0
+        self.accused: Callable[[str], Reason | None] = lambda _node: None
+        """The accusation by a validation that stands against a node, which is told to it."""
         self._max_nodes = max_nodes
         self._records: dict[str, NodeRecord] = {}
         self._names: list[str] = []
@@ -391,6 +393,11 @@ class Fleet:
             record.changed()
         self._list(record)
 
+    def accusation_changed(self, node: str) -> None:
+        """What `accused` says of a node is another now: it is told at once."""
+        if (record := self._records.get(node)) is not None:
+            record.changed()
+
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
         record = self._records.get(node)
@@ -607,6 +614,7 @@ class Fleet:
             send_all=send_all,
             retry_after_seconds=min(jitter, 10.0),
             quarantine=record.quarantine,
+            accused=self.accused(record.node),
         )
 
     def _answer_former(self, record: NodeRecord, request: SyncRequest) -> SyncAnswer:

@@ -201,6 +201,8 @@ class Gate:
     """Validations that have a verdict or were stopped, oldest first."""
     returned: Mapping[str, float] = field(default_factory=dict)
     """When nodes were last given back. Others may have had them since: what was found out before counts no more."""
+    replaced: Mapping[str, tuple[Reason, ...]] = field(default_factory=dict)
+    """Nodes of a pool that it had and that turned out unfit, and why: a decision names them beside those it took."""
     grants: int = 0
     """Rounds of granting, for ids of leases that are never used twice."""
     group: GateGroup | None = None

@@ -123,6 +123,8 @@ class Snapshot:
     """Why nothing may be called impossible yet: nodes have not had time to report. None later on."""
     leases: Mapping[str, LeaseRow] = field(default_factory=dict)
     """Leases that have not ended on their nodes, by id."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that a gate's reject has taken out of the scheduler's way, and until when, in words."""
     doubted: frozenset[str] = frozenset()
     """Nodes that a validation named lately and that nothing has spoken for since."""
     chance: ChanceSeen = NO_CHANCE_SEEN

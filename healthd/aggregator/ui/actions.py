@@ -186,6 +186,8 @@ async def let_in(request: Request, visitor: Visitor, nodes: Sequence[str], field
     await asyncio.gather(*(parts.engine.quarantine(node, None, why=why) for node in nodes))
     for node in nodes:
         parts.accusations.clear(node)
+        if parts.drain is not None:
+            parts.drain.release(node)
 
 
 def end_of(text: str) -> float | None:

@@ -18,6 +18,7 @@ from healthd.aggregator.ui.samples import (
     Point,
     Samples,
     chart,
+    largest_first,
     leading,
     worst_finding,
 )
@@ -187,4 +188,4 @@ def _row(
 def _shown(result: CheckResult | None) -> tuple[Finding, ...]:
     if result is None:
         return ()
-    return tuple(sorted(result.findings, key=lambda f: -SEVERITY[f.status])[:MOST_FINDINGS])
+    return tuple(sorted(largest_first(result.findings), key=lambda f: -SEVERITY[f.status])[:MOST_FINDINGS])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.contract import Finding, Measurement, Status
@@ -124,9 +124,23 @@ class Point:
     value: float | None
 
 
+def largest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, those of large messages before those of small ones: bandwidth means something for large ones."""
+    return sorted(findings, key=lambda finding: -max(map(_size_bytes, finding.measurements), default=0))
+
+
+def _size_bytes(measurement: Measurement) -> int:
+    size = measurement.labels.get("size_bytes", "")
+    return int(size) if size.isdecimal() else 0
+
+
 def leading(result: CheckResult) -> Measurement | None:
-    """The number to draw: the first that the check measures, of the device where it is worst for its limit."""
-    first = next((m for f in result.findings for m in f.measurements if m.value is not None), None)
+    """
+    The number to draw: the first that the check measures, at the largest size, of the device where it is worst for its
+    limit.
+    """
+    findings = largest_first(result.findings)
+    first = next((m for f in findings for m in f.measurements if m.value is not None), None)
     if first is None:
         return None
     alike = [m for f in result.findings for m in f.measurements if (m.name, m.labels) == (first.name, first.labels)]
@@ -137,8 +151,8 @@ def leading(result: CheckResult) -> Measurement | None:
 
 
 def worst_finding(result: CheckResult) -> Finding | None:
-    """The finding that gave the result its status; None where there is none."""
-    return next((f for f in result.findings if f.status is result.status), None)
+    """The finding that gave the result its status, at the largest size; None where there is none."""
+    return next((f for f in largest_first(result.findings) if f.status is result.status), None)
 
 
 class Samples:

@@ -383,6 +383,9 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
     """
     Ask the aggregator whether a job may start, and wait for the answer.
 
+    Name and attempt identify the gate: the same question again gets the same answer. After a "no", ask again with the
+    next --attempt.
+
     Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage, or a token that
     may not ask.
     """
@@ -399,13 +402,16 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
     from healthd.cli.terminal.console import Progress
     from healthd.core.http.client import NotAdmittedError
 
-    request = build_request(settings.gate)
+    request, began = build_request(settings.gate), time.monotonic()
     try:
         with Progress(quiet=as_json, whole=watch) as progress, stoppable() as signals:
             decision = signals.wait_for(lambda: _ask(settings, request, progress, as_json=as_json))
             progress.end()
             write_hosts(decision, settings.gate)
-            return finish(decision, settings.gate, as_json=as_json)
+            code = finish(decision, settings.gate, as_json=as_json)
+            if settings.gate.exit_style == "plain" and (text := again_line(decision, time.monotonic() - began)):
+                click.echo(f"  {text}", err=as_json)
+            return code
     except UnreachableError as error:
         return ADMITTED if may_start(settings.gate, request, error) else NOT_ADMITTED
     except (NotAdmittedError, OutputError) as error:
@@ -511,6 +517,17 @@ def lease_line(decision: Decision) -> str:
         f"leased until the job ends; where no node can see that, for {span(seconds)} "
         f"({'as asked' if asked else 'another time: --lease'})"
     )
+
+
+def again_line(decision: Decision, asked_seconds: float) -> str:
+    """
+    How to ask anew, where a "no" is the answer to an earlier question; empty for any other decision. `asked_seconds` is
+    how long ago this question was asked.
+    """
+    age, request = decision.decided_seconds_ago, decision.request
+    if decision.decision is not Verdict.REJECT or age is None or request is None or age <= asked_seconds:
+        return ""
+    return f"decided {span(age)} ago; ask again with --attempt {request.attempt + 1}"
 
 
 def exit_code(decision: Decision, asked: GateSettings) -> int:

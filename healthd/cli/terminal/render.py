@@ -567,9 +567,10 @@ def _why(node: Mapping[str, Any]) -> str:
         return f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
     if node.get("maintenance"):
         return f"in maintenance: {node['maintenance']}"
-    if node["reasons"]:
+    accused = node.get("accused")
+    if node["reasons"] and not (accused and node["reasons"][0]["code"] == accused["code"]):
         return str(node["reasons"][0]["message"])
-    if accused := node.get("accused"):
+    if accused:
         return f"{accused['code']} in gate {accused['gate']} of job {accused['job']}: {accused['message']}"
     return f"out of the scheduler's way: {node['removed']}" if node.get("removed") else ""
 
@@ -589,7 +590,8 @@ def print_node(record: Mapping[str, Any]) -> None:
         )
     else:
         show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
-    if record.get("accused") and not record["quarantine"]:
+    told = {reason["code"] for reason in record["reasons"]}
+    if (accused := record.get("accused")) and not record["quarantine"] and accused["code"] not in told:
         console.print(f"[yellow]! accused:[/] {escape(_why({**record, 'reasons': ()}))}")
     heard = record["heard_seconds"]
     console.print(f"[dim]last heard: {ago(heard)}[/]")

@@ -112,7 +112,8 @@ class NodeState:
     ranks of other nodes reach this one's; None where it cannot be told.
     `hostname` is what its machine calls itself; None where it cannot be told. `compile_seconds` is how much longer an
     ordered run may take here, because it compiles what is not compiled yet; 0 where it says so instead. `maintenance`
-    says by what the node's platform shows that it is in maintenance; None where it does not, or is not asked.
+    says by what the node's platform shows that it is in maintenance; None where it does not, or is not asked. `accused`
+    is what a validation said of the node, by the last answer of its aggregator: a warning.
     """
 
     node: str
@@ -138,3 +139,4 @@ class NodeState:
     hostname: str | None = None
     compile_seconds: float = 0.0
     maintenance: str | None = None
+    accused: Reason | None = None

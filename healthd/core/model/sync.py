@@ -8,6 +8,7 @@ from typing import Any
 
 from healthd.core.model.node import NodeState, Quarantine
 from healthd.core.model.orders import Order, OrderReport
+from healthd.core.model.results import Reason
 
 PROTOCOL = 1
 
@@ -61,7 +62,8 @@ class SyncAnswer:
 
     `seq` counts answers to this node: an older one than the newest read is dropped. `orders` lists all open orders, or
     is None when the aggregator makes no statement (it does not know the node again yet): then nothing is cancelled.
-    `acknowledged` lists final order reports that need not be repeated. `quarantine` is the aggregator's word.
+    `acknowledged` lists final order reports that need not be repeated. `quarantine` is the aggregator's word, and
+    `accused` the accusation by a validation that stands against the node.
     """
 
     answer: str
@@ -72,6 +74,7 @@ class SyncAnswer:
     send_all: bool
     retry_after_seconds: float
     quarantine: Quarantine | None = None
+    accused: Reason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

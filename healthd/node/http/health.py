@@ -279,6 +279,8 @@ def readiness(
     claims = foreign(state.allocated, workloads, {asked.workload} if asked.workload else ())
     conditions["allocated"] = f"taken by {describe(claims)}" if claims else ""
     conditions["leases"] = unwritable
+    if state.accused is not None:
+        conditions["accused"] = ""  # a warning: only between nodes it shows what is wrong, and gates try it again
     quarantine = state.quarantine
     conditions["quarantine"] = "" if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
     if quarantine is None and asked.node is not None:
@@ -312,6 +314,8 @@ def _shown(state: NodeState) -> dict[str, str]:
             word = "not applicable" if code == "NotApplicable" else f"{result.status.value} {code}"
             sign = " " if result.status is Status.SKIP else "!"
             lines[spec.name] = f"[{sign}] {spec.name} {word}: {said.message if said is not None else result.error}"
+    if state.accused is not None:
+        lines["accused"] = f"[!] accused {state.accused.code}: {state.accused.message}"
     return lines
 
 
@@ -331,6 +335,8 @@ def readiness_document(state: NodeState, conditions: Mapping[str, str], question
             lines.append(line)
     else:
         lines = [f"{name}: {why}" for name, why in failed.items()]
+        if state.accused is not None and "accused" not in question.excluded:
+            lines.append(f"warning: accused {state.accused.code}: {state.accused.message}")
     lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")
     if question.verbose:
         lines.append(SIGNS)

@@ -264,6 +264,7 @@ class NodeStore:
         self.issuer: str | None = None
         """The database that made this statement; None where none has made any."""
         self._quarantine_known = False
+        self._accused: Reason | None = None
         self.maintenance: str | None = None
         """By what the node's platform shows that it is in maintenance; None for no maintenance."""
         self.faults: tuple[str, ...] = settings.faults
@@ -345,6 +346,12 @@ class NodeStore:
         """Record the statement of the aggregator with the database `issuer`."""
         if (quarantine, issuer) != (self.quarantine, self.issuer) or not self._quarantine_known:
             self.quarantine, self.issuer, self._quarantine_known = quarantine, issuer, True
+            self._touch()
+
+    def set_accused(self, accused: Reason | None) -> None:
+        """Record what a validation said of the node, as the aggregator tells."""
+        if accused != self._accused:
+            self._accused = accused
             self._touch()
 
     def set_faults(self, faults: tuple[str, ...]) -> set[str]:
@@ -482,6 +489,7 @@ class NodeStore:
             observed_at=self.clock.wall(),
             compile_seconds=self._compile_seconds(survey.inventory.accelerator) if survey else 0.0,
             maintenance=self.maintenance,
+            accused=self._accused,
         )
         health, reasons = judge_health(blank)
         return dataclasses.replace(blank, health=health, reasons=reasons)
@@ -533,6 +541,7 @@ def digest_of(state: NodeState) -> str:
         "allocated": state.allocated,
         "leases": [(lease.id, lease.gate, lease.job, lease.attempt, lease.issuer) for lease in state.leases],
         "quarantine": state.quarantine,
+        "accused": state.accused,
         "faults": state.faults,
         "running": state.running,
         "address": state.address,
