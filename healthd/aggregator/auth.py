@@ -19,6 +19,7 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -65,6 +66,10 @@ IMPLIED: Mapping[Scope, frozenset[Scope]] = {
     Scope.ADMIN: frozenset(Scope),
 }
 """What each scope allows."""
+
+
+PEER: ContextVar[str] = ContextVar("PEER", default="")
+"""The address that the request comes from which is answered now."""
 
 
 class AuthError(HealthdError):
