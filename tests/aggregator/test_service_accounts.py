@@ -18,6 +18,7 @@ from healthd.core.errors import ConfigError
 from healthd.core.workload import Pod
 from tests.aggregator.parts import Clock
 from tests.aggregator.token_review_kit import HOOKS, NODES, Reviews, reviews
+from tests.every import every
 from tests.patience import PATIENCE
 
 UID = "0a1b2c3d-0000-4000-8000-000000000001"
@@ -92,7 +93,7 @@ def test_accounts_without_a_node_are_readers_and_admins_as_the_settings_say(tmp_
     [
         ({"good": False}, 401, "Kubernetes does not accept this token (invalid bearer token"),
         ({"audience": "vault"}, 401, "is for vault, not for audience 'healthd'"),
-        ({"account": "other/job"}, 403, "service account other/job is none of those that may speak here"),
+        ({"account": "other/job"}, 403, "service account other/job is not authorized"),
         ({"pod": None}, 403, "is bound to no pod"),
         ({"node": None}, 403, "does not say on which node pod healthd-system/healthd-node-x1 runs (Kubernetes 1.32"),
         ({"node": "a node"}, 403, "does not say on which node"),
@@ -397,11 +398,11 @@ def test_aggregator_may_listen_beyond_loopback_with_service_accounts_instead_of_
         AggregatorSettings(listen="0.0.0.0:0", state_dir=tmp_path, **tls)
 
 
-@pytest.mark.parametrize(
+@every(
     ("words", "message"),
     [
         ({"nodes": (NODES,)}, "set 'audience' too"),
-        ({"audience": "healthd"}, "is of use to nobody"),
+        ({"audience": "healthd"}, "is set but no accounts are listed"),
         ({"audience": "", "nodes": (NODES,)}, "audience: must be"),
         ({"audience": "a", "nodes": ("healthd-node",)}, "nodes: 'healthd-node' must be NAMESPACE/NAME"),
         ({"audience": "a", "nodes": ("*/healthd-node",)}, "nodes: "),

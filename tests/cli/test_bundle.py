@@ -22,6 +22,7 @@ from healthd.cli.settings.options import load_settings
 from healthd.cli.support.bundle import NoLogError, Redactor, collect, hosts_of, journal, nccom_logs, render
 from healthd.core.redaction import GONE
 from tests.cli.cli_kit import environment, healthd
+from tests.every import every
 from tests.fakes.hollow_torch import make_python
 from tests.hosts.machine import Machine
 from tests.patience import PATIENCE
@@ -180,6 +181,7 @@ def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine, 
     assert "state.json: " not in found["README.txt"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "variables", "trouble"),
     [
@@ -224,6 +226,7 @@ def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     assert "File exists; name another with --output" in said.err
 
 
+@pytest.mark.thorough
 def test_archive_that_cannot_be_written_whole_is_told_and_not_left(tmp_path: Path, machine: Machine) -> None:
     python = make_python(tmp_path / "venv")
     words = f"bundle --output {tmp_path}/b.tgz --host-root {machine.root}"
@@ -283,7 +286,7 @@ def test_cut_json_of_a_tool_tells_no_command_line() -> None:
     assert "hunter2" not in files["tools/neuron-ls.json"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "clean"),
     [
         (f"job {ARN} of account 012345678910", "job arn-1 of account account-1"),

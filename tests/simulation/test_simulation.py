@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.profile import THOROUGH
 from tests.simulation.loop import ForbiddenError, VirtualLoop
 from tests.simulation.plan import drawn
 from tests.simulation.world import simulate
 
-SECONDS = 10.0
+SECONDS = 10.0 if THOROUGH else 2.0
 """Of processor time, for as many schedules as fit: `make simulate` runs more, and `.ci/run` two thousand."""
 FIRST_SEED = 1000
 
@@ -34,6 +35,7 @@ def test_every_promise_is_kept() -> None:
     assert admitted > seed - FIRST_SEED, "jobs start"
 
 
+@pytest.mark.thorough
 def test_same_seed_is_the_same_run_to_the_byte_whatever_the_order_of_sets() -> None:
     text = "from tests.simulation import plan, world; print(world.simulate(plan.drawn(7)).digest)"
     digests = {
