@@ -59,7 +59,7 @@ LATER = $(if $(NIGHTLY),,or nightly)
 WORKERS := $$(( $$(nproc) * 2 ))
 
 test: $(STAMP) ## [Test] all tests that need neither root nor other programs (ARGS="-k gate" runs a part)
-	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images or kubernetes)" tests
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images or kubernetes)" $(ARGS)
 
 test-system: $(STAMP) ## [Test] with root: real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces
 	@$(PYTEST) -n 2 --dist loadfile -m "system and not (xla or images or kubernetes $(LATER))" $(ARGS) tests
@@ -164,6 +164,10 @@ soak-fleet: $(STAMP) # two aggregators, 500 nodes, 10,000 gates, faults: does an
 docs: $(STAMP) ## [Write] the generated pages, and the walks of docs/architecture.md
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m tests.walks
+
+.PHONY: readme
+readme: $(STAMP) # the output of the demonstration in README.md
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m docs.readme
 
 .PHONY: site
 site: $(STAMP) ## [Write] the documentation as a site in build/site; a dead link fails

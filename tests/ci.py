@@ -54,6 +54,20 @@ def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:
         report.longrepr = f"skipped: {reason} (TESTS_WITHOUT does not name it: with TESTS_WHOLE=1 that is a failure)"
 
 
+class Failures:
+    """Shows a failure when it happens, not when all tests are through. Workers have no terminal, and show nothing."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._plugins.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.ensure_newline()
+            terminal.section(f"{report.nodeid} ({report.when})", sep="_", red=True)
+            terminal.line(report.longreprtext)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Note the tests that failed and passed when they were run again (pytest-rerunfailures)."""
     failed = {report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())}

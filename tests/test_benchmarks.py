@@ -25,6 +25,7 @@ from tests.benchmarks.localize.__main__ import main as localize
 from tests.benchmarks.localize.__main__ import rows
 from tests.benchmarks.processes import children, free_port, memory_bytes, own_cpu_seconds, service
 from tests.benchmarks.simulated import SimulatedNode
+from tests.every import every
 from tests.patience import PATIENCE
 
 
@@ -135,7 +136,7 @@ def test_a_bench_that_hangs_is_ended_by_its_limit() -> None:
     assert (reading.value, reading.note) == (None, "TimeoutError: not done in 0.1 s")
 
 
-@pytest.mark.parametrize(
+@every(
     ("figure", "value", "expected"),
     [
         (SHARE, 0.95, "met"),

@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from checks.contract import Check
 from checks.discover import builtin_checks
+from tests.every import every
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -37,7 +36,7 @@ def test_no_page_of_a_check_that_is_gone() -> None:
     assert set((DOCS / "checks").glob("*.md")) <= made
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", PAGES)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert list(dead_links(page)) == []
 
@@ -104,7 +103,7 @@ def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path: Path) -> None:
 DEVICES = re.compile(r"(?<!/)\bdevice|accelerator|NVML|nccom-test|/dev/(kmsg|neuron)|neuron|\b(EFA|efa)\b")
 
 
-@pytest.mark.parametrize("check", builtin_checks().values(), ids=lambda check: check.name)
+@every("check", builtin_checks().values())
 def test_check_of_devices_says_on_which_it_was_not_verified(check: Check) -> None:
     assert unverified(inspect.cleandoc(check.doc)) != "", "its docstring wants a line 'Unverified: ...'"
 
@@ -194,7 +193,7 @@ def is_there(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=str)
+@every("page", [page for page in PAGES if page.name != "CHANGELOG.md"])
 def test_names_and_paths_in_a_page_lead_somewhere(page: Path) -> None:
     assert list(dead_names(prose(page), page.parent)) == []
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import pytest
+from tests.every import every
 
 ROOT = Path(__file__).parent.parent
 FOREIGN = {"torch", "torch_xla", "torch_neuronx", "numpy"}
@@ -108,19 +111,43 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def import_statements(path: Path, *, top_level_only: bool = False) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    body = tree_of(path).body
+    return tuple(
+        node
+        for node in (body if top_level_only else statements(body))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    )
+
+
+def statements(body: list[Any]) -> Iterator[ast.AST]:
+    """All statements, and none of their expressions, which are most of a tree."""
+    for node in body:
+        yield node
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+            if isinstance(inner := getattr(node, part, None), list):
+                yield from statements(inner)
+
+
 def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
     """The modules that a file imports; of `from package import name`, the module `package.name` where there is one."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body if top_level_only else ast.walk(tree):
+    for node in import_statements(path, top_level_only=top_level_only):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             assert node.level == 0, f"{path}: relative import"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 yield inner if is_module(inner) else node.module
 
 
+@functools.cache
 def is_module(name: str) -> bool:
     path = ROOT / Path(*name.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
@@ -134,7 +161,7 @@ def last(room: str) -> str:
     return room.rpartition(".")[2]
 
 
-@pytest.mark.parametrize(("name", "path"), list(modules("checks")), ids=lambda value: str(value))
+@every(("name", "path"), list(modules("checks")))
 def test_checks_import_the_standard_library_alone_and_never_healthd(name: str, path: Path) -> None:
     for module in imports(path):
         assert module.split(".")[0] != "healthd", f"{name} imports {module}"
@@ -143,7 +170,7 @@ def test_checks_import_the_standard_library_alone_and_never_healthd(name: str, p
         assert top in sys.stdlib_module_names or top in ("checks", "__future__"), f"{name} imports {module} at its top"
 
 
-@pytest.mark.parametrize(("name", "path"), list(modules("healthd")), ids=lambda value: str(value))
+@every(("name", "path"), list(modules("healthd")))
 def test_the_service_never_imports_torch_and_rooms_keep_their_order(name: str, path: Path) -> None:
     room = room_of(name)
     assert room in ROOMS, f"{room} is not a room of ROOMS"
@@ -155,7 +182,7 @@ def test_the_service_never_imports_torch_and_rooms_keep_their_order(name: str, p
             assert last(room_of(module)) in ROOMS[room], f"{name} imports {module}"
 
 
-@pytest.mark.parametrize(("name", "path"), list(modules("healthd/aggregator")), ids=lambda value: str(value))
+@every(("name", "path"), list(modules("healthd/aggregator")))
 def test_rooms_of_the_aggregator_keep_their_walls(name: str, path: Path) -> None:
     room = last(room_of(name, 3))
     if room == "aggregator":
@@ -174,12 +201,13 @@ def room_at(module: str) -> str:
     return ".".join(parts[: 1 if parts[0] == "checks" else 3 if parts[:2] == ["healthd", "aggregator"] else 2])
 
 
+@functools.cache
 def face(room: str) -> set[str] | None:
     """What `__init__` of a room hands on: names, and modules by their path inside of it; None of a room of one file."""
     package = ROOT / Path(*room.split(".")) / "__init__.py"
     if not package.exists() or room == "healthd":
         return None
-    for node in ast.parse(package.read_text(encoding="utf-8")).body:
+    for node in tree_of(package).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
     return set()
@@ -187,7 +215,7 @@ def face(room: str) -> set[str] | None:
 
 def taken_from_other_rooms(name: str, path: Path) -> Iterator[tuple[str, str]]:
     """Each (room, what a module takes of it): a name that the room hands on, or the path of a module inside of it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path):
         if not isinstance(node, ast.ImportFrom) or not node.module or node.module.split(".")[0] not in PACKAGES:
             continue
         for alias in node.names:
@@ -204,7 +232,7 @@ PACKAGES = ("healthd", "checks")
 EVERY_MODULE = [pair for package in PACKAGES for pair in modules(package)]
 
 
-@pytest.mark.parametrize(("name", "path"), EVERY_MODULE, ids=lambda value: str(value))
+@every(("name", "path"), EVERY_MODULE)
 def test_rooms_are_entered_by_their_faces_alone(name: str, path: Path) -> None:
     for room, taken in taken_from_other_rooms(name, path):
         handed_on = face(room)
@@ -225,8 +253,13 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
 FOR_USERS = ("healthd.training",)
 
 
+OF_A_TEST = re.compile(r"(?m)^\s*(?:from|import)\s(?:[^\n(]*|[^\n(]*\([^)]*)\btest_")
+
+
 def test_tests_share_what_they_are_made_with_by_kits_and_never_by_another_module_of_tests() -> None:
     for name, path in modules("tests"):
+        if not OF_A_TEST.search(path.read_text(encoding="utf-8")):  # parsing all of them takes seconds
+            continue
         for module in imports(path):
             assert not last(module).startswith("test_"), f"{name} imports {module}: move what it needs to a kit"
 

@@ -25,6 +25,7 @@ from healthd.aggregator.auth import Scope
 from tests.aggregator.described import description
 from tests.aggregator.parts import KEY
 from tests.patience import PATIENCE
+from tests.profile import THOROUGH
 from tests.ui.stage import Stage, stage, tokens
 
 API = schemathesis.openapi.from_dict(description())
@@ -62,7 +63,7 @@ HEADERS = {"x-healthd-node-key": KEY}
 def bounds(operation: Any) -> settings:
     """Failing requests are shown as they are: making one smaller takes minutes, and a node's state alone a second."""
     return settings(
-        max_examples=2 if operation.path.endswith("/sync") else 12,
+        max_examples=2 if operation.path.endswith("/sync") else 12 if THOROUGH else 4,
         database=None,
         deadline=None,
         phases=[Phase.generate],

@@ -22,6 +22,8 @@ from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
 from tests.aggregator.engine_kit import Running, of_states, running
 from tests.aggregator.world import POLICY, World, result, step, with_wrong
+from tests.every import every
+from tests.profile import examples
 
 POLICY = dataclasses.replace(POLICY, join_seconds=600.0, silent_seconds=1e6)
 NODES = ("n0", "n1", "n2", "n3")
@@ -445,7 +447,7 @@ def test_members_must_ask_alike(more: dict[str, object], said: str) -> None:
     case(test)
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "said"),
     [
         ({"rank": 3}, "rank 3 is not one of 0 to 2"),
@@ -561,7 +563,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(EVENTS, st.sampled_from([None, 2]))
 def test_whatever_happens_only_whole_groups_of_living_members_are_admitted_and_no_node_twice(
     events: list[tuple[str, int, int]], least: int | None

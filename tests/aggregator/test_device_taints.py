@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
-
 from checks.contract import Blame, Finding, Status
 from healthd.aggregator.drain.controller import observe
 from healthd.aggregator.drain.device_taints import (
@@ -28,6 +26,7 @@ from tests.aggregator.rules_engine_kit import measured, slow_results
 from tests.aggregator.ruling import DAY, POLICY, ROOM, Case
 from tests.aggregator.ruling import fault as finding_of
 from tests.aggregator.world import NOW, World, neuron, node, result, state
+from tests.every import every
 
 GPU, PCI = "GPU-5d0ea2a4", "0000:53:00.0"
 
@@ -63,7 +62,7 @@ def test_neuron_device_is_known_by_its_number() -> None:
     assert find_device(neuron, others).device is None, "names of other drivers mean nothing"
 
 
-@pytest.mark.parametrize(
+@every(
     ("devices", "why"),
     [
         ((), "no DRA driver publishes cuda:0"),

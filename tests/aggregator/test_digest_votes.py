@@ -7,7 +7,6 @@ import dataclasses
 import tracemalloc
 from collections.abc import Mapping, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +30,7 @@ from healthd.core.model import CheckResult, DeviceRecord, Health, Inventory, Nod
 from healthd.core.model.results import MOST_PLACES_CHARACTERS, digests_of, pack, unpack
 from tests.aggregator.parts import KEY as NODE_KEY
 from tests.aggregator.parts import Clock, fleet, result, spec, state
+from tests.every import every
 
 PLACES = ("block0.norm1", "block0.qkv", "block1.gelu", "block1.gelu_grad", "head.loss", "block0.qkv_weight_update")
 GELU = "block1.gelu"
@@ -87,7 +87,7 @@ def standings(found: DigestComparison) -> dict[str, Standing]:
 MINORITY, UNDECIDED = Standing.MINORITY, Standing.UNDECIDED
 
 
-@pytest.mark.parametrize(
+@every(
     ("nodes", "expected"),
     [
         ("a", {}),

@@ -24,6 +24,7 @@ from tests.aggregator.described import check_later
 from tests.cli.cli_gate_kit import aggregator as served
 from tests.cli.cli_gate_kit import nodes
 from tests.cli.cli_kit import healthd
+from tests.every import every
 from tests.patience import PATIENCE
 from tests.ui.stage import tokens
 
@@ -48,7 +49,7 @@ def test_every_term_is_found_where_less_of_it_is_asked() -> None:
         assert less_than_policy(asked(**less), Policy()).keys() == {term}
 
 
-@pytest.mark.parametrize(
+@every(
     ("request_of", "policy"),
     [
         ({}, {}),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.validation.groups import how_far
 from healthd.core.model import RANK_READY, OrderReport, RankReport
+from tests.every import every
 
 GROUP = Group(
     id="g:c0.0",
@@ -27,7 +26,7 @@ JOINED = at("rendezvous/peers joined", events=2)
 ENTERED = at("all_reduce/1024 entered", events=4)
 
 
-@pytest.mark.parametrize(
+@every(
     ("reports", "told"),
     [
         ((ENTERED, None, None), "waiting for n1, n2 to begin"),

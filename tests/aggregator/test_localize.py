@@ -15,6 +15,8 @@ from tests.benchmarks.localize.__main__ import SURE, is_met, main, measure, rows
 from tests.benchmarks.localize.hard_rows import hard_rows
 from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of
 from tests.benchmarks.localize.table import Row, usual_rows
+from tests.every import every
+from tests.profile import fleets
 
 PASS, FAIL, SLOW, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.SLOW, Outcome.UNKNOWN
 
@@ -202,9 +204,9 @@ def test_a_member_that_never_answers_is_named_as_not_measured_and_the_rest_decid
     assert len(step.rest) == 6
 
 
-@pytest.mark.parametrize(("count", "bad"), [(3, 1), (4, 1), (4, 2), (5, 1), (8, 2), (9, 2), (33, 8), (64, 16)])
+@every(("count", "bad"), [(3, 1), (4, 1), (4, 2), (5, 1), (8, 2), (9, 2), (33, 8), (64, 16)])
 def test_culprits_that_always_fail_are_found_exactly_in_few_rounds(count: int, bad: int) -> None:
-    for seed in range(20):
+    for seed in range(fleets(20)):
         problem = problem_of(count, seed=seed)
         culprits = frozenset(random.Random(seed).sample(problem.members, bad))
         verdict, _ = play(Fleet(seed=seed, bad=culprits), problem)
@@ -259,19 +261,19 @@ def test_the_table_is_made_of_the_same_parts(capsys: pytest.CaptureFixture[str])
 SMALL = [row for row in usual_rows() if row.members <= 64 and row.exact]
 
 
-@pytest.mark.parametrize("row", SMALL, ids=[f"{row.kind} {row.culprits} of {row.members}" for row in SMALL])
+@every("row", SMALL)
 def test_the_aims_of_the_table_hold_in_a_sample_of_its_fleets(row: Row) -> None:
-    score = measure(row, max(20, row.runs // 20))
+    score = measure(row, fleets(max(20, row.runs // 20)))
     assert is_met(row, score, sure=SURE), score
 
 
 HARD = [row for row in hard_rows() if row.members <= 64 and (row.exact or row.false)]
 
 
-@pytest.mark.parametrize("row", HARD, ids=[row.name for row in HARD])
+@every("row", HARD)
 def test_the_faults_of_real_fleets_are_named_and_the_healthy_are_not(row: Row) -> None:
     """A sample: an aim counts as missed only where chance would hardly miss it by so much."""
-    score = measure(row, max(20, row.runs // 50))
+    score = measure(row, fleets(max(20, row.runs // 50)))
     assert is_met(row, score, sure=SURE), score
 
 

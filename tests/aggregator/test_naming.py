@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import httpx
-import pytest
 
 from healthd.aggregator.inventory.registry import Names
 from healthd.core.node_name import names_of
 from tests.aggregator.api_kit import POLICY, Daemon, living, scenario
 from tests.aggregator.parts import state
+from tests.every import every
 
 INSTANCE = "i-0123456789abcdef0"
 
@@ -23,7 +23,7 @@ def names(**nodes: tuple[str, ...]) -> Names:
     return known
 
 
-@pytest.mark.parametrize(
+@every(
     ("asked", "found"),
     [
         ("trn7", ("trn7",)),

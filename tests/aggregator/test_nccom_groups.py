@@ -19,6 +19,7 @@ from healthd.core import wire
 from healthd.core.model import Inventory, NccomGroup, Order, OrderReport
 from healthd.localize.model import Outcome
 from tests.aggregator.world import NOW, neuron, node, state
+from tests.every import every
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 NODES = ("n1", "n2", "n3")
@@ -112,7 +113,7 @@ def passed(status: Status = Status.PASS, reason: str | None = None) -> Finding:
 WITHOUT_A_NUMBER = Finding(status=Status.PASS, reason=None, message="all is well", target="node")
 
 
-@pytest.mark.parametrize(
+@every(
     ("findings", "outcome"),
     [
         ([passed()], Outcome.PASS),

@@ -16,6 +16,7 @@ from healthd.aggregator.api.handling import STATUSES
 from healthd.aggregator.auth import Scope
 from tests.aggregator.api_kit import running
 from tests.aggregator.described import METHODS, description
+from tests.every import every
 from tests.patience import PATIENCE
 from tests.ui.stage import tokens
 
@@ -52,7 +53,7 @@ def test_the_description_is_whole() -> None:
     assert {tag for methods in told["paths"].values() for one in methods.values() for tag in one["tags"]} == known
 
 
-@pytest.mark.parametrize(("method", "path", "told"), OPERATIONS)
+@every(("method", "path", "told"), OPERATIONS)
 def test_every_path_says_its_statuses_with_the_one_error_record(method: str, path: str, told: dict[str, Any]) -> None:
     assert method in METHODS
     assert told["summary"]

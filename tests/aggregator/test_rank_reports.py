@@ -16,6 +16,7 @@ from healthd.aggregator.model.validations import Tested as Seen
 from healthd.aggregator.validation.outcome import read_group
 from healthd.core.model import OrderReport, RankReport
 from healthd.localize.model import Outcome
+from tests.every import every
 
 GROUP = Group(
     id="v.0",
@@ -134,7 +135,7 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD)
+@every("kind", ODD)
 def test_rank_whose_data_are_no_measurement_gives_no_pass_and_marks_no_node(kind: str) -> None:
     tested = with_second(ODD[kind])
     assert tested.outcome is Outcome.UNKNOWN

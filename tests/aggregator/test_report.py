@@ -38,6 +38,7 @@ from healthd.core.model import AdmittedNode, Decision, ExcludedNode, GateRequest
 from tests.aggregator.engine_kit import running
 from tests.aggregator.parts import fleet
 from tests.aggregator.world import NOW, POLICY, World, state, with_wrong
+from tests.every import every
 from tests.patience import PATIENCE
 
 # --- shares ---------------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_waits_are_told_by_how_gates_ended() -> None:
 # --- from observe to enforce ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("ends", "ready", "said"),
     [
         ([end("ok", 49)], False, "49 observed jobs have ended, below the 50"),

@@ -15,6 +15,7 @@ from healthd.aggregator.controller.preflights import MOST_ASKED, RollCall, RollC
 from healthd.core.errors import BadInputError
 from healthd.hooks.preflight.hook import with_hosts
 from tests.aggregator.api_kit import living, scenario
+from tests.every import every
 
 
 def rank(number: int, nnodes: int, *, wait: float | None = None) -> RollCallBody:
@@ -92,7 +93,7 @@ def test_standing_aggregator_has_no_roll_call(tmp_path: Path) -> None:
     scenario(test, tmp_path)
 
 
-@pytest.mark.parametrize(
+@every(
     "wrong",
     [
         {"rank": -1},

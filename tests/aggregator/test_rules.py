@@ -13,6 +13,7 @@ from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, Faul
 from healthd.aggregator.quarantine.counting import accusation
 from healthd.core.model import Reason
 from tests.aggregator.ruling import DAY, HOUR, MINUTE, POLICY, Case, fault, outcome
+from tests.every import every
 
 SLOW, WRONG, LOST = fault("SlowDevice", device="dev:0"), fault("WrongResult", device="dev:0"), fault("DeviceLost")
 LOST_0 = fault("DeviceLost", device="dev:0")
@@ -172,7 +173,7 @@ def test_hard_reasons_are_those_of_the_catalogue_whose_action_says_so() -> None:
     assert not hard & {"SlowDevice", "SlowLink", "CollectiveFault", "Busy", "Timeout", "InjectedFault"}
 
 
-@pytest.mark.parametrize("code", sorted(code for code, r in REASONS.items() if r.action in HARD_ACTIONS))
+@every("code", sorted(code for code, r in REASONS.items() if r.action in HARD_ACTIONS))
 def test_a_hard_fault_latches_at_once_on_the_serial_number(code: str) -> None:
     case = Case()
     case.result(fault(code, device="dev:0"))

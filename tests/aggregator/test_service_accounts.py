@@ -18,6 +18,7 @@ from healthd.core.errors import ConfigError
 from healthd.core.workload import Pod
 from tests.aggregator.parts import Clock
 from tests.aggregator.token_review_kit import HOOKS, NODES, Reviews, reviews
+from tests.every import every
 from tests.patience import PATIENCE
 
 UID = "0a1b2c3d-0000-4000-8000-000000000001"
@@ -369,7 +370,7 @@ def test_aggregator_may_listen_beyond_loopback_with_service_accounts_instead_of_
         AggregatorSettings(listen="0.0.0.0:0", state_dir=tmp_path, **tls)
 
 
-@pytest.mark.parametrize(
+@every(
     ("words", "message"),
     [
         ({"nodes": (NODES,)}, "set 'audience' too"),

@@ -34,6 +34,7 @@ from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConfigError, HealthdError, StoreError
 from tests.aggregator.store_kit import QUARANTINE, ended, gate
 from tests.aggregator.world import NOW, POLICY, lease, state
+from tests.every import every
 
 T = TypeVar("T")
 
@@ -350,7 +351,7 @@ def line_of(url: str, kind: type[HealthdError]) -> str:
     return line
 
 
-@pytest.mark.parametrize(
+@every(
     ("url", "text"),
     [
         ("my database", "not the URL of a database"),

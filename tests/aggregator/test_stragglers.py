@@ -22,6 +22,7 @@ from healthd.baselines import Kind
 from healthd.core.model import RankReport, Verdict
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import Lab
+from tests.every import every
 
 MATMUL = "matmul_flops_per_second/bf16"
 FOUR = ("n1", "n2", "n3", "n4")
@@ -184,7 +185,7 @@ def test_a_node_whose_ranks_are_all_late_is_named_in_a_pair_too() -> None:
     assert set(judged([0.01, 0.01, 0.01, 0.6], ranks=2).accused) == {"n1"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("late", "usual", "took", "slow"),
     [
         (0.01 + 1.1 * LATE_SECONDS, 0.01, 0.01, True),
@@ -220,7 +221,7 @@ def test_a_group_that_did_not_pass_stays_what_it_was() -> None:
     assert judged([0.5, 0.01, 0.01], outcome=Outcome.FAIL).accused == {}
 
 
-@pytest.mark.parametrize("ready", [None, "soon", -1.0, float("nan"), float("inf"), True, [0.1]])
+@every("ready", [None, "soon", -1.0, float("nan"), float("inf"), True, [0.1]])
 def test_ranks_that_do_not_say_how_late_they_are_accuse_nobody(ready: object) -> None:
     assert judged([ready, 0.01, 0.01, 0.01]).outcome is Outcome.PASS
     assert judged([0.5, ready, ready, ready]).outcome is Outcome.PASS

@@ -22,6 +22,7 @@ from healthd.core.model import GateRequest, OrderReport, OrderStatus, RankReport
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import Lab
 from tests.aggregator.world import NOW, neuron, node, state
+from tests.every import every
 
 NAME = "data_parallel_step"
 COUNT = 4
@@ -184,7 +185,7 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD)
+@every("kind", ODD)
 def test_rank_whose_steps_cannot_be_read_gives_no_pass_and_accuses_nobody_else(kind: str) -> None:
     tested = read(None, ODD[kind], None)
     assert tested.outcome in (Outcome.FAIL, Outcome.UNKNOWN)

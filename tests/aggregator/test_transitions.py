@@ -25,6 +25,8 @@ from healthd.core import wire
 from healthd.core.model import GateRequest, Join, Mode
 from tests.aggregator.lab import POLICY, Lab
 from tests.aggregator.world import gate, with_wrong
+from tests.every import every
+from tests.profile import examples
 
 NAMES = ("n1", "n2", "n3", "n4")
 OTHER = Claim(kind=ClaimKind.RESERVED, gate="g-other", job="other", attempt=0)
@@ -187,7 +189,7 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(request=requests, who=whom | groups, turns=turns)
 def test_no_history_leaves_the_table_and_what_is_held_is_what_the_phase_says(
     request: dict[str, object], who: dict[str, object], turns: list[tuple[float, dict[str, str], str, int]]
@@ -244,7 +246,7 @@ IMPURE = ("asyncio", "threading", "time", "logging", "sqlalchemy", "fastapi", "s
 OUTSIDE = ("store", "writer", "session", "databases", "changes", "ledger", "turns", "engine", "registry", "api", "app")
 
 
-@pytest.mark.parametrize("module", PURE, ids=lambda module: module.__name__.rpartition(".")[2])
+@every("module", PURE)
 def test_the_gate_knows_neither_store_nor_http_nor_a_clock(module: ModuleType) -> None:
     tree = ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))
     for node in ast.walk(tree):

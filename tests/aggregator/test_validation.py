@@ -14,6 +14,7 @@ from healthd.core import wire
 from healthd.core.model import Decision, Verdict
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import POLICY, TOOL_FAILURES, VICTIMS_WORDS, Lab
+from tests.every import every
 
 ENDS_WITHIN = ("raised", "no data", "garbage", "internal error", "exits", "told to end", "guard told to end")
 """Of `TOOL_FAILURES`, those in the middle of the collectives for which nothing is named that was missing."""
@@ -50,8 +51,8 @@ def test_a_request_can_do_without_collectives() -> None:
     assert lab.groups == []
 
 
-@pytest.mark.parametrize("kind", ["corrupt", "hang", "die", "absent", "slow"])
-@pytest.mark.parametrize("culprit", ["n1", "n3", "n6"])
+@every("kind", ["corrupt", "hang", "die", "absent", "slow"])
+@every("culprit", ["n1", "n3", "n6"])
 def test_the_culprit_is_named_and_alone_and_the_job_is_rejected(kind: str, culprit: str) -> None:
     lab = Lab(SIX, bad={culprit: kind})
     decision = lab.decide(lab.ask(nodes=SIX))
@@ -64,8 +65,8 @@ def test_the_culprit_is_named_and_alone_and_the_job_is_rejected(kind: str, culpr
     assert not lab.claims
 
 
-@pytest.mark.parametrize("failure", TOOL_FAILURES)
-@pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n2", "n3"), SIX], ids=["two", "three", "six"])
+@every("failure", TOOL_FAILURES)
+@every("names", [("n1", "n2"), ("n1", "n2", "n3"), SIX])
 def test_failure_of_the_tool_itself_takes_out_its_node_and_accuses_none(failure: str, names: tuple[str, ...]) -> None:
     lab = Lab(names, bad={"n2": failure})
     decision = lab.decide(lab.ask(nodes=names, min_nodes=1))
@@ -79,7 +80,7 @@ def test_failure_of_the_tool_itself_takes_out_its_node_and_accuses_none(failure:
     assert len(lab.groups) <= 2
 
 
-@pytest.mark.parametrize("failure", ENDS_WITHIN)
+@every("failure", ENDS_WITHIN)
 def test_node_alone_after_collectives_that_ended_in_the_middle_does_not_start(failure: str) -> None:
     """Its own part in them is not known, and it has nobody left to show it with."""
     lab = Lab(("n1", "n2"), bad={"n2": failure})
@@ -98,7 +99,7 @@ def test_node_alone_whose_rank_died_beside_one_that_lacks_a_tool_does_not_start(
     assert "RankDied" in [one.code for one in decision.reasons]
 
 
-@pytest.mark.parametrize("failure", ENDS_WITHIN)
+@every("failure", ENDS_WITHIN)
 def test_node_left_alone_runs_with_idle_ones_and_starts_when_they_pass(failure: str) -> None:
     lab = Lab(SIX, bad={"n2": failure})
     decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
@@ -110,8 +111,8 @@ def test_node_left_alone_runs_with_idle_ones_and_starts_when_they_pass(failure: 
     assert not lab.claims
 
 
-@pytest.mark.parametrize("idle", [1, 4])
-@pytest.mark.parametrize("words", VICTIMS_WORDS)
+@every("idle", [1, 4])
+@every("words", VICTIMS_WORDS)
 def test_node_left_alone_that_fails_with_idle_ones_too_does_not_start(words: str, idle: int) -> None:
     lab = Lab(SIX[: 2 + idle], bad={"n1": words})
     decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
@@ -140,9 +141,9 @@ def test_node_alone_that_passed_with_another_before_starts() -> None:
     assert included(decision) == ["n1", "n3"]
 
 
-@pytest.mark.parametrize("words", VICTIMS_WORDS)
-@pytest.mark.parametrize("culprit", ["n1", "n2"])
-@pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n2", "n3"), SIX], ids=["two", "three", "six"])
+@every("words", VICTIMS_WORDS)
+@every("culprit", ["n1", "n2"])
+@every("names", [("n1", "n2"), ("n1", "n2", "n3"), SIX])
 def test_node_that_fails_in_silence_is_never_admitted_for_what_its_peers_say(
     words: str, culprit: str, names: tuple[str, ...]
 ) -> None:

@@ -50,10 +50,10 @@ class End:
     state: PostmortemState
 
 
-async def post(port: int, path: str, content: bytes) -> bytes:
+async def ask(port: int, method: str, path: str, content: bytes = b"") -> bytes:
     """One request on a connection of its own, and its answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     try:
         writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
         return (await read_answer(reader))[1]
@@ -101,7 +101,7 @@ async def member(port: int, gate: str, node: str, bodies: Sequence[bytes]) -> Po
     step = 0
     while True:
         sent = bodies[step].replace(b'"node":"@"', f'"node":"{node}"'.encode(), 1)
-        answer = await post(port, f"/v1/gates/{gate}/notes?wait={HOLD_SECONDS}", sent)
+        answer = await ask(port, "POST", f"/v1/gates/{gate}/notes?wait={HOLD_SECONDS}", sent)
         state = decode(answer, PostmortemState, what="the answer")
         if state.postmortem.phase is PostmortemPhase.FINAL:
             return state
@@ -113,7 +113,7 @@ async def end(port: int, pid: int, names: Sequence[str], ending: Ending) -> End:
     """The end of one job on these nodes; the second one has the fault, the others lost it."""
     job = ending.job
     asked = encode(GateRequest(job=job, nodes=tuple(names)))
-    decision = decode(await post(port, "/v1/gates?wait=20", asked), Decision, what="the decision")
+    decision = decode(await ask(port, "POST", "/v1/gates?wait=20", asked), Decision, what="the decision")
     if decision.decision != "admit":
         raise RuntimeError(f"gate {job}: {decision.decision}: {'; '.join(r.message for r in decision.reasons)[:300]}")
     cpu, began = cpu_seconds(pid), time.perf_counter()
@@ -124,6 +124,7 @@ async def end(port: int, pid: int, names: Sequence[str], ending: Ending) -> End:
     verdict = states[0].postmortem.verdict
     if verdict is None or verdict.node != names[1] or any(one.postmortem.verdict != verdict for one in states):
         raise RuntimeError(f"job {job}: the verdict is {verdict}")
+    await ask(port, "DELETE", f"/v1/gates/{decision.id}/lease")  # the workload has ended on every node
     packed = sum(one.packed_bytes for one in states[0].postmortem.told.values())
     return End(seconds=seconds, packed_bytes=packed, cpu_seconds=cpu_seconds(pid) - cpu, state=states[0])
 

@@ -24,6 +24,7 @@ from checks.accelerators.neuron.environment import environment_of, xla_environme
 from checks.accelerators.neuron.errors import diagnose, telling_line
 from checks.contract import Action
 from healthd.runner.workers.outcome import explain
+from tests.every import every
 
 ROOT = Path(__file__).parents[2]
 INVENTORY: Mapping[str, Any] = {
@@ -56,7 +57,7 @@ def test_worker_is_pinned_to_its_one_core_whatever_the_job_said() -> None:
     assert "NEURON_LOGICAL_NC_CONFIG" not in environment_of("neuroncore:0", {**INVENTORY, "lnc": None}, {}, {})
 
 
-@pytest.mark.parametrize(
+@every(
     "name",
     [
         "NEURON_FAIL_ON_NAN",
@@ -193,7 +194,7 @@ def test_memory_of_a_core_is_unknown_where_the_inventory_does_not_say() -> None:
 FATAL = "(FATAL-RT-UNDEFINED-STATE)"
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "reason", "action"),
     [
         ("NRT:nrt_allocate_neuron_cores  NeuronCore(s) not available - Requested:nc1-nc1 Available:0", "Busy", None),
@@ -244,7 +245,7 @@ def test_hardware_comes_before_what_followed_from_it() -> None:
     assert found.reason == "DeviceLost"
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "",

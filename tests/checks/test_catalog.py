@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.catalog import GIB, TYPES, InstanceType, find_type, has_no_accelerators, type_name
+from tests.every import every
 
 REPOSITORY = Path(__file__).parents[2]
 G_SIZES = ("xlarge", "2xlarge", "4xlarge", "8xlarge", "12xlarge", "16xlarge", "24xlarge", "48xlarge")
@@ -22,7 +23,7 @@ def the(name: str) -> InstanceType:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "chip", "devices", "cores", "logical", "memory_gib", "efa"),
     [
         ("trn1.2xlarge", "Trainium", 1, 2, 2, 32, 0),
@@ -71,12 +72,12 @@ def test_type_has_the_figures_of_its_documentation(
         assert (found.chip.cores, found.chip.lnc) == (None, ())
 
 
-@pytest.mark.parametrize("family", ["g5", "g6", "g6e"])
+@every("family", ["g5", "g6", "g6e"])
 def test_every_size_of_the_small_gpu_families_is_there(family: str) -> None:
     assert {name for name in TYPES if name.startswith(f"{family}.")} == {f"{family}.{size}" for size in G_SIZES}
 
 
-@pytest.mark.parametrize("found", TYPES.values(), ids=lambda found: found.name)
+@every("found", TYPES.values())
 def test_every_record_names_its_sources_and_agrees_with_itself(found: InstanceType) -> None:
     assert len(found.source) > 10
     assert len(found.chip.source) > 10
@@ -87,7 +88,7 @@ def test_every_record_names_its_sources_and_agrees_with_itself(found: InstanceTy
     assert found.topology != "torus" or found.devices == 16
 
 
-@pytest.mark.parametrize("name", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge"])
+@every("name", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge"])
 def test_torus_has_the_neighbours_that_the_vendors_tool_shows(name: str) -> None:
     """From a listing of neuron-ls in the AWS Neuron documentation."""
     shown = {0: (12, 3, 4, 1), 1: (13, 0, 5, 2)}
@@ -95,7 +96,7 @@ def test_torus_has_the_neighbours_that_the_vendors_tool_shows(name: str) -> None
         assert the(name).neighbours(device) == tuple(sorted(neighbours))
 
 
-@pytest.mark.parametrize("found", TYPES.values(), ids=lambda found: found.name)
+@every("found", TYPES.values())
 def test_links_go_both_ways_and_never_to_oneself(found: InstanceType) -> None:
     for device in range(found.devices or 0):
         for other in found.neighbours(device) or ():
@@ -123,7 +124,7 @@ DRIVER_TABLES: dict[str, list[set[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, kind in TYPES.items() if kind.chip.accelerator == "neuron"])
+@every("name", [name for name, kind in TYPES.items() if kind.chip.accelerator == "neuron"])
 def test_links_of_each_type_are_those_of_the_drivers_table(name: str) -> None:
     kind = the(name)
     table = DRIVER_TABLES.get(name)
@@ -151,7 +152,7 @@ def test_type_of_unknown_size_promises_nothing() -> None:
     assert found.neighbours(0) is None
 
 
-@pytest.mark.parametrize("name", ["trn9.32xlarge", "trn1.31xlarge", "", None, "HVM domU", "trn1", "x" * 1000, "t.\n"])
+@every("name", ["trn9.32xlarge", "trn1.31xlarge", "", None, "HVM domU", "trn1", "x" * 1000, "t.\n"])
 def test_unknown_type_is_unknown(name: str | None) -> None:
     """Rival fault 6."""
     assert find_type(name) is None
@@ -162,7 +163,7 @@ def test_names_are_found_however_they_are_written() -> None:
     assert type_name("c7i.metal-24xl") == "c7i.metal-24xl"
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "expected"),
     [
         ("c7i.large", True),

@@ -17,6 +17,7 @@ from checks.collective.judge import judge_ranks
 from checks.collective.nccom.run import free_ports
 from checks.collective.reduce_scatter import reduce_scatter
 from checks.contract import Evidence, Finding, Group, Missing, Progress, Status, worst
+from tests.every import every
 
 NAMES = ["all_gather", "all_reduce", "reduce_scatter"]
 CHECKS = {"all_gather": all_gather, "all_reduce": all_reduce, "reduce_scatter": reduce_scatter}
@@ -220,7 +221,7 @@ SYSTEM = "DistBackendError: NCCL error, ncclSystemError: System call (e.g. socke
 READY = ("joined", "ready")
 
 
-@pytest.mark.parametrize(
+@every(
     ("missing", "expected"),
     [
         # The first to die did it, although the others died as well (rival fault 25).

@@ -28,6 +28,7 @@ from checks.contract import (
 )
 from checks.host.machine import Host
 from checks.reasons import REASONS, action_of, blame_of
+from tests.every import every
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def test_good_parameters_are_taken_with_whole_numbers_as_floats_and_lists_as_tup
     assert load_params(Params, {}) == Params()
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "words"),
     [
         ({"ration": 1.0}, "no parameter 'ration'; did you mean 'ratio'"),

@@ -9,6 +9,7 @@ import pytest
 
 from checks.contract import Evidence, Finding, Missing, Status
 from checks.device.digest import digest, judge_digests
+from tests.every import every
 
 
 def evidence(target: str, value: str, *, key: str = "cpu | a", stable: bool = True) -> Evidence:
@@ -69,7 +70,7 @@ def test_device_that_is_wrong_the_same_way_each_time_is_found_by_its_peers(conte
     assert judged([good, bad, other]) == {"cpu:0": PASS, "cpu:1": CORRUPT, "cpu:2": PASS}  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize(
+@every(
     ("digests", "expected"),
     [
         ("a", [PASS]),

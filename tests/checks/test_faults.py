@@ -12,6 +12,7 @@ import pytest
 from checks.contract import Evidence, Finding, Progress, Status
 from checks.worker.fault_injection import apply_faults, faulty, flip_bit, write_garbage
 from checks.worker.faults import KINDS, Fault, parse_fault, without_missing
+from tests.every import every
 
 SCOPES = {
     "matmul": "device",
@@ -22,7 +23,7 @@ SCOPES = {
 }
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "fault"),
     [
         ("matmul=crash", Fault("matmul", None, "crash", None)),
@@ -55,7 +56,7 @@ def test_fault_is_read_and_written_the_same(text: str, fault: Fault) -> None:
     assert str(fault) == text
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "words"),
     [
         ("matmul", "write CHECK[@TARGET]=KIND[:VALUE]"),

@@ -16,6 +16,7 @@ from checks.host import metadata
 from checks.host.identity import Metadata, ask_metadata, read_identity
 from checks.host.metadata import may_ask
 from tests.checks.identity_kit import DMI, ID, make_ec2, read_request, reply, serving
+from tests.every import every
 from tests.hosts.machine import Machine
 
 
@@ -124,7 +125,7 @@ def test_machine_that_is_data_is_never_asked_about_over_the_network(machine: Mac
     assert time.monotonic() - started < metadata.CONNECT_SECONDS
 
 
-@pytest.mark.parametrize(
+@every(
     ("imds", "on_ec2", "variables", "expected"),
     [
         (None, True, {}, True),
@@ -178,7 +179,7 @@ def test_nobody_listens() -> None:
 HTML = b"<!DOCTYPE html><html><body>Please sign in</body></html>"
 
 
-@pytest.mark.parametrize(
+@every(
     "answer",
     [
         reply("404 Not Found", HTML),
@@ -193,19 +194,6 @@ HTML = b"<!DOCTYPE html><html><body>Please sign in</body></html>"
         b"\x00\xff" * 1000,
         b"",
     ],
-    ids=[
-        "404",
-        "404 with a type",
-        "403",
-        "html",
-        "empty",
-        "10 MB",
-        "redirect",
-        "cut off",
-        "chunks",
-        "garbage",
-        "silence",
-    ],
 )
 def test_answer_that_is_not_the_service_says_nothing(answer: bytes) -> None:
     def talk(connection: socket.socket) -> None:
@@ -216,9 +204,7 @@ def test_answer_that_is_not_the_service_says_nothing(answer: bytes) -> None:
         assert ask_metadata(endpoint) == NOTHING
 
 
-@pytest.mark.parametrize(
-    "body", [HTML, b"", b"x" * 10_000_000, b"\xff\xfe", b"trn1", b"a b.c", b"trn1.32xlarge\r\nx: y"]
-)
+@every("body", [HTML, b"", b"x" * 10_000_000, b"\xff\xfe", b"trn1", b"a b.c", b"trn1.32xlarge\r\nx: y"])
 def test_type_that_is_no_type_is_not_believed_and_the_id_still_stands(body: bytes) -> None:
     said = []
     with serving(Service(body)) as endpoint:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.host import machine
+from tests.every import every
 from tests.patience import PATIENCE
 
 
@@ -41,7 +42,7 @@ def test_no_log_is_an_error_that_names_it(tmp_path: Path) -> None:
         machine.read_log(str(tmp_path / "kmsg"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("record", "line"),
     [
         ("6,339,5140900,-;NET: Registered protocol family 10\n", (5.1409, "NET: Registered protocol family 10")),
@@ -59,7 +60,7 @@ def test_records_of_kmsg(record: str, line: machine.LogLine) -> None:
     assert machine.parse_record(record) == line
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "line"),
     [
         ("[    5.140900] NET: up", (5.1409, "NET: up")),

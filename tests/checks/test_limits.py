@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from checks.contract import NO_LIMIT, Action, Blame, Finding, Limit, Status
 from checks.limits import quantity, unit, within
+from tests.every import every
 
 
 def judge(value: float | None, limit: Limit = NO_LIMIT, outside: Status = Status.FAIL) -> Finding:
@@ -24,7 +25,7 @@ def limit(lower: float | None = None, upper: float | None = None, origin: str = 
     return Limit(lower=lower, upper=upper, origin=origin)
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "bounds", "status"),
     [
         (5.0, limit(lower=5.0), Status.PASS),
@@ -42,8 +43,8 @@ def test_value_at_its_bound_passes_and_its_neighbour_does_not(value: float, boun
     assert finding.reason == (None if status is Status.PASS else "DiskFull")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("bounds", [NO_LIMIT, limit(0.0, 9.0)])
+@every("value", [math.nan, math.inf, -math.inf])
+@every("bounds", [NO_LIMIT, limit(0.0, 9.0)])
 def test_value_that_is_not_finite_fails_even_without_a_limit_and_goes_into_json(value: float, bounds: Limit) -> None:
     finding = judge(value, bounds)
     assert (finding.status, finding.reason) == (Status.FAIL, "DiskFull")
@@ -113,7 +114,7 @@ def test_only_a_finite_number_inside_its_bounds_ever_passes(
     assert passed == inside
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "value", "text"),
     [
         ("a_bytes", None, "none"),

@@ -19,6 +19,7 @@ from checks.collective.nccom.run import environment_of, plan_steps, rank_counts,
 from checks.collective.nccom.steps import nccom_all_gather, nccom_all_reduce, nccom_reduce_scatter
 from checks.contract import Blame, Check, Context, Finding, Limit, Progress, Status, Tier, load_params
 from checks.host.machine import Host
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import number, worst_of
 from tests.patience import PATIENCE
@@ -132,8 +133,8 @@ def test_deep_has_a_size_for_each_algorithm_and_several_types_and_rank_counts(ma
     assert below < 1e6 < middle < 56e6 < 56 * 2**20 < above
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8, 12, 24, 32, 64, 128])
-@pytest.mark.parametrize("tier", [Tier.QUICK, Tier.DEEP])
+@every("ranks", [2, 4, 8, 12, 24, 32, 64, 128])
+@every("tier", [Tier.QUICK, Tier.DEEP])
 def test_every_rank_gets_an_equal_share_of_every_size(ranks: int, tier: Tier) -> None:
     for step in plan_steps("nccom_all_gather", tier, ranks=ranks, counts=()):
         assert all(size % (4 * ranks) == 0 for size in step.sizes_bytes)

@@ -28,6 +28,7 @@ from checks.collective.nccom.launch import (
 from checks.collective.nccom.run import Abilities, Ran, Step, read_report
 from checks.collective.nccom.steps import judge_step
 from checks.contract import Status
+from tests.every import every
 from tests.fakes.remote_shell import ssh_command
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +97,7 @@ def test_old_kernels_need_fork_safety(kernel: str, safe: bool) -> None:
     assert ("FI_EFA_FORK_SAFE" in efa_environment(kernel)) is safe
 
 
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         {"mode": "telnet"},

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from checks.collective.nccom.run import Ran, Step, believable, log_path, read_help, read_report, read_table
 from checks.collective.nccom.steps import judge_step
 from checks.contract import Limit, Status, worst
+from tests.every import every
+from tests.profile import examples
 
 SIZES = (1024, 32768, 1048576)
 STEP = Step(op="all_reduce", ranks=32, dtype="fp32", sizes_bytes=SIZES, factor=32, whole=True)
@@ -125,7 +127,7 @@ def test_report_is_read_and_what_is_new_in_it_passed_over() -> None:
     assert status_of(ran("", json.dumps(said))) is Status.PASS
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"results": null}', '{"results": {}}', "[" * 100_000])
+@every("text", ["", "{", "[]", "null", '{"results": null}', '{"results": {}}', "[" * 100_000])
 def test_report_that_is_none_leaves_the_table_to_be_read(text: str) -> None:
     assert read_report(text) is None
     assert status_of(ran(table(), text)) is Status.PASS
@@ -176,7 +178,7 @@ SCALARS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_changed_report_is_never_a_crash_and_never_a_pass_with_a_wrong_number(data: st.DataObject) -> None:
     said = report()
@@ -203,7 +205,7 @@ def test_changed_report_is_never_a_crash_and_never_a_pass_with_a_wrong_number(da
             assert math.isclose(duration.value, right) or action in ("change", "extra")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, len(table())), st.booleans())
 def test_cut_output_passes_only_with_every_row(cut: int, as_report: bool) -> None:
     text = json.dumps(report()) if as_report else table()
@@ -213,7 +215,7 @@ def test_cut_output_passes_only_with_every_row(cut: int, as_report: bool) -> Non
     assert status is not Status.PASS or complete
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.text(max_size=300), st.sampled_from([0, 1, 2, 127, -9, None]))
 def test_any_text_is_judged_and_never_passes(text: str, returncode: int | None) -> None:
     for one in (ran(text, None, returncode), ran("size(B) time(us)\n" + text, text, returncode)):
@@ -222,7 +224,7 @@ def test_any_text_is_judged_and_never_passes(text: str, returncode: int | None) 
     log_path(text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.sampled_from([*table().split(), "nan", "-", "errors", "\n"]), max_size=60))
 def test_shuffled_words_of_a_table_are_no_crash(words: list[str]) -> None:
     status_of(ran(" ".join(words)))
@@ -234,8 +236,8 @@ def test_failed_run_never_passes_whatever_its_rows() -> None:
     assert status_of(ran(table() + "0 errors found", json.dumps(report()))) is Status.PASS
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("said", ["nan", "", 0, 9e9])
+@every("first", [True, False])
+@every("said", ["nan", "", 0, 9e9])
 def test_of_two_rows_of_one_size_the_worse_counts(said: object, first: bool) -> None:
     rows = report()
     other = {**rows["results"][0], "time:avg(us)": said}

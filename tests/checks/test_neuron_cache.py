@@ -31,6 +31,7 @@ from checks.compile_cache import (
 )
 from checks.host import python_packages
 from checks.worker.commands import Compiling
+from tests.profile import examples
 
 KEY = CacheKey(
     accelerator="neuron",
@@ -119,7 +120,7 @@ plain = st.recursive(
 good = {"format": 1, "key": dataclasses.asdict(KEY), "made_at": 1.0, "entries": {"matmul/quick/1": {"seconds": 2.0}}}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(member=st.sampled_from([*good, "format", "entries"]), value=plain, cut=st.integers(0, 400))
 def test_manifest_that_is_damaged_is_cold_never_warm(tmp_path: Path, member: str, value: object, cut: int) -> None:
     cache = CompileCache(tmp_path, KEY)

@@ -16,6 +16,7 @@ from checks.host.machine import Host
 from checks.system.neuron.neuron_counters import neuron_counters
 from healthd.record import record
 from tests.checks.neuron_looks import SYSFS
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 
 CHAIN = [SysfsDevice(n, f"00a{n}", "Inferentia2", 2, tuple(m for m in (n - 1, n + 1) if 0 <= m < 6)) for n in range(6)]
@@ -94,7 +95,7 @@ def test_outside_of_a_container_numbers_are_the_hosts(tmp_path: Path) -> None:
     assert indices(neuron.find(machine.host, {})) == list(range(6))
 
 
-@pytest.mark.parametrize(
+@every(
     ("links", "expected"),
     [
         ({0: (4,), 1: (1,)}, {0: 5, 1: 0}),

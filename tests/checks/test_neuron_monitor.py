@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from checks.accelerators.neuron.monitor import ECC_COUNTERS, parse_monitor, read_monitor
 from checks.host.machine import Host, HostError
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 from tests.patience import PATIENCE
 
@@ -91,21 +92,21 @@ def test_idle_node_has_no_process_and_no_errors() -> None:
     assert reading.hardware_errors == 0
 
 
-@pytest.mark.parametrize("value", [..., None, [], {}, "", 0, {"error": "no driver"}])
+@every("value", [..., None, [], {}, "", 0, {"error": "no driver"}])
 def test_counters_that_are_null_or_missing_are_unknown_never_zero(value: Any) -> None:
     reading = parse_monitor(change("system_data.neuron_hw_counters", value))
     assert reading is not None
     assert reading.ecc is None
 
 
-@pytest.mark.parametrize("value", [..., None, {}, [None], [{}], [{"neuron_device_index": "0"}], 0])
+@every("value", [..., None, {}, [None], [{}], [{"neuron_device_index": "0"}], 0])
 def test_devices_in_a_shape_that_is_not_understood_are_unknown(value: Any) -> None:
     reading = parse_monitor(change("system_data.neuron_hw_counters.neuron_devices", value))
     assert reading is not None
     assert reading.ecc is None
 
 
-@pytest.mark.parametrize("value", [None, "0", -1, 1.5, True, [], 10**30])
+@every("value", [None, "0", -1, 1.5, True, [], 10**30])
 def test_count_that_is_none_is_unknown(value: Any) -> None:
     text = change("system_data.neuron_hw_counters.neuron_devices.1.mem_ecc_uncorrected", value)
     reading = parse_monitor(text)
@@ -134,8 +135,8 @@ def test_group_with_an_error_is_skipped_and_said() -> None:
     assert reading.skipped == ("neuron_hw_counters: cannot read",)
 
 
-@pytest.mark.parametrize("path", ["neuron_runtime_data.0.report", "neuron_runtime_data.0.report.execution_stats"])
-@pytest.mark.parametrize("value", [None, ..., "x", {}])
+@every("path", ["neuron_runtime_data.0.report", "neuron_runtime_data.0.report.execution_stats"])
+@every("value", [None, ..., "x", {}])
 def test_process_that_does_not_tell_its_errors_makes_their_number_unknown(path: str, value: Any) -> None:
     reading = parse_monitor(change(path, value))
     assert reading is not None
@@ -150,7 +151,7 @@ def test_errors_of_all_processes_add_up() -> None:
     assert reading.hardware_errors == 6  # the third does not tell, and what is known counts
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", "[" * 100_000, json.dumps(report())[:-40], "NaN", "1"])
+@every("text", ["", "{", "[]", "null", "{}", "[" * 100_000, json.dumps(report())[:-40], "NaN", "1"])
 def test_line_that_is_no_such_object_is_none(text: str) -> None:
     assert parse_monitor(text) is None
 

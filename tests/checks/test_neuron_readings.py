@@ -15,7 +15,9 @@ from checks.accelerators import neuron
 from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron import sysfs as neuron_sysfs
 from checks.accelerators.neuron.ls import Listing
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
+from tests.profile import examples
 
 DOCUMENTED = {
     "neuron_device": 4,
@@ -47,7 +49,7 @@ def test_documented_members_are_read() -> None:
     assert (one(numa_node="1").numa_node, one(numa_node=0).numa_node) == (1, 0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("member", "value"),
     [
         ("bdf", "cc.00:0"),
@@ -82,7 +84,7 @@ def test_member_of_another_shape_or_unit_is_none(member: str, value: object) -> 
     assert one().number == entry.number
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     ["", "{}", "[]", "[1]", "[{}]", "[[]]", "null", "[", "[" * 9999,
      '[{"neuron_device": null}]', '[{"neuron_device": "0"}]',
@@ -172,7 +174,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> NeuronMachine:
     return machine
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     leaf=st.sampled_from(LEAVES), content=st.binary(max_size=40) | st.sampled_from([b"2\n", b"999", b"-2", b"2 cores"])
 )

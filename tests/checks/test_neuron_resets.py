@@ -16,6 +16,7 @@ from checks.contract import Action, Evidence, Finding, Previous, Status
 from checks.system.kernel_log import find_fault, kernel_log
 from checks.system.neuron.neuron_counters import Abort, neuron_counters, next_abort
 from tests.checks.neuron_looks import SYSFS, Looks, look
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine
 
@@ -119,7 +120,7 @@ def test_drivers_own_words_are_faults_of_the_device_without_any_job(line: str, t
     assert judged(machine)[0] == [("fail", Action.REBOOT)]
 
 
-@pytest.mark.parametrize(
+@every(
     "line",
     [
         "Neuron Driver Started with Version:2.26.5.0-0123456789abcdef at: 2026-nov-02 10:00:00.000123",
@@ -207,7 +208,7 @@ def test_counted_aborts_are_reset_then_probed_then_replaced(tmp_path: Path) -> N
     assert judge() == AGAIN
 
 
-@pytest.mark.parametrize(
+@every(
     ("before", "count", "resets", "aborts", "stage"),
     [
         (None, 1, [], [], "new"),

@@ -8,6 +8,7 @@ from checks.accelerators.neuron.errors import diagnose
 from checks.collective.nccom.run import Ran, Step
 from checks.collective.nccom.steps import judge_step
 from checks.contract import Action, Finding, Status
+from tests.every import every
 
 NO_DEVICE = "2026-Nov-21 10:00:00.0768 19:19 ERROR  TDRV:tdrv_get_dev_info            No neuron device available"
 NOT_STARTED = "RuntimeError: The PyTorch Neuron Runtime could not be initialized."
@@ -15,7 +16,7 @@ TAKEN = "ERROR   NRT:nrt_allocate_neuron_cores     NeuronCore(s) not available -
 ABORTED = "[MLA 0][NC 0] DMA TX engine 0 is in an abort state"
 
 
-@pytest.mark.parametrize(
+@every(
     ("before", "reason"),
     [
         (NO_DEVICE, "StartFailed"),

@@ -22,11 +22,12 @@ from checks.peers import (
     spread,
     vote,
 )
+from tests.every import every
 
 NUMBERS = st.floats(min_value=1e-3, max_value=1e6)
 
 
-@pytest.mark.parametrize(
+@every(
     ("digests", "right", "count"),
     [
         ("a", "a", 1),

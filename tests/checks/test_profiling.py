@@ -22,6 +22,7 @@ from checks.worker.commands import MAX_PROFILES, PROFILE_ID, ProfileParts, Resul
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
 from checks.worker.protocol import MAX_LINE_BYTES, ProtocolError, encode
+from tests.every import every
 
 SHORT: dict[str, Any] = {"repeats": 2, "parity_steps": 0, "timed": 1, "dtypes": ["bf16"]}
 TOO_FAST = Limit(lower=1e30, upper=None, origin="config")
@@ -211,7 +212,7 @@ def _too_many() -> list[Any]:
     return [part for at in range(MAX_PROFILES + 1) for part in split(made(id=f"matmul-{at}"))]
 
 
-@pytest.mark.parametrize(
+@every(
     "parts",
     [
         lambda: [None],

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from checks.contract import Finding, Program, Status
 from checks.host.machine import Completed
 from checks.programs import MAX_PERFDATA, make_program_check, parse_perfdata, read_monitoring, read_npd
+from tests.every import every
 from tests.patience import PATIENCE
 
 PLUGINS = Path("/usr/lib/nagios/plugins")
@@ -150,7 +151,7 @@ def test_message_is_bounded(run_program: Any) -> None:
 # --- performance data -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [
         ("time=0.5s", [("p_time_seconds", 0.5)]),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from checks.contract import Evidence, Finding, Missing
 from checks.worker.protocol import ProtocolError, decode, to_finding, to_record
 from healthd.core import wire
+from tests.every import every
 
 FINDING = {
     "status": "pass",
@@ -27,7 +28,7 @@ def line(kind: str, plain: Any) -> bytes:
     return json.dumps({"kind": kind, "id": 1, kind: plain}).encode()
 
 
-@pytest.mark.parametrize("value", ["1e999", "-1e999", "null", "true", '"1"', "[]", "1" + 400 * "0", "NaN", "Infinity"])
+@every("value", ["1e999", "-1e999", "null", "true", '"1"', "[]", "1" + 400 * "0", "NaN", "Infinity"])
 def test_a_pass_on_what_is_no_finite_number_is_garbage(value: str) -> None:
     raw = line("finding", FINDING).replace(b"1.0", value.encode())
     with pytest.raises(ProtocolError):
@@ -43,7 +44,7 @@ def test_a_place_in_an_order_is_a_whole_number(order: str) -> None:
         to_record(Missing, decode(raw.replace(b"7", order.encode()))["missing"])
 
 
-@pytest.mark.parametrize("place", ["target", "reason", "name", "origin", "label", "value of a label", "evidence"])
+@every("place", ["target", "reason", "name", "origin", "label", "value of a label", "evidence"])
 def test_half_a_character_anywhere_in_it_can_be_written_and_synced_all_the_same(place: str) -> None:
     plain = json.loads(json.dumps(FINDING))
     (measured,) = plain["measurements"]

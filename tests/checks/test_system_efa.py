@@ -16,6 +16,7 @@ from checks.contract import Evidence, Finding, Limit, Previous, Status
 from checks.host.efa import address_of, count_efa, name_at
 from checks.host.machine import Host
 from checks.system.efa import MAPS, RATE_LIMITS, Params, efa, map_devices, parse_fi_info, rates
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine, number, worst_of
 
@@ -498,7 +499,7 @@ def test_names_and_places_tell_each_other(bus: int, slot: int, function: int, do
     assert address_of(name_at(address)) == address
 
 
-@pytest.mark.parametrize("name", ["efa_0", "rdmap999s1", "rdmap1s99", "rdmap", "mlx5_0", "rdmap1s1f9"])
+@every("name", ["efa_0", "rdmap999s1", "rdmap1s99", "rdmap", "mlx5_0", "rdmap1s1f9"])
 def test_name_that_tells_no_place_is_none(name: str) -> None:
     assert address_of(name) is None
 

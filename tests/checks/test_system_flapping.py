@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from checks.contract import Evidence, Finding, Previous, Status
 from checks.host.machine import Host
 from checks.system.kernel_log import PATTERNS, find_fault
 from checks.system.processes import processes
+from tests.every import every
 from tests.hosts.machine import Machine
 from tests.patience import PATIENCE
 
@@ -40,7 +39,7 @@ def test_a_hung_process_stays_a_fault_when_somebody_looks_again_at_once(tmp_path
     assert hung(machine, before, 1.0)[0] is Status.PASS
 
 
-@pytest.mark.parametrize("start", ["rcu", "XFS ", "NVRM: Xid (", "AER: ", "nvme", "EDAC ", "npid_detach "])
+@every("start", ["rcu", "XFS ", "NVRM: Xid (", "AER: ", "nvme", "EDAC ", "npid_detach "])
 def test_a_line_of_any_length_is_searched_in_a_moment(start: str) -> None:
     line = start * 100_000
     begun = time.monotonic()

@@ -22,6 +22,7 @@ from checks.system.gpu.gpu_memory import gpu_memory
 from checks.system.gpu.gpu_throttle import gpu_throttle
 from tests.fakes.gpus import HEALTHY_GPU, GpuMachine
 from tests.hosts.machine import Machine, number
+from tests.profile import examples
 from tests.runner.runner_kit import run_checks
 
 CHECKS = (gpu_memory, gpu_throttle, gpu_links, gpu_driver)
@@ -166,7 +167,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> GpuMachine:
     return GpuMachine(tmp_path_factory.mktemp("gpus") / "machine", count=1)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(EACH), max_size=4),
     st.sampled_from([1, 2, 3, 4, 6, 10, 13, 15, 16, 17, 999]),
@@ -190,7 +191,7 @@ def test_whatever_nvml_answers_there_is_a_finding_with_a_reason(
         look(shared, check, before)
 
 
-@settings(max_examples=15)  # of 20 looks each
+@settings(max_examples=examples(15))  # of 20 looks each
 @given(anything, st.floats())
 def test_what_was_remembered_may_be_nonsense(shared: GpuMachine, value: Any, seconds: float) -> None:
     shared.well()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from checks.contract import Action, Blame, Evidence, Finding, Previous, Status
 from checks.system.kernel_log import BENIGN, PATTERNS, find_fault, find_target, kernel_log, recall_faults
 from checks.worker.protocol import encode, from_evidence
+from tests.every import every
 from tests.hosts.machine import Machine, number, worst_of
 from tests.patience import PATIENCE
 
@@ -147,7 +148,7 @@ def test_line_of_a_fault_is_found_and_judged_with_what_to_do(
     assert finding.action is not None
 
 
-@pytest.mark.parametrize("line", ORDINARY)
+@every("line", ORDINARY)
 def test_ordinary_and_benign_lines_are_no_fault(line: str) -> None:
     assert find_fault(line) is None
 

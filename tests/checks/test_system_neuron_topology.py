@@ -16,6 +16,7 @@ from checks.reasons import action_of
 from checks.system.neuron.neuron_topology import neuron_topology
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine, worst_of
+from tests.profile import examples
 
 PASSES = (Status.PASS, None)
 TORUS = {n: [(n - 4) % 16, (n + 4) % 16, n - n % 4 + (n - 1) % 4, n - n % 4 + (n + 1) % 4] for n in range(16)}
@@ -105,7 +106,7 @@ def test_links_are_not_judged_without_a_type_or_through_switches(machine: Machin
     assert (finding.status, finding.reason) == (Status.UNKNOWN, "UnknownInstanceType")
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.integers(0, 15), st.none() | st.lists(st.integers(0, 17), max_size=5, unique=True), min_size=1, max_size=16

@@ -22,6 +22,7 @@ from checks.accelerators.neuron.versions import (
 from checks.contract import Action, Finding, Status
 from checks.host.identity import read_identity
 from checks.system.neuron.neuron_versions import PAIRS, judge_pairs, neuron_versions
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import number, worst_of
 
@@ -240,7 +241,7 @@ def test_packages_that_cannot_be_read_leave_the_driver(rpm: NeuronMachine) -> No
 # --- parsers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [
         ("2.30.2.0", (2, 30, 2, 0)),

@@ -22,6 +22,7 @@ from healthd.cli.settings.options import load_settings
 from healthd.cli.support.bundle import NoLogError, Redactor, collect, hosts_of, journal, nccom_logs, render
 from healthd.core.redaction import GONE
 from tests.cli.cli_kit import environment, healthd
+from tests.every import every
 from tests.fakes.hollow_torch import make_python
 from tests.hosts.machine import Machine
 from tests.patience import PATIENCE
@@ -283,7 +284,7 @@ def test_cut_json_of_a_tool_tells_no_command_line() -> None:
     assert "hunter2" not in files["tools/neuron-ls.json"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "clean"),
     [
         (f"job {ARN} of account 012345678910", "job arn-1 of account account-1"),

@@ -34,6 +34,7 @@ from healthd.record import (
     redact_output,
     run_tool,
 )
+from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine
 from tests.node.standin_kit import settings
@@ -321,7 +322,7 @@ def test_of_commands_nothing_but_the_name_is_kept_in_whole_and_cut_output(
     assert SECRET not in redact_output(text[:end])
 
 
-@pytest.mark.parametrize(
+@every(
     ("command", "kept"),
     [
         ("python3 train.py --k v", "python3"),

@@ -22,6 +22,7 @@ from healthd.cli.warm import why_cold
 from healthd.core.model import CheckResult
 from tests.aggregator.parts import state
 from tests.cli.cli_kit import healthd as command
+from tests.every import every
 from tests.fakes.hollow_torch import make_python
 from tests.runner.runner_kit import make_runner, run_checks, tracer
 
@@ -126,7 +127,7 @@ def finding(status: Status, reason: str | None) -> Finding:
     return Finding(status=status, reason=reason, message="m", target="cpu:0")
 
 
-@pytest.mark.parametrize(
+@every(
     ("findings", "error", "why"),
     [
         ((finding(Status.FAIL, "WrongResult"),), None, None),  # it ran, and found something

@@ -40,6 +40,7 @@ from healthd.core.model import Allocation, CheckResult, Health, NodeState, Quara
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Baseline, RunnerSettings
 from tests.cli.cli_kit import healthd
+from tests.every import every
 from tests.node import node_kit
 
 KIND = Kind(hardware="trn1.2xlarge x2", accelerator="cpu", versions=(("torch", "2.9"),))
@@ -202,7 +203,7 @@ def test_results_that_are_injected_old_or_did_not_pass_teach_nothing(changes: di
     assert names(state(matmul=result, health=Health.HEALTHY)) == []
 
 
-@pytest.mark.parametrize(
+@every(
     ("measurement", "name"),
     [
         (measured(dtype="bf16"), MATMUL),

@@ -29,6 +29,7 @@ from healthd.core.http.client import (
 from healthd.core.model import Decision, GateRequest, Verdict
 from tests.aggregator.service import free_port
 from tests.core.client_kit import answer, decision, server
+from tests.every import every
 from tests.patience import PATIENCE
 
 REQUEST = GateRequest(job="train", nodes=("n1",))
@@ -54,7 +55,7 @@ def ask(url: str, *, wait_seconds: float = 2.0, gone_seconds: float | None = Non
         return line.ask(request, on_hold=lambda _: None, gone_seconds=gone_seconds)
 
 
-@pytest.mark.parametrize(
+@every(
     ("sent", "said"),
     [
         (answer(b"<html>welcome to nginx</html>", kind="text/html"), "did not answer JSON: is this really"),

@@ -17,6 +17,7 @@ from healthd.cli.settings.options import load_check_settings
 from healthd.cli.settings.tree import Settings as WholeSettings
 from healthd.core.config import load, parse_duration
 from healthd.core.errors import ConfigError
+from tests.every import every
 
 
 @dataclass(frozen=True)
@@ -153,16 +154,12 @@ def test_missing_file_names_the_option(tmp_path: Path) -> None:
         load(Settings, file=tmp_path / "nothing.toml", environ={}, arguments={})
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("2s", 2), ("10m", 600), ("1h", 3600), ("250ms", 0.25), (5, 5), ("7", 7)]
-)
+@every(("text", "seconds"), [("2s", 2), ("10m", 600), ("1h", 3600), ("250ms", 0.25), (5, 5), ("7", 7)])
 def test_durations(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "soon", "-3s", -1, True, "10 minutes", float("inf"), float("nan"), 10**400, "9" * 400]
-)
+@every("text", ["", "soon", "-3s", -1, True, "10 minutes", float("inf"), float("nan"), 10**400, "9" * 400])
 def test_what_is_no_duration_says_what_is(text: Any) -> None:
     with pytest.raises(ValueError, match="is not a duration; write 2s, 10m or 1h"):
         parse_duration(text)

@@ -12,6 +12,7 @@ from checks.contract import Blame, Status, Tier
 from healthd.core import wire
 from healthd.core.evidence import aged, expired, judge_health, judge_tier
 from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, NodeState
+from tests.every import every
 from tests.node.node_kit import finding, result, specs, state
 
 JOB = (Allocation(by="process", holder="pid 7 (python)"),)
@@ -36,7 +37,7 @@ def none_at_all(check: str) -> CheckResult:
     return dataclasses.replace(of(check), findings=(), status=Status.UNKNOWN)
 
 
-@pytest.mark.parametrize(
+@every(
     ("now", "health", "codes"),
     [
         # the plain cases
@@ -103,7 +104,7 @@ def test_health(now: NodeState, health: Health, codes: list[str]) -> None:
     assert all(reason.node == "n1" and reason.message for reason in reasons)
 
 
-@pytest.mark.parametrize(
+@every(
     ("now", "tier", "max_age", "health", "codes", "age"),
     [
         (with_results(of("disk", age=3.0), of("matmul", age=9.0)), Tier.QUICK, 600, Health.HEALTHY, [], 9.0),

@@ -17,6 +17,7 @@ from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.redaction import GONE, is_secret_name, redact
 from healthd.record import redact_line, redact_mounts, redact_output
 from tests.core.secret_forms import FORMS, HARMLESS, SECRET
+from tests.every import every
 from tests.hooks.inside import run_inside
 from tests.hooks.preflight_kit import free_port
 
@@ -41,7 +42,7 @@ OUTLETS = {
 }
 
 
-@pytest.mark.parametrize("outlet", OUTLETS)
+@every("outlet", OUTLETS)
 def test_no_form_of_a_secret_gets_out(outlet: str) -> None:
     assert len({text for text, _ in FORMS}) >= 50
     for text, secret in FORMS:
@@ -74,7 +75,7 @@ def test_nothing_breaks_it_and_twice_is_once(text: str) -> None:
     assert redact(redact(text)) == redact(text)
 
 
-@pytest.mark.parametrize("unit", ["token", "password=", "a-", "-u x", "://a@", "mysql ", "key_", '"', "wandb ", "eyJ."])
+@every("unit", ["token", "password=", "a-", "-u x", "://a@", "mysql ", "key_", '"', "wandb ", "eyJ."])
 def test_long_lines_take_no_long_time(unit: str) -> None:
     """Kept linear: a plug-in's output may be tens of kilobytes of the same."""
     began = time.process_time()

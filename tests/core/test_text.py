@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from healthd.core.tasks import Backoff
 from healthd.core.text import ago, moment, plain, span
+from tests.every import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("seconds", "text"),
     [
         (0.0, "0 s"),

@@ -19,6 +19,7 @@ from healthd.cli.hooks.preflight import preflight
 from healthd.hooks.launchers import batch as batch_launcher
 from healthd.postmortem import EXIT_CODES
 from tests.deploy.batch_kit import FOLDER, ROOT, complaints, load, load_settings
+from tests.every import every
 
 SCRIPT = FOLDER / "user-data.sh"
 
@@ -46,7 +47,7 @@ def containers(definition: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield part.get("container") or part["containerProperties"]
 
 
-@pytest.mark.parametrize(("name", "operation"), OPERATIONS.items())
+@every(("name", "operation"), OPERATIONS.items())
 def test_every_shape_is_one_that_the_service_model_takes(name: str, operation: tuple[str, str]) -> None:
     assert complaints(*operation, load(name)) == ""
 
@@ -65,7 +66,7 @@ def test_what_is_committed_is_what_the_code_writes(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("name", DEFINITIONS)
+@every("name", DEFINITIONS)
 def test_every_container_is_given_all_neuron_and_all_efa_devices_of_the_machine(name: str) -> None:
     for container in containers(load(name)):
         paths = [device["hostPath"] for device in container["linuxParameters"]["devices"]]
@@ -86,7 +87,7 @@ def test_devices_of_every_instance_type_are_those_of_the_catalogue(kind: str) ->
         assert complaints("batch", "RegisterJobDefinition", body) == ""
 
 
-@pytest.mark.parametrize("name", DEFINITIONS)
+@every("name", DEFINITIONS)
 def test_nothing_is_asked_twice_of_the_machine(name: str) -> None:
     machine = hosts.MACHINES["trn1.32xlarge"]
     for kind, most in (("VCPU", machine.vcpus), ("MEMORY", machine.memory_mib)):
@@ -120,7 +121,7 @@ def test_the_gate_apart_must_succeed_and_may_not_be_essential(name: str) -> None
     assert int(wait.removesuffix("m")) * 60 < job["startTimeout"], "the job would be given up before the gate"
 
 
-@pytest.mark.parametrize("name", DEFINITIONS)
+@every("name", DEFINITIONS)
 def test_settings_of_the_gate_are_settings_that_healthd_has(name: str) -> None:
     for container in containers(load(name)):
         given = {one["name"]: one["value"] for one in container["environment"]}
@@ -187,8 +188,8 @@ def batch_retries(rules: list[Mapping[str, str]], *, code: str, reason: str, sta
     return "RETRY"
 
 
-@pytest.mark.parametrize("name", DEFINITIONS)
-@pytest.mark.parametrize(
+@every("name", DEFINITIONS)
+@every(
     ("code", "reason", "status", "action"),
     [
         ("75", "", "Essential container in task exited", "RETRY"),

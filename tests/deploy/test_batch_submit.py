@@ -18,6 +18,7 @@ from deploy.batch.submit import End, Order, Patience
 from tests.deploy import moto_kit
 from tests.deploy.batch_kit import complaints, load
 from tests.deploy.moto_kit import Aws
+from tests.every import every
 
 FAIL = "MOTO_SIMPLE_BATCH_FAIL_AFTER"  # set: every job that is submitted fails at once
 ORDER = Order(job="train-1", queue="queue", definition="train", checkpoint="s3://b/train-1")
@@ -171,7 +172,7 @@ def environments(value: Any) -> Iterator[Any]:
             yield from environments(one)
 
 
-@pytest.mark.parametrize(
+@every(
     ("job", "main", "end"),
     [
         ({"status": "SUCCEEDED"}, None, End.SUCCEEDED),

@@ -26,6 +26,7 @@ from deploy.helm import generate
 from healthd.cli.settings.tree import Settings
 from healthd.core.config import load
 from tests.deploy.manifests import KUBERNETES, ROOT, kustomize, pods, strictly, the
+from tests.every import every
 
 HELM = Path(sys.executable).parent / "helm"
 CHART = ROOT / "deploy/helm/healthd"
@@ -105,7 +106,7 @@ def of_kustomize(*folders: str) -> dict[str, dict[str, Any]]:
 # --- chart healthd --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("platform", "profile"), PLATFORMS)
+@every(("platform", "profile"), PLATFORMS)
 def test_chart_has_no_fault_and_is_valid_in_every_version(platform: str, profile: str) -> None:
     values = (f"platform={platform}", f"profile={profile}")
     helm("lint", "--strict", str(CHART), *sets(values))
@@ -175,7 +176,7 @@ def test_uninstallation_removes_what_the_release_may_have_written() -> None:
 VALUES = sorted(path for chart in (CHART, JOB) for path in (chart / "ci").glob("*-values.yaml"))
 
 
-@pytest.mark.parametrize("values", VALUES, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
+@every("values", VALUES)
 def test_values_of_chart_testing_pass_and_render_valid_objects(values: Path) -> None:
     chart = values.parent.parent
     helm("lint", "--strict", str(chart), "--values", str(values))
@@ -423,9 +424,7 @@ def test_job_is_the_example_of_the_guide() -> None:
     assert mine == example
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, known in TYPES.items() if known.chip.name.startswith("T") or known.devices == 8]
-)
+@every("name", [name for name, known in TYPES.items() if known.chip.name.startswith("T") or known.devices == 8])
 def test_job_of_every_type_asks_for_whole_nodes(name: str) -> None:
     known = TYPES[name]
     unknown = [

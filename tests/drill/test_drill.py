@@ -13,12 +13,13 @@ from tests.aggregator.service import ROOT
 from tests.drill.__main__ import Fault, Round, main, summary
 from tests.drill.nodes import Fact, Kind, Node, fit_between, trouble_with
 from tests.drill.soak import Sample, grown
+from tests.every import every
 from tests.patience import PATIENCE
 
 PASSED = Fact(Kind.PASSED, 100.0, told=100.5)
 
 
-@pytest.mark.parametrize(
+@every(
     ("facts", "asked", "fit"),
     [
         ([], 101.0, False),

@@ -16,6 +16,7 @@ from healthd.core.model import Verdict
 from healthd.node import daemon
 from tests.aggregator.service import free_port
 from tests.cli.cli_kit import Said
+from tests.every import every
 from tests.hooks.hook_answers_kit import Answer, admission, serving
 from tests.hooks.inside import run_inside
 from tests.patience import PATIENCE
@@ -42,7 +43,7 @@ NAMED = ("--node", "n0", "--node", "n1")
 GROUP = ("--join", "g", "--size", "2", "--rank", "0", "--node", "n0")
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "named", "why"),
     [
         (NAMED, (), "names no node"),

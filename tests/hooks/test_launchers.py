@@ -22,6 +22,7 @@ from healthd.hooks.launchers import (
     slurm,
     torchrun,
 )
+from tests.every import every
 
 
 def torch(**changes: str) -> dict[str, str]:
@@ -106,7 +107,7 @@ def place(variables: dict[str, str]) -> Place:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     ("variables", "rank", "size", "job", "attempt", "main", "source"),
     [
         (torch(), 1, 3, "run-7", 0, "10.0.0.1", "torchrun"),
@@ -155,7 +156,7 @@ def test_without_a_launcher_there_is_no_place() -> None:
     assert find_place(prolog) is None, "a prolog is no task of its job"
 
 
-@pytest.mark.parametrize(
+@every(
     ("variables", "said"),
     [
         (torch(WORLD_SIZE="10"), "10 ranks do not divide over nodes of 4"),
@@ -282,7 +283,7 @@ def test_lists_of_nodes_are_expanded_as_slurm_does(text: str, hosts: list[str]) 
     assert list(slurm.expand(text)) == hosts
 
 
-@pytest.mark.parametrize("text", ["", ",", "n[", "n[]", "n[3-1]", "n[a-b]", "n[1-9999999999]", "n]1"])
+@every("text", ["", ",", "n[", "n[]", "n[3-1]", "n[a-b]", "n[1-9999999999]", "n]1"])
 def test_a_list_of_nodes_that_is_none_is_one_clear_line(text: str) -> None:
     with pytest.raises(ConfigError, match="list of nodes"):
         slurm.expand(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,36 +60,35 @@ def nodes_of_ours(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def workshop(cluster: Cluster) -> Iterator[Workshop]:
-    """Where the images of this working tree are built; it has the service's, and torch for the others."""
-    if not cluster.ours:
-        pytest.skip("builds images for nodes that are processes of this machine: KUBEBUILDER_ASSETS, not KUBECONFIG")
-    if reason := missing_program(*PROGRAMS, root=True):
-        pytest.skip(reason)
-    with workshop_with_service("kubernetes-image", torch=True) as shop:
-        yield shop
-
-
-@pytest.fixture(scope="session")
-def image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+def image(cluster: Cluster) -> str:
     """The image of this working tree, on every node; or what TESTS_IMAGE names, which nodes have or can pull."""
     if given := os.environ.get(SOMEBODYS_IMAGE):
         return given
-    if not cluster.ours:
-        pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
-    load(cluster, request.getfixturevalue("workshop"), "healthd", IMAGE)
+    with workshop(cluster, "kubernetes-image") as shop:
+        load(cluster, shop, "healthd", IMAGE)
     return IMAGE
 
 
 @pytest.fixture(scope="session")
-def torch_image(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+def torch_image(cluster: Cluster) -> str:
     """The image with an interpreter that has torch, on every node; or what TESTS_TORCH_IMAGE names."""
     if given := os.environ.get(SOMEBODYS_TORCH_IMAGE):
         return given
-    shop: Workshop = request.getfixturevalue("workshop")
-    shop.build_torch()
-    load(cluster, shop, "healthd-torch", TORCH_IMAGE)
+    with workshop(cluster, "kubernetes-torch-image", torch=True) as shop:
+        shop.build_torch()
+        load(cluster, shop, "healthd-torch", TORCH_IMAGE)
     return TORCH_IMAGE
+
+
+@contextmanager
+def workshop(cluster: Cluster, name: str, *, torch: bool = False) -> Iterator[Workshop]:
+    """Where an image of this working tree is built; the test is skipped where that cannot be done."""
+    if not cluster.ours:
+        pytest.skip(f"{SOMEBODYS_IMAGE} names no image of this working tree that the cluster of KUBECONFIG can pull")
+    if reason := missing_program(*PROGRAMS, root=True):
+        pytest.skip(reason)
+    with workshop_with_service(name, torch=torch) as shop:
+        yield shop
 
 
 def load(cluster: Cluster, shop: Workshop, built: str, name: str) -> None:

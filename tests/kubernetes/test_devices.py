@@ -76,6 +76,7 @@ def said(cluster: Cluster, path: str) -> str:
         return str(error)
 
 
+@pytest.mark.nightly
 def test_daemon_runs_where_devices_are_and_sees_who_was_given_them(
     nodes_of_ours: Cluster, platform: str, image: str, system: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_the_next_job_starts_on_the_nodes_of_one_that_has_completed(fleet: Clust
     delete(fleet, "next")
 
 
+@pytest.mark.nightly
 def test_a_node_is_free_with_its_own_pod_and_a_container_that_starts_again_keeps_its(
     fleet: Cluster, image: str
 ) -> None:

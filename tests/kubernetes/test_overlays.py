@@ -19,8 +19,11 @@ PLATFORMS = ("cpu", "eks-gpu", "eks-neuron")
 COMPONENTS = ("actuator", "device-taints", "accelerated-hardware-ready")
 
 
+VERSIONS = ["cluster", pytest.param("oldest", marks=pytest.mark.nightly)]
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("version", ["cluster", "oldest"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_overlay_is_taken_and_compares_without_a_difference(
     request: pytest.FixtureRequest, version: str, platform: str, tmp_path: Path
 ) -> None:
@@ -42,6 +45,7 @@ def test_overlay_is_taken_and_compares_without_a_difference(
         cluster.free_volumes()
 
 
+@pytest.mark.nightly
 def test_overlay_runs_and_its_deletion_leaves_secrets_and_history(
     cluster: Cluster, image: str, system: Path, tmp_path: Path
 ) -> None:
@@ -65,7 +69,7 @@ def test_overlay_runs_and_its_deletion_leaves_secrets_and_history(
     assert left <= {"ReplicaSet", "Pod"} or not left, left
 
 
-@pytest.mark.parametrize("version", ["cluster", "oldest"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_examples_are_taken_by_the_server(request: pytest.FixtureRequest, version: str) -> None:
     server: Cluster = request.getfixturevalue(version)
     with server.namespace(SYSTEM):

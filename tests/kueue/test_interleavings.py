@@ -16,9 +16,10 @@ import pytest
 from healthd.kueue.workloads import Terms
 from tests.kueue import player
 from tests.kueue.world import World
+from tests.profile import THOROUGH
 
-RUNS = int(os.environ.get("TESTS_KUEUE_INTERLEAVINGS", "10000"))
-PARTS = 10
+RUNS = int(os.environ.get("TESTS_KUEUE_INTERLEAVINGS", "10000" if THOROUGH else "800"))
+PARTS = 10 if THOROUGH else 1
 STEPS = 24
 
 

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.every import every
 from tests.kueue import player
 
 FOLDER = Path(__file__).parent / "recordings"
@@ -46,7 +45,7 @@ def by_the_script(before: dict[str, Any], after: dict[str, Any]) -> bool:
     return (changed <= {"checks", "reset"} and state in WRITTEN) or (changed == {"active"} and not rejected)
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+@every("recording", RECORDINGS)
 def test_every_step_that_kueue_took_is_a_move_of_the_player(recording: Path) -> None:
     last: dict[str, dict[str, Any]] = {}
     taken = []

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.node.occupancy import ecs
+from tests.every import every
 from tests.node.allocation_kit import http_server
 from tests.node.allocations_ecs_kit import ARN, body, task
 from tests.patience import PATIENCE
@@ -69,7 +70,7 @@ def test_containers_of_the_host_are_not_ours_where_we_run_on_the_host(tmp_path: 
     assert len(ecs.parse_tasks(body(task()), own)) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     "answer",
     [
         b"",

@@ -14,6 +14,7 @@ from healthd.node.checks.scheduler import ALLOCATION_WATCH_SECONDS
 from healthd.node.occupancy.model import NO_SCHEDULERS, Reading, Scheduled, Workload, allocations
 from healthd.node.orders.leases import HeldLease, Observations, judge_lease
 from healthd.node.settings import ActiveSettings, Unprompted
+from tests.every import every
 from tests.node.node_kit import MovedClock, World, eventually, lease, lease_order, quiet, run, run_order
 
 MINUTES = 60.0
@@ -167,7 +168,7 @@ def held(*, age: float, workload: str | None = "slurm:7", last: float | None = N
 LONG = 86401.0
 
 
-@pytest.mark.parametrize(
+@every(
     ("one", "readings", "holders", "ended", "is_seen"),
     [
         (held(age=5), (seen("7"),), (), "", True),

@@ -16,6 +16,7 @@ from healthd.node.occupancy.pods import ApiPod, PodFate, PodLooks, PodWatch, Sou
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, AllocationSettings, Unprompted
+from tests.every import every
 from tests.node.allocation_kit import kubelet_at, pod
 from tests.node.api_server_kit import Cluster, cluster
 from tests.node.node_kit import World, eventually, lease, lease_order, quiet, run
@@ -36,7 +37,7 @@ def test_a_pod_is_called_by_its_name_and_by_its_uid() -> None:
     assert [pod_of(text) for text in (None, f"pod:{UID}", "pod:/a", "pod:ml/", "pod:ML/a", "slurm:7")] == [None] * 6
 
 
-@pytest.mark.parametrize("text", ["pod:ml/", "pod:ml/a/b/c", "pid:x", "pid:0", "pid:7@", "a\nb", "x" * 600])
+@every("text", ["pod:ml/", "pod:ml/a/b/c", "pid:x", "pid:0", "pid:7@", "a\nb", "x" * 600])
 def test_a_name_that_nobody_can_look_for_is_refused_with_its_form(text: str) -> None:
     assert problem_of(text).startswith("must be")
     assert problem_of(TRAIN) == problem_of("slurm:7") == problem_of("pid:7@12") == problem_of("anything else") == ""
@@ -48,7 +49,7 @@ HERE, API, BLIND = (Source.API,), ApiPod(uid=UID, phase="Running"), PodLooks()
 SHOWN = PodFate(there=True, seen_by=HERE, uid=UID)
 
 
-@pytest.mark.parametrize(
+@every(
     ("looks", "seen_by", "ended"),
     [
         # The API server knows the phase, whatever else is seen.
@@ -74,7 +75,7 @@ def test_a_pod_has_ended_by_the_word_of_one_that_knows_it(
     assert ended in judge_pod(Pod(namespace="ml", name="train-0", uid=UID), looks, seen_by).ended
 
 
-@pytest.mark.parametrize(
+@every(
     ("looks", "seen_by"),
     [
         (BLIND, ()),
@@ -89,7 +90,7 @@ def test_what_nobody_can_tell_ends_nothing(looks: PodLooks, seen_by: tuple[Sourc
     assert judge_pod(Pod(namespace="ml", name="train-0", uid=UID), looks, seen_by) == PodFate()
 
 
-@pytest.mark.parametrize(
+@every(
     ("looks", "seen_by", "shown_by"),
     [
         (PodLooks(api_answers=True, api=API), (), HERE),

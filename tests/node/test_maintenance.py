@@ -15,6 +15,7 @@ from healthd.node.http.health import readiness
 from healthd.node.maintenance import NEEDS, MaintenanceWatch, maintenance_of
 from healthd.node.settings import MAINTENANCE, KubernetesSettings, parse_maintenance_sign
 from healthd.node.state.store import NodeStore, digest_of
+from tests.every import every
 from tests.node.node_kit import BOOT, MovedClock, eventually, settings, specs
 
 SIGNS = tuple(parse_maintenance_sign(one) for one in MAINTENANCE)
@@ -58,7 +59,7 @@ def test_labels_and_annotations_count_by_their_value_where_one_is_named() -> Non
     assert maintenance_of({"metadata": None, "spec": {"taints": "x"}}, signs) is None
 
 
-@pytest.mark.parametrize("text", ["medik8s.io/drain", "taint:", "taint:a=b", "condition:X=True", "toleration:a", ""])
+@every("text", ["medik8s.io/drain", "taint:", "taint:a=b", "condition:X=True", "toleration:a", ""])
 def test_sign_that_is_none_is_an_error_that_says_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match="must be taint:KEY"):
         KubernetesSettings(maintenance=(text,))

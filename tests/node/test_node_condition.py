@@ -29,6 +29,7 @@ from healthd.core.platforms.kubernetes import STRATEGIC, KubernetesError, api_se
 from healthd.node.condition import ACCELERATED_HARDWARE_READY, ConditionWriter, conditions
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
+from tests.every import every
 from tests.hosts.machine import Machine
 from tests.node.api_server_kit import Cluster, cluster
 from tests.node.node_kit import BOOT, MovedClock, result, settings, specs, state
@@ -142,7 +143,7 @@ def test_a_real_hardware_fault_on_a_free_node_is_said_to_be_not_ready() -> None:
     assert accelerated(seen(Health.UNHEALTHY, why())) == ("False", "EccErrors")
 
 
-@pytest.mark.parametrize(
+@every(
     "of",
     [
         seen(Health.UNHEALTHY, why(injected=True)),
@@ -153,22 +154,13 @@ def test_a_real_hardware_fault_on_a_free_node_is_said_to_be_not_ready() -> None:
         seen(Health.UNKNOWN, why(status=Status.UNKNOWN)),
         seen(Health.UNKNOWN),
     ],
-    ids=[
-        "injected",
-        "a job has it",
-        "in maintenance",
-        "nothing to replace",
-        "the path's fault",
-        "not proven",
-        "nothing known",
-    ],
 )
 def test_an_instance_is_never_given_up_for_less(of: NodeState) -> None:
     status, _ = accelerated(of)
     assert status == "Unknown"
 
 
-@pytest.mark.parametrize(
+@every(
     ("check", "code", "target", "action"),
     [
         ("efa", "MissingDevice", "node", Action.REBOOT),  # the launch template's, and the next instance has it as well
@@ -193,7 +185,7 @@ def test_what_is_no_fault_of_an_accelerator_gives_up_no_instance(
     assert own(of) == ("False", code)
 
 
-@pytest.mark.parametrize(
+@every(
     ("check", "code", "target"),
     [
         ("matmul", "WrongResult", "neuroncore:7"),

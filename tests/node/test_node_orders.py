@@ -20,6 +20,7 @@ from healthd.node.occupancy.model import read_process
 from healthd.node.orders import leases
 from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, ProcessFinder, judge_lease, process_start
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
+from tests.every import every
 from tests.node import node_kit
 from tests.node.node_kit import BOOT, MovedClock, World, eventually, lease, lease_order, quiet, run, run_order
 
@@ -485,7 +486,7 @@ def held(*, age: float, seen: float | None = None, start: int | None = None, **c
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("one", "holders", "start", "looked", "ended"),
     [
         (held(age=5), (), None, 0.0, ""),

@@ -19,6 +19,7 @@ from healthd.node.http.control_socket import without
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.node.state.store import NodeStore, StampedResult
 from healthd.runner.settings import Survey
+from tests.every import every
 from tests.node.node_kit import BOOT as NODE_BOOT
 from tests.node.node_kit import (
     CATALOGUE,
@@ -102,7 +103,7 @@ def due_at(
 IDLE, BOOT, OFF = Unprompted.IDLE, Unprompted.BOOT, Unprompted.OFF
 
 
-@pytest.mark.parametrize(
+@every(
     ("at", "expected"),
     [
         (due_at(IDLE), 3600.0),

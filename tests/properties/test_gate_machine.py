@@ -30,6 +30,7 @@ from healthd.core import wire
 from healthd.core.errors import ConflictError, NotFoundError, StoreError
 from healthd.core.model import Allocation, CheckResult, GateRequest, Order, Quarantine, Verdict
 from tests.aggregator.world import NOW, POLICY, World, good_results, result, with_wrong
+from tests.profile import THOROUGH, examples
 
 NODES = ("n1", "n2", "n3", "n4")
 JOBS = ("blue", "red", "green")
@@ -369,8 +370,8 @@ class GateMachine(RuleBasedStateMachine):
 
 TestGate = GateMachine.TestCase
 TestGate.settings = settings(
-    max_examples=20,
-    stateful_step_count=40,
+    max_examples=examples(20),
+    stateful_step_count=40 if THOROUGH else 20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

@@ -15,6 +15,7 @@ from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import Allocation, CheckResult, GateRequest, Mode, OrderReport, Verdict
 from tests.aggregator.world import NOW, POLICY, good_results, lease, node, result, state, step, view
+from tests.profile import examples
 
 NAMES = ("n1", "n2", "n3", "n4")
 ages = st.sampled_from([0.0, 5.0, 3599.0, 3601.0, math.nan, math.inf])
@@ -69,7 +70,7 @@ def lasting(effects: tuple[object, ...]) -> list[object]:
     return [effect for effect in effects if not isinstance(effect, WakeAt)]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(request=asked, story=times)
 def test_any_story_keeps_the_promises(
     request: GateRequest, story: list[tuple[float, tuple[FleetNode | None, ...]]]
@@ -130,7 +131,7 @@ def check_admitted(fleet_node: FleetNode, now: float, before: Gate) -> None:
             assert fine or (finding.status is Status.SKIP and finding.reason == "NotApplicable")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(fleet=fleets, requests=st.lists(asked, min_size=2, max_size=4))
 def test_gates_never_share_a_node(fleet: tuple[FleetNode | None, ...], requests: list[GateRequest]) -> None:
     claims: dict[str, Claim] = {}
@@ -147,7 +148,7 @@ def test_gates_never_share_a_node(fleet: tuple[FleetNode | None, ...], requests:
             assert granted <= set(after.held)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(fleet=fleets, request=asked, code=st.sampled_from(["SlowLink", "MissingTool", "Timeout", "Crashed"]))
 def test_a_fault_of_path_tool_or_control_is_never_called_the_nodes(
     fleet: tuple[FleetNode | None, ...], request: GateRequest, code: str

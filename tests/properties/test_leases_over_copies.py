@@ -36,6 +36,7 @@ from healthd.node.settings import SyncSettings
 from healthd.node.state.store import NodeStore
 from healthd.node.sync import SyncClient
 from tests.node import node_kit
+from tests.profile import examples
 
 T = TypeVar("T")
 
@@ -283,7 +284,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(steps, min_size=6, max_size=24))
 def test_no_node_is_given_to_a_second_job_while_a_first_one_runs_there(
     tmp_path_factory: pytest.TempPathFactory, taken: list[tuple[str, ...]]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from healthd.localize import Course
 from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict
 from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of, switches
+from tests.profile import examples
 
 MEMBERS = names(7)
 outcomes = st.sampled_from(list(Outcome))
@@ -50,7 +51,7 @@ def answer(problem: Problem, seed: int, kinds: list[Outcome]) -> tuple[Validatio
     return step, history
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems(), st.integers(0, 10_000), st.lists(outcomes, min_size=1, max_size=4))
 def test_it_ends_within_its_bounds_and_says_why(problem: Problem, seed: int, kinds: list[Outcome]) -> None:
     verdict, history = answer(problem, seed, kinds)
@@ -68,7 +69,7 @@ def test_it_ends_within_its_bounds_and_says_why(problem: Problem, seed: int, kin
         assert any(one.outcome is not Outcome.UNKNOWN for one in history)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histories(MEMBERS), st.booleans(), st.randoms(use_true_random=False))
 def test_same_evidence_same_verdict_in_any_order_within_a_round(
     history: list[GroupOutcome], conclude: bool, chance: random.Random
@@ -81,7 +82,7 @@ def test_same_evidence_same_verdict_in_any_order_within_a_round(
     assert first == localize(problem, shuffled, conclude=conclude)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(problems(), st.integers(0, 10_000), st.lists(known, min_size=1, max_size=4))
 def test_step_by_step_and_replayed_are_the_same(problem: Problem, seed: int, kinds: list[Outcome]) -> None:
     verdict, history = answer(problem, seed, kinds)
@@ -91,7 +92,7 @@ def test_step_by_step_and_replayed_are_the_same(problem: Problem, seed: int, kin
     assert steps[-1] == verdict
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(problems(), st.integers(0, 10_000))
 def test_unknown_alone_accuses_nobody(problem: Problem, seed: int) -> None:
     verdict, _ = answer(problem, seed, [Outcome.UNKNOWN])
@@ -104,7 +105,7 @@ def test_unknown_alone_accuses_nobody(problem: Problem, seed: int) -> None:
     assert verdict.rest_passed is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(known, st.booleans()), min_size=1, max_size=12), st.integers(0, 99))
 def test_never_both_of_two_alone(seen: list[tuple[Outcome, bool]], seed: int) -> None:
     pair = ("a", "b")
@@ -118,7 +119,7 @@ def test_never_both_of_two_alone(seen: list[tuple[Outcome, bool]], seed: int) ->
     assert not verdict.paths
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(problems(least=2), st.integers(1, 3), st.integers(0, 10_000))
 def test_never_a_member_on_path_evidence(problem: Problem, count: int, seed: int) -> None:
     order = list(problem.members)
@@ -128,7 +129,7 @@ def test_never_a_member_on_path_evidence(problem: Problem, count: int, seed: int
     assert not verdict.culprits
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(problems(), st.integers(0, 10_000))
 def test_a_healthy_fleet_is_never_accused(problem: Problem, seed: int) -> None:
     verdict, history = play(Fleet(seed=seed), problem)
@@ -143,7 +144,7 @@ def test_a_healthy_fleet_is_never_accused(problem: Problem, seed: int) -> None:
     assert not (verdict.scale)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(3, 40), st.data())
 def test_members_that_always_fail_are_named_exactly(count: int, data: st.DataObject) -> None:
     problem = problem_of(count, seed=data.draw(st.integers(0, 99)), switch=data.draw(st.sampled_from([0, 8])))

@@ -16,6 +16,7 @@ from healthd.core import wire
 from healthd.core.model import DeviceRecord, Inventory, Reason
 from tests.aggregator.ruling import HOUR, POLICY, ROOM, Case, fault, outcome
 from tests.aggregator.world import NOW, node, result, state
+from tests.profile import examples
 
 CODES = sorted(REASONS)
 NODE_CODES = sorted(code for code, one in REASONS.items() if one.blame is Blame.NODE)
@@ -84,7 +85,7 @@ LEFT_WITH_AN_INJECTED_FAULT = [
 
 @given(steps)
 @example(LEFT_WITH_AN_INJECTED_FAULT)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_same_facts_again_change_nothing_and_the_record_survives_the_disk(story: list[dict[str, object]]) -> None:
     case = Case()
     for step in story:
@@ -111,7 +112,7 @@ def test_the_same_facts_again_change_nothing_and_the_record_survives_the_disk(st
 
 
 @given(steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_breaker_and_a_person_always_win_and_a_latch_never_ends_by_itself(story: list[dict[str, object]]) -> None:
     case = Case()
     for step in story:
@@ -142,7 +143,7 @@ def test_the_breaker_and_a_person_always_win_and_a_latch_never_ends_by_itself(st
         max_size=12,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_blame_that_is_not_the_nodes_never_marks_it(
     told: list[tuple[str, Blame, Status, Action | None]],
 ) -> None:
@@ -176,7 +177,7 @@ texts = st.one_of(st.none(), st.sampled_from(["S0", "S0", "S1"]))
     st.sampled_from(["dev:0", "core:3", "rank:1", "rank:99", "path:/tmp", "node", "rank:x"]),
     st.floats(allow_nan=True, allow_infinity=True),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_a_node_says_of_its_devices_makes_facts(
     devices: list[tuple[str, str | None, int | None]], workers: list[str], target: str, age: float
 ) -> None:

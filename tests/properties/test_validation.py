@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from healthd.core.model import Verdict
 from tests.aggregator.lab import Lab
+from tests.profile import examples
 
 ALWAYS = ("corrupt", "hang", "die", "absent", "slow", "silent", "refuse")
 
@@ -24,7 +25,7 @@ def fleets(draw: st.DrawFn) -> Lab:
 
 
 @given(fleets(), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_no_healthy_node_is_accused_and_no_bad_one_starts(lab: Lab, data: st.DataObject) -> None:
     members = tuple(lab.names[: data.draw(st.integers(2, len(lab.names)), label="members")])
     needed = data.draw(st.integers(1, len(members)), label="needed")
@@ -41,7 +42,7 @@ def test_no_healthy_node_is_accused_and_no_bad_one_starts(lab: Lab, data: st.Dat
 
 
 @given(fleets(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_spares_of_a_pool_keep_bad_nodes_out(lab: Lab, data: st.DataObject) -> None:
     count = data.draw(st.integers(2, len(lab.names)), label="count")
     decision = lab.decide(lab.ask(pool="a", count=count))

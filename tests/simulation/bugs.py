@@ -132,7 +132,7 @@ BUGS = (
             Edit(engine.Engine, "_run_once", "self._stale = True", "self._stale = False"),
             Edit(engine.Engine, "_rebuild", "try:", "return True\n    try:"),
         ),
-        first=2,
+        first=24,
     ),
     Bug(
         "evidence does not grow older between two syncs",
@@ -171,7 +171,7 @@ BUGS = (
     Bug(
         "leases are not loaded at the start",
         (Edit(fleet_state.FleetState, "__init__", "for row in loaded.leases:", "for row in ():"),),
-        first=3,
+        first=4,
     ),
     Bug(
         "quarantines are not loaded at the start",
@@ -189,7 +189,7 @@ BUGS = (
             Edit(engine.Engine, "ask", "if known is not None and known not in", "if False and known not in"),
             Edit(admission, "open_gate", "if key in fleet_state.keys:", "if False:"),
         ),
-        first=11,
+        first=12,
     ),
     Bug(
         "a lease is judged over too early",
@@ -218,7 +218,7 @@ BUGS = (
     Bug(
         "what was forwarded is forwarded again",
         (Edit(front.Front, "_forward", "if FORWARDED in headers:", "if False:"),),
-        first=1,
+        first=2,
         aggregators=3,
     ),
     Bug(
@@ -258,7 +258,7 @@ BUGS = (
                 "taken = None if snapshot.settling is not None else _in_use(gate, node.state)",
             ),
         ),
-        first=2,
+        first=9,
         aggregators=2,
     ),
 )

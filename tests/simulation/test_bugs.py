@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from healthd.aggregator.controller.engine import Engine
+from tests.every import every
 from tests.simulation import bugs
 from tests.simulation.plan import drawn
 from tests.simulation.world import simulate
 
 
-@pytest.mark.parametrize("bug", bugs.BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
+@every("bug", bugs.BUGS)
 def test_planted_bug_is_found(bug: bugs.Bug) -> None:
     with bug.planted():
         found = next(

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.profile import THOROUGH
 from tests.simulation.loop import ForbiddenError, VirtualLoop
 from tests.simulation.plan import drawn
 from tests.simulation.world import simulate
 
-SECONDS = 10.0
+SECONDS = 10.0 if THOROUGH else 2.0
 """Of processor time, for as many schedules as fit: `make simulate` runs more, and `.ci/run` two thousand."""
 FIRST_SEED = 1000
 

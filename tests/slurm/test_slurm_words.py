@@ -32,6 +32,7 @@ from healthd.core.platforms.slurm import (
     parse_nodes,
     reason_text,
 )
+from tests.every import every
 
 # As slurm-wlm 22.05.8 prints it.
 SHOWN = """\
@@ -65,7 +66,7 @@ def test_node_is_read_with_its_flags_and_reason_and_comments_say_nothing() -> No
     assert (second.states, second.reason, second.off) == (frozenset({"IDLE", "CLOUD", "POWERED_DOWN"}), "", True)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "drained", "out"),
     [
         ("DRAINED", True, True),
@@ -116,7 +117,7 @@ def test_reason_is_one_line_that_is_recognised_again(why: str) -> None:
     assert (found.bears(MARK), found.reason) == (True, reason)
 
 
-@pytest.mark.parametrize("name", ["ALL", "all", "n[1-3]", "n1,n2", "", "-a", "n1 State=DOWN", "n1\n", "^n"])
+@every("name", ["ALL", "all", "n[1-3]", "n1,n2", "", "-a", "n1 State=DOWN", "n1\n", "^n"])
 def test_what_may_mean_more_than_one_node_is_never_passed_on(name: str) -> None:
     assert not one_node(name)
     assert Scontrol("/nowhere").node(name) is None
@@ -125,7 +126,7 @@ def test_what_may_mean_more_than_one_node_is_never_passed_on(name: str) -> None:
 FIT, UNFIT, SILENT = Fitness(fit=True, why=""), Fitness(fit=False, why="fan"), Fitness(fit=None, why="no answer")
 
 
-@pytest.mark.parametrize(
+@every(
     ("entry", "found", "action"),
     [
         (node("IDLE"), FIT, "nothing"),
@@ -212,7 +213,7 @@ def test_job_and_attempt_are_what_slurmctld_says(environ: dict[str, str], found:
     assert read_ids(environ) == found
 
 
-@pytest.mark.parametrize(
+@every(
     "environ",
     [
         {},

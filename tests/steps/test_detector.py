@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.steps import WINDOW_STEPS, JobSteps, StepReport, change_point, parse
+from tests.every import every
 from tests.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 
 
@@ -26,8 +27,8 @@ def accused(found: Iterator[StepReport]) -> list[tuple[int, ...]]:
     return [tuple(one.rank for one in job.slow) for report in found if job.add(report)]
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 8])
-@pytest.mark.parametrize("scatter", [0.0, 0.01, 0.05])
+@every("ranks", [3, 4, 8])
+@every("scatter", [0.0, 0.01, 0.05])
 def test_rank_that_is_a_tenth_slower_is_named_within_five_windows(ranks: int, scatter: float) -> None:
     for seed in range(10):
         own = noisy(random.Random(seed), scatter)
@@ -155,7 +156,7 @@ def test_any_bytes_are_a_report_or_nothing(data: bytes) -> None:
     assert found is None or 0 <= found.rank < found.size
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "fine"),
     [
         ("step1 j 0 4 7 0.1 0.2", True),

@@ -18,6 +18,7 @@ from healthd.steps import (
     StepReport,
     are_bounded,
 )
+from tests.every import every
 from tests.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 
 
@@ -180,7 +181,7 @@ def test_fast_jobs_tell_fewer_blocks_and_all_nodes_the_same_ones() -> None:
     assert not tiny.waiting
 
 
-@pytest.mark.parametrize(
+@every(
     ("own", "ranks"),
     [
         ([0.1] * 49, (0,)),

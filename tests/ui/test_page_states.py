@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from checks.contract import Finding, Measurement, Status
 from healthd.core.model import CheckResult, DeviceRecord, Inventory, NodeState
+from tests.profile import examples
 from tests.ui.stage import Stage, stage
 
 WORDS = st.text(alphabet=string.ascii_letters + string.digits + " :/._-<&é", min_size=1, max_size=12)
@@ -74,7 +75,7 @@ def test_a_node_without_the_label_pool_has_its_page(open_stage: Stage, labels: d
     assert all(value in text for value in labels.values())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(anything(NodeState))
 def test_a_node_has_its_page_whatever_its_state_leaves_out(open_stage: Stage, state: NodeState) -> None:
     shows(open_stage, "any", **changes(state))
@@ -86,7 +87,7 @@ OPTIONAL = {
 }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([(kind, name) for kind, names in OPTIONAL.items() for name in names]),
     st.sampled_from(Status),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.every import every
 from tests.watch.stand import (
     ALERTS,
     CASES,
@@ -97,7 +98,7 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     assert {name for name, said in seen.items() if said != {True, False}} == set()
 
 
-@pytest.mark.parametrize("name", sorted(alerts()))
+@every("name", sorted(alerts()))
 def test_alert_keeps_the_conventions_and_its_runbook_is_there(name: str) -> None:
     rule = alerts()[name]
     assert re.fullmatch(r"Healthd([A-Z][a-z]+)+", name)

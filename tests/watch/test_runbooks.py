@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from checks.reasons import REASONS
+from tests.every import every
 from tests.watch.stand import GRAFANA, PROMETHEUS, RUNBOOKS
 
 TEXTS = tomllib.loads((RUNBOOKS / "reasons.toml").read_text(encoding="utf-8"))
@@ -18,7 +19,7 @@ def test_every_reason_has_a_text_and_no_text_is_left_over() -> None:
     assert set(TEXTS) == set(REASONS), "write it in docs/runbooks/reasons.toml, then `make docs`"
 
 
-@pytest.mark.parametrize("code", sorted(TEXTS))
+@every("code", sorted(TEXTS))
 def test_text_of_a_reason_is_short_and_whole(code: str) -> None:
     text = TEXTS[code]
     assert text.keys() - {"blame"} == {"look", "do", "other"}

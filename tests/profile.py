@@ -1,0 +1,24 @@
+"""
+How much the tests try: a few examples for people who wait (`unit`), as many as before in CI and by night (`ci`).
+
+TESTS_PROFILE chooses. Without it `ci` is meant where CI is set, as `.ci/run` does, else `unit`. Tests that are marked
+`thorough` run with `ci` alone: they show by real processes what a quicker test shows too.
+"""
+
+from __future__ import annotations
+
+import os
+
+THOROUGH = os.environ.get("TESTS_PROFILE", "ci" if os.environ.get("CI") else "unit") == "ci"
+EXAMPLES = 20
+FLEETS = 12
+
+
+def examples(thorough: int) -> int:
+    """How many examples Hypothesis draws, of so many in CI."""
+    return thorough if THOROUGH else min(EXAMPLES, thorough)
+
+
+def fleets(thorough: int) -> int:
+    """How many simulated fleets or sites are tried, of so many in CI."""
+    return thorough if THOROUGH else min(FLEETS, thorough)
