@@ -148,7 +148,7 @@ def test_a_pool_gate_that_replaced_a_bad_node_says_so_in_its_answer_and_on_its_p
             decision = decode(answer.content, Decision, what="decision")
             assert [one.node for one in decision.nodes] == ["n2"]
             assert [(one.node, one.reasons[0].code) for one in decision.excluded] == [("n1", "WrongResult")]
-            assert "left out: n1" in plain(*render.decision_report(decision))
+            assert "  left out: n1" in plain(*render.decision_report(decision))
             text = (await client.get(f"/gates/{decision.id}")).text
             assert "WrongResult" in text[text.index("<h3>Left out</h3>") :]
             assert "Nothing speaks against it" not in text
