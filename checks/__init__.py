@@ -19,6 +19,7 @@ __all__ = [
     "contract",
     "device.probes",
     "discover",
+    "durations",
     "host.container",
     "host.descendants",
     "host.guard",

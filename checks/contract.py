@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from checks.host.machine import Host
+import collections.abc
 import dataclasses
 import typing
 from collections.abc import Iterator, Sequence
@@ -442,8 +443,8 @@ class Check(CheckInfo):
 
     @property
     def params_type(self) -> type[Any]:
-        """The dataclass of the check's parameters, read from the annotation `Context[Params]`."""
-        context = next(iter(typing.get_type_hints(self.run).values()))
+        """The dataclass of the check's parameters, read from the annotation `Context[Params]`; without one: none."""
+        context = next(iter(typing.get_type_hints(self.run).values()), None)
         (params_type,) = typing.get_args(context) or (type(None),)
         return typing.cast("type[Any]", params_type)
 
@@ -498,12 +499,25 @@ def check(
     return decorate
 
 
+class ParameterError(ValueError):
+    """A parameter that a check cannot take. `path` leads to it from the table of the check."""
+
+    def __init__(self, message: str, *path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 def load_params(params_type: type[Any], values: Mapping[str, Any]) -> Any:
     """
     The parameters of a check from plain values.
 
-    Raises ValueError naming the key and the nearest right one, or the type that was wanted.
+    Raises ParameterError naming the key and the nearest right one, or the type that was wanted. A record may refuse
+    its values by a ParameterError too.
     """
+    return _load(params_type, values, ())
+
+
+def _load(params_type: type[Any], values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     known = {f.name: f for f in dataclasses.fields(params_type)} if dataclasses.is_dataclass(params_type) else {}
     for key in values:
         if key not in known:
@@ -511,18 +525,35 @@ def load_params(params_type: type[Any], values: Mapping[str, Any]) -> Any:
 
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(sorted(known)) or 'none'}"
-            raise ValueError(f"no parameter {key!r}{hint}")
+            raise ParameterError(f"no parameter {'.'.join((*path, key))!r}{hint}", *path, key)
+    for name, one in known.items():
+        optional = one.default is not dataclasses.MISSING or one.default_factory is not dataclasses.MISSING
+        if name not in values and not optional:
+            raise ParameterError(f"{'.'.join((*path, name))!r} must be set", *path)
     hints = typing.get_type_hints(params_type) if known else {}
-    return params_type(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
+    converted = {key: _convert((*path, key), value, hints[key]) for key, value in values.items()}
+    try:
+        return params_type(**converted)
+    except ParameterError as error:
+        raise ParameterError(f"{'.'.join((*path, *error.path))}: {error}", *path, *error.path) from None
 
 
-def _convert(key: str, value: Any, wanted: Any) -> Any:
-    """Plain JSON or TOML values into the few types that parameters may have: bool, int, float, str, tuples, None."""
+def _convert(path: tuple[str, ...], value: Any, wanted: Any) -> Any:
+    """
+    Plain JSON or TOML values into the few types that parameters may have: bool, int, float, str, tuples, None, and
+    tables of records by name.
+    """
+    key = ".".join(path)
     origin = typing.get_origin(wanted)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ValueError(f"parameter {key!r} must be a list, not {value!r}")
-        return tuple(_convert(key, item, typing.get_args(wanted)[0]) for item in value)
+            raise ParameterError(f"parameter {key!r} must be a list, not {value!r}", *path)
+        return tuple(_convert(path, item, typing.get_args(wanted)[0]) for item in value)
+    if origin is collections.abc.Mapping:
+        for name, members in value.items() if isinstance(value, Mapping) else (("", value),):
+            if not isinstance(members, Mapping):
+                raise ParameterError(f"parameter {'.'.join(filter(None, (key, name)))!r} must be a table", *path)
+        return {name: _load(typing.get_args(wanted)[1], members, (*path, name)) for name, members in value.items()}
     options = typing.get_args(wanted) if origin is not None else (wanted,)
     if value is None and type(None) in options:
         return None
@@ -535,7 +566,7 @@ def _convert(key: str, value: Any, wanted: Any) -> Any:
         if float in options and isinstance(value, int):
             return float(value)
     names = " or ".join(getattr(option, "__name__", str(option)) for option in options)
-    raise ValueError(f"parameter {key!r} must be {names}, not {value!r}")
+    raise ParameterError(f"parameter {key!r} must be {names}, not {value!r}", *path)
 
 
 __all__ = [
@@ -561,6 +592,7 @@ __all__ = [
     "Missing",
     "NoParams",
     "P",
+    "ParameterError",
     "Previous",
     "Profile",
     "Profiling",

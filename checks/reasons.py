@@ -46,6 +46,7 @@ _ALL = (
     Reason("MemoryCorruption", "Memory did not give back what was written.", Blame.NODE, Action.REPLACE),
     Reason("SlowDevice", "A device is slower than its limit.", Blame.NODE, Action.INSPECT),
     Reason("MissingDevice", "A device that should be there is not.", Blame.NODE, Action.REBOOT),
+    Reason("MissingDriver", "A device is on the bus and no driver has it.", Blame.NODE, Action.INSPECT),
     Reason("DeviceLost", "A device was there and failed or vanished under the probe.", Blame.NODE, Action.RESET_DEVICE),
     Reason("Stuck", "A probe could not be killed: the device or the kernel holds it.", Blame.NODE, Action.REBOOT),
     # Memory, clocks and links of devices and interfaces.
@@ -65,6 +66,18 @@ _ALL = (
     Reason(
         "StuckCores",
         "Cores are reserved for a process that is gone, and nothing will release them.",
+        Blame.NODE,
+        Action.RESET_DEVICE,
+    ),
+    Reason(
+        "StuckMemory",
+        "Memory of a device is in use although no process has the device open.",
+        Blame.NODE,
+        Action.RESET_DEVICE,
+    ),
+    Reason(
+        "RecoveryNeeded",
+        "The driver of a device says what must be done before it is used again.",
         Blame.NODE,
         Action.RESET_DEVICE,
     ),
@@ -146,6 +159,7 @@ _ALL = (
     Reason(
         "StoreHangs", "A store did not answer in time, and the process on it was killed.", Blame.PATH, Action.INSPECT
     ),
+    Reason("StoreDisconnected", "The connection to a server of a store was lost.", Blame.PATH, Action.INSPECT),
     Reason("StoreSlow", "A store is slower than its limit.", Blame.PATH, Action.INSPECT),
     Reason("StoreMissing", "The path or URL of a store is not there.", Blame.PATH, Action.INSPECT),
     Reason("StoreCorruption", "A store gave back other bytes than were written.", Blame.PATH, Action.INSPECT),

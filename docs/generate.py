@@ -1,5 +1,6 @@
 """
-Write the pages that come from the code: one page a check, their index, the catalogue of reasons, and the settings.
+Write the pages that come from the code: one page a check, their index, the catalogue of reasons, the settings, and the
+table of verdicts in the page of post-mortems.
 
 `make docs` runs it; a test compares what stands in `docs/` with what it would write.
 """
@@ -21,6 +22,7 @@ from checks.reasons import REASONS
 from docs.reason_pages import reason_pages
 from healthd.cli.settings.tree import Settings
 from healthd.core.config import key_of
+from healthd.postmortem.verdicts import as_markdown
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Made by `make docs` from the code: change it there. -->\n\n"
@@ -33,8 +35,16 @@ def pages() -> dict[Path, str]:
     made[Path("checks/README.md")] = index_page(list(checks.values()))
     made[Path("reasons.md")] = reasons_page()
     made[Path("settings.md")] = settings_page(Settings)
+    made[Path("postmortem.md")] = with_verdicts((DOCS / "postmortem.md").read_text(encoding="utf-8"))
     made.update(reason_pages())
     return made
+
+
+def with_verdicts(page: str) -> str:
+    """The page of post-mortems with the table by which verdicts are made."""
+    before, begin, rest = page.partition("<!-- table of verdicts -->\n")
+    _, end, after = rest.partition("<!-- end of the table -->\n")
+    return f"{before}{begin}\n{as_markdown()}\n{end}{after}"
 
 
 def check_page(check: Check) -> str:
@@ -56,7 +66,19 @@ def check_page(check: Check) -> str:
         lines += [f"Parameters, set in `[checks.{check.name}]`:", "", "| name | type | default |", "|---|---|---|"]
         lines += [f"| `{f.name}` | `{_type(f.type)}` | `{_default(f)}` |" for f in fields]
         lines.append("")
+    for field in fields:
+        record = _record(check.params_type, field)
+        if record is not None:
+            lines += _named_records(f"[checks.{check.name}.{field.name}.NAME]", record)
     return "\n".join(lines)
+
+
+def _named_records(table: str, record: type) -> list[str]:
+    """A record that is set by name: its docstring, and the text below each field."""
+    meanings = _meanings(record)
+    lines = [f"`{table}`: {inspect.cleandoc(record.__doc__ or '')}", "", "| key | default | meaning |", "|---|---|---|"]
+    fields = dataclasses.fields(record)
+    return [*lines, *(f"| `{f.name}` | {_setting(f)} | {meanings[f.name]} |" for f in fields), ""]
 
 
 WHERE = {

@@ -63,7 +63,7 @@ class Failures:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         terminal = self._plugins.get_plugin("terminalreporter")
         if report.failed and terminal is not None:
-            terminal.ensure_newline()
+            terminal.line("")
             terminal.section(f"{report.nodeid} ({report.when})", sep="_", red=True)
             terminal.line(report.longreprtext)
 

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import inspect
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,12 +38,14 @@ __all__ = [
     "pytest_ignore_collect",
     "pytest_make_collect_report",
     "pytest_pycollect_makeitem",
+    "pytest_runtest_logstart",
     "pytest_runtest_makereport",
     "pytest_runtest_setup",
     "pytest_runtest_teardown",
     "pytest_terminal_summary",
 ]
 
+known_modules = [0]
 NO_AUTHORITY = Path(__file__).parent / "fakes" / "no_authority.pem"
 
 with contextlib.suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest alone
@@ -73,6 +76,13 @@ def pytest_pycollect_makeitem(obj: object) -> None:
 def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end: let the garbage collector not look through it each time."""
     gc.freeze()
+
+
+def pytest_runtest_logstart() -> None:
+    """So does what a test has imported meanwhile; an aggregator that ends in this process collects all garbage."""
+    if len(sys.modules) > known_modules[-1]:
+        gc.freeze()
+        known_modules.append(len(sys.modules))
 
 
 @pytest.fixture(scope="session")

@@ -116,6 +116,7 @@ def test_what_passes_when_run_again_is_good_and_is_named(tmp_path: Path, workers
     assert lines[-1] == "3 passed, 0 failed, 0 skipped"
 
 
+@pytest.mark.thorough
 def test_what_fails_twice_has_failed_and_all_runs_are_counted_together(tmp_path: Path) -> None:
     for name, text in (("one", NEVER), ("two", SECOND + SKIPS)):
         run(tmp_path, text, "--reruns", "1", f"--junitxml={tmp_path}/{name}.xml", TESTS_RESULTS=str(tmp_path))

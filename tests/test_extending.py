@@ -148,6 +148,7 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
+@pytest.mark.thorough
 def test_doctor_knows_a_kind_of_device_by_its_descriptor(tree: Path, tmp_path: Path, machine: Machine) -> None:
     items = doctor(tree, tmp_path, "--host-root", str(machine.root))
     assert items["devices"].startswith("ok: kite: 2 devices")
@@ -157,6 +158,7 @@ def test_doctor_knows_a_kind_of_device_by_its_descriptor(tree: Path, tmp_path: P
     assert doctor(tree, tmp_path, "--host-root", str(machine.root))["kite-ls"].startswith("missing: ")
 
 
+@pytest.mark.thorough
 def test_bundle_has_what_the_descriptor_names(tree: Path, tmp_path: Path, machine: Machine) -> None:
     file = tmp_path / "bundle.tar.gz"
     run(tree, "bundle", "--output", str(file), "--host-root", str(machine.root), "--state-dir", str(tmp_path))
@@ -174,6 +176,7 @@ def test_bundle_has_what_the_descriptor_names(tree: Path, tmp_path: Path, machin
     assert json.loads(texts["versions.json"])["torch-kite"] is None
 
 
+@pytest.mark.thorough
 def test_warm_has_nothing_to_do_for_a_kind_that_does_not_compile(tree: Path, tmp_path: Path, machine: Machine) -> None:
     ended = run(tree, "warm", "--host-root", str(machine.root), "--run-dir", str(tmp_path / "run"))
     assert ended.stdout == "nothing to warm: accelerator kite does not compile\n", ended.stderr

@@ -105,6 +105,7 @@ def test_code_of_the_site_is_whole_and_what_is_copied_can_be_typed(served: str) 
         assert not [line for line in copied if line.startswith("$")]
 
 
+@pytest.mark.thorough
 def test_site_builds_and_leads_to_everything(pages: Path, made: Path) -> None:
     assert (made / "docs/kubernetes.html").is_file()
     assert (made / "docs/pictures/fleet.png").is_file()

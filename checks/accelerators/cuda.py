@@ -85,6 +85,7 @@ DESCRIPTOR = Descriptor(
 )
 
 _FOLDER = "/proc/driver/nvidia/gpus"
+_BUS = "/sys/bus/pci/devices"
 _SERIAL = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 # They keep GPUs open, some for as long as the machine is up, and run nothing on them; the device plugin and the feature
@@ -109,11 +110,30 @@ _DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 
 
 def present(host: Host) -> bool:
-    """Whether NVIDIA's driver shows a GPU, or cannot be asked whether it does."""
+    """Whether NVIDIA's driver shows a GPU or cannot be asked whether it does, or a GPU waits for its driver."""
     try:
-        return bool(host.glob(_FOLDER, "*"))
+        return bool(host.glob(_FOLDER, "*")) or bool(_without_driver(host))
     except HostError:
         return True
+
+
+def _without_driver(host: Host) -> list[str]:
+    """
+    Bus addresses of NVIDIA's GPUs (3D and VGA controllers) that no driver has.
+
+    A GPU that another driver has, as vfio-pci for a virtual machine, is not for the jobs of this host. In a container
+    the bus shows the GPUs of the whole machine, and their drivers.
+    """
+    found = []
+    for folder in host.glob(_BUS, "*"):
+        try:
+            ours = host.read(f"{folder}/vendor", max_bytes=32).strip() == "0x10de"
+            is_gpu = ours and host.read(f"{folder}/class", max_bytes=32).startswith(("0x0302", "0x0300"))
+        except HostError:  # it was taken away meanwhile
+            continue
+        if is_gpu and not host.exists(f"{folder}/driver"):
+            found.append(folder.rpartition("/")[2].lower())
+    return found
 
 
 def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,10 +141,12 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
     The inventory, in the order of the bus, which is that of CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID. No options.
 
     The serial of a device is its UUID: None until the driver has started the GPU for the first time. GPUs that the
-    administrator has excluded from the driver's use are no devices, nor are those that a container was not given.
+    administrator has excluded from the driver's use are no devices, nor are those that a container was not given:
+    `not_given` has their bus addresses. `without_driver` has those of GPUs that no driver has.
     """
-    read = ((folder.rpartition("/")[2], _read(host, folder)) for folder in sorted(host.glob(_FOLDER, "*")))
+    read = [(folder.rpartition("/")[2], _read(host, folder)) for folder in sorted(host.glob(_FOLDER, "*"))]
     gpus = _given(host, [(place, gpu) for place, gpu in read if gpu is not None])
+    given = {place for place, _ in gpus}
     devices = [
         {
             "target": f"cuda:{index}",
@@ -145,6 +167,8 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
         "memory_bytes": None,
         "efa_count": count_efa(host),
         "devices": devices,
+        "not_given": [place.lower() for place, _ in read if place not in given],
+        "without_driver": _without_driver(host),
     }
 
 

@@ -158,8 +158,30 @@ class Links:
     """0 (no fabric), 1 (not started), 2 (in progress) or 3 (completed)."""
     fabric_status: int | None
     """The result of joining the fabric, an nvmlReturn_t."""
+    fabric_health: int | None
+    """The health of the GPU's part in the fabric, a mask (NVML_GPU_FABRIC_HEALTH_MASK_...)."""
     failed: tuple[str, ...]
     """Calls that failed, each with its error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """What the driver says must be done before the GPU is used again."""
+
+    action: int | None
+    """An nvmlDeviceGpuRecoveryAction_t: 0 for nothing; None where the driver does not report it."""
+    failed: tuple[str, ...]
+    """Calls that failed, each with its error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Who computes on the GPU, and how much memory is in use."""
+
+    processes: tuple[int, ...] | None
+    """By their ids as the driver counts them; None where it does not report them."""
+    used_bytes: int | None
+    """Memory that something has allocated, without the driver's own reserve; None where it is not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +229,7 @@ _LOST = {15: "it has fallen off the bus", 16: "it needs a reset", 28: "the drive
 _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
 _TEMPERATURE_GPU, _THRESHOLD_SLOWDOWN = 0, 1
 _MULTIPLE_SINGLE_BIT, _DOUBLE_BIT = 0, 1
+_GPU_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, of drivers from r570 on
 _LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
 
 
@@ -278,7 +301,7 @@ class Gpu:
                 count = whole(ask(f"NVLink {link} errors", "nvmlDeviceGetNvLinkErrorCounter", link, number))
                 if count is not None:
                     errors[f"{name}/{link}"] = count
-        state_of_fabric, status_of_fabric = ask.fabric()
+        state_of_fabric, status_of_fabric, health_of_fabric = ask.fabric()
         return Links(
             pcie_width=whole(ask("PCIe width", "nvmlDeviceGetCurrPcieLinkWidth")),
             pcie_width_max=whole(ask("PCIe width", "nvmlDeviceGetMaxPcieLinkWidth")),
@@ -290,8 +313,34 @@ class Gpu:
             nvlink_errors=errors,
             fabric_state=state_of_fabric,
             fabric_status=status_of_fabric,
+            fabric_health=health_of_fabric,
             failed=ask.failed,
         )
+
+    def recovery(self) -> Recovery:
+        """Raises GpuLostError."""
+        ask = _Asking(self._module, self._handle)
+        found = ask("recovery action", "nvmlDeviceGetFieldValues", [_GPU_RECOVERY_ACTION])
+        try:
+            field = found[0]
+            # Each field has a result of its own: an older driver does not know this one.
+            action = whole(field.value.uiVal) if field.nvmlReturn == 0 else None
+            if field.nvmlReturn not in (0, *_UNSUPPORTED):
+                ask.failed_to_say("recovery action", field.nvmlReturn)
+        except (TypeError, IndexError, AttributeError):
+            action = None
+        return Recovery(action=action, failed=ask.failed)
+
+    def usage(self) -> Usage:
+        """Raises GpuLostError."""
+        ask = _Asking(self._module, self._handle)
+        before = self.processes()
+        # The first form counts what the driver keeps for itself as used.
+        version = getattr(self._module, "nvmlMemory_v2", None)
+        found = None if version is None else ask("memory", "nvmlDeviceGetMemoryInfo", version)
+        # What computed at one of both times may have had the memory meanwhile.
+        processes = before or self.processes()
+        return Usage(processes=processes, used_bytes=whole(getattr(found, "used", None)))
 
     def processes(self) -> tuple[int, ...] | None:
         """
@@ -405,15 +454,19 @@ class _Asking:
             self._failed[what] = f"the module and the driver's library do not fit: {_words(error)}"
             return None
 
-    def fabric(self) -> tuple[int | None, int | None]:
-        """State and status of the GPU's part in an NVSwitch fabric; None where there is none to tell."""
-        record = getattr(self._module, "c_nvmlGpuFabricInfo_t", None)
-        if record is None:
-            return None, None
-        found = record()
-        if self("fabric", "nvmlDeviceGetGpuFabricInfo", ctypes.byref(found)) is None:
-            return None, None
-        return whole(found.state), whole(found.status)
+    def fabric(self) -> tuple[int | None, int | None, int | None]:
+        """State, status and health of the GPU's part in an NVSwitch fabric; None where there is none to tell."""
+        for form, call in (
+            ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
+            ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),
+        ):
+            record = getattr(self._module, form, None)
+            if record is None:
+                continue
+            found = record()
+            if self("fabric", call, ctypes.byref(found)) is not None:
+                return whole(found.state), whole(found.status), whole(getattr(found, "healthMask", None))
+        return None, None, None
 
 
 def _not_opened(error: Exception) -> NvmlError:

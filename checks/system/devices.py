@@ -28,23 +28,32 @@ class Params:
 @check(tier="passive", interval_seconds=30, timeout_seconds=5, accelerator_faults=(f"MissingDevice: {NOT_SHOWN}",))
 def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    The node has as many devices as it should have.
+    The node has as many devices as it should have, and each has its driver.
 
     Plain CPUs are what is configured. For other devices the number is that of the instance type, unless a parameter
-    says another. Devices above it are no fault here: `instance_type` says that the type may be wrong.
+    says another. Devices above it are no fault here: `instance_type` says that the type may be wrong. An NVIDIA GPU on
+    the PCI bus without a driver makes the node one with GPUs, unless `accelerator` of [probe] is set to another kind.
 
-    Reads:   the inventory of the accelerator's driver; the type from params.type, else as instance_type does.
-    Judges:  fail MissingDevice | unknown NoData (the driver says nothing), UnknownInstanceType (nothing to compare).
+    Reads:   the inventory of the accelerator's driver; of NVIDIA GPUs vendor, class and driver in /sys/bus/pci/devices;
+             the type from params.type, else as instance_type does.
+    Judges:  fail MissingDevice, MissingDriver | unknown NoData (the driver says nothing), UnknownInstanceType (nothing
+             to compare).
     Cost:    under 1 ms; harmless to jobs.
     Source:  checks/catalog.py names one for the number of devices of each type.
     Unverified on hardware: that the other Neuron devices keep their numbers where one is lost.
     """
     count = ctx.inventory.get("device_count")
+    without = ctx.inventory.get("without_driver") or ()
+    for address in without:
+        text = "a GPU is on the PCI bus and no driver has it: install or load the driver, and see dmesg"
+        yield Finding(status=Status.FAIL, reason="MissingDriver", message=text, target=f"pci:{address}")
     if count is None:
         text = f"the driver does not say how many devices there are{_tool_words(ctx)}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
     expected, origin = _expected(ctx)
+    if expected is None and without:
+        return
     if expected is None:
         yield Finding(
             status=Status.UNKNOWN,

@@ -52,7 +52,7 @@ def host_name(ctx: Context[Params]) -> Iterator[Finding]:
         count = Measurement(
             name="host_name_addresses_count", value=float(len(held)), lower=None, upper=None, origin="none"
         )
-        text = f"{name} resolves to {shown}, of which {len(held)} held here"
+        text = f"{name} resolves to {shown}; addresses of this host among them: {len(held)}"
         yield Finding(status=Status.PASS, reason=None, message=text, target="node", measurements=(count,))
 
 

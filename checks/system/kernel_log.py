@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from checks.contract import (
@@ -15,17 +16,21 @@ from checks.contract import (
     Evidence,
     Finding,
     Measurement,
+    ParameterError,
     Previous,
     Status,
     check,
 )
+from checks.durations import parse_duration
 from checks.host.machine import Host, HostError, LogLine
+from checks.reasons import REASONS, action_of
 from checks.system.bounds import is_required
 from checks.system.neuron.neuron_log import NODE, Devices, ResetReader, devices_of, last_resets, target_of
 
 # What lines of the kernel log mean: known faults, and lines that look like faults and are none.
 
 
+TEN_MINUTES = 600.0
 HOUR = 3600.0
 DAY = 24 * HOUR
 GONE = "errors of a disk that is gone"
@@ -39,8 +44,10 @@ class Pattern:
 
     `window_seconds` is for how long a line counts: None until the next boot, because the damage stays; else what
     lasts says so again (the kernel repeats it, or `processes` sees it), and what has passed is no fault any more.
-    `blame` None is the reason's own. `device` is the accelerator whose device the line may name. `reset_cures`: a reset
-    of the device ends it (`fault_stages`).
+    `blame` None is the reason's own. `device` says how the line names its device: "neuron", as the Neuron runtime and
+    driver do; "pci", by a bus address. `group`: the group of the regular expression that has the device. `reset_cures`:
+    a reset of the device ends it (`find_stages`). With fewer lines than `least_count` in the window, the status is
+    `below`; None: then they are no fault.
     """
 
     name: str
@@ -51,6 +58,10 @@ class Pattern:
     blame: Blame | None = None
     device: str | None = None
     reset_cures: bool = False
+    reason: str = "KernelFault"
+    least_count: int = 1
+    below: Status | None = None
+    group: str | int | None = None
 
 
 def _neuron(
@@ -72,8 +83,28 @@ def _driver(name: str, regex: str) -> Pattern:
     return Pattern(f"Neuron {name}", regex, Status.FAIL, Action.REBOOT, None, None, "neuron", reset_cures=True)
 
 
+def _gpu(
+    name: str, regex: str, action: Action, status: Status = Status.FAIL, window_seconds: float | None = None
+) -> Pattern:
+    return Pattern(f"GPU {name}", regex, status, action, window_seconds, device="pci")
+
+
 def _xid(codes: str) -> str:
     return rf"NVRM: Xid \(.*?\): ({codes})\b"
+
+
+def _ena(name: str, regex: str) -> Pattern:
+    """Once is a hiccup; again and again, nothing that runs over the network gets anywhere."""
+    return Pattern(
+        f"ENA {name}",
+        rf"ena [0-9a-f]{{4}}:.*{regex}",
+        Status.FAIL,
+        Action.INSPECT,
+        TEN_MINUTES,
+        device="pci",
+        least_count=5,
+        below=Status.WARN,
+    )
 
 
 _FAIL, _WARN = Status.FAIL, Status.WARN
@@ -137,29 +168,56 @@ PATTERNS = (
     ),
     # What to do is NVIDIA's, "Analyzing Xid Errors with the Xid Catalog". Those of programs (13, 31, 43, 45) are none.
     # 64: a row of memory could not be remapped.
-    Pattern("GPU Xid remapping failed", _xid("64"), _FAIL, Action.REPLACE),
+    _gpu("Xid remapping failed", _xid("64"), Action.REPLACE),
     # 79: off the bus, 151: key rotation; 154 names what is needed.
-    Pattern("GPU Xid reboot", _xid(r"79|151|154\b.*\bto 0x\w+ \(Node Reboot Required"), _FAIL, Action.REBOOT),
-    Pattern("GPU Xid power", _xid("54"), _FAIL, Action.INSPECT),
+    _gpu("Xid reboot", _xid(r"79|151|154\b.*\bto 0x\w+ \(Node Reboot Required"), Action.REBOOT),
+    _gpu("Xid power", _xid("54"), Action.INSPECT),
     # 46 and 62 stopped, 48 and 95 and 140 memory, 74 and 155 and 144 to 150 NVLink, 109 and 110 and 158 time-out and
     # security, 119 and 120 GSP, 136 link training, 143 start, 156 retirement.
-    Pattern(
-        "GPU Xid",
+    _gpu(
+        "Xid",
         _xid(
             r"46|48|62|74|95|109|110|119|120|136|140|143|155|156|158|(14[4-9]|150)\b.*\bFatal"
             r"|154\b.*\bto 0x\w+ \((GPU Reset Required|Drain and Reset)"
         ),
-        _FAIL,
         Action.RESET_DEVICE,
     ),
+    # 142: an encoder; NVIDIA says to contact support, and AWS's node agents count it as fatal. 171 and 172: the memory
+    # (DRAM, that is HBM, or SRAM) of an error that cannot be corrected; the catalogue gives no action of their own.
+    _gpu("Xid support", _xid("142|171|172"), Action.INSPECT),
+    # The driver could not start the GPU, or holds it until it is reset, and there need be no Xid. Source:
+    # open-gpu-kernel-modules, osinit.c (RmInitAdapter), nvstatuscodes.h (NV_ERR_RESET_REQUIRED, 0x62).
+    _gpu("that does not start", r"NVRM: (.*\b)?RmInitAdapter failed!", Action.RESET_DEVICE),
+    _gpu("that needs a reset", r"NVRM: .*\bNV_ERR_RESET_REQUIRED\b", Action.RESET_DEVICE),
     # Of an NVSwitch. Source: NVIDIA Fabric Manager User Guide, SXid errors: after a fatal one GPUs and switches need a
     # reset; each error has other lines with its data, and others are `Non-fatal`. 20034 is a link that went down, also
     # because the GPU at its other end was reset: `gpu_links` sees whether it is up.
-    Pattern("GPU Xid of an NVSwitch", r"SXid \(.*?\): (?!20034\b)\d+, Fatal\b", _FAIL, Action.REBOOT),
+    _gpu("Xid of an NVSwitch", r"SXid \(.*?\): (?!20034\b)\d+, Fatal\b", Action.REBOOT),
     # 63: a row will be remapped at the next reset (`gpu_memory` says whether it waits); 92: many errors that could be
     # corrected; 94: an error that hit one program alone.
-    Pattern("GPU Xid memory", _xid("63|92|94"), _WARN, Action.INSPECT),
-    Pattern("GPU Xid NVLink", _xid("14[4-9]|150"), _WARN, Action.INSPECT, HOUR),
+    _gpu("Xid memory", _xid("63|92|94"), Action.INSPECT, _WARN),
+    _gpu("Xid NVLink", _xid("14[4-9]|150"), Action.INSPECT, _WARN, HOUR),
+    # Network cards. Source: Linux, mlx5/core/health.c (poll_health, check_fatal_sensors). Sensors 3 and 4 say that
+    # somebody disabled or reset the card, as where virtual functions are taken away.
+    Pattern(
+        "network card",
+        r"mlx5_core .*(\bhealth compromised|Fatal error (?![34] detected))",
+        _FAIL,
+        Action.INSPECT,
+        device="pci",
+    ),
+    # Source: amzn-drivers, ena_netdev.c (check_for_missing_keep_alive, ena_restore_device).
+    _ena("without a sign of life", r"Keep alive watchdog timeout"),
+    _ena("reset", r"(Device reset completed|Reset attempt failed)"),
+    # Lustre (FSx): each client of a server that went away writes it, and waits. Source: lustre/ptlrpc/import.c.
+    Pattern(
+        "storage server",
+        r"Lustre.*: Connection to \S+ \(at \S+\) was lost|Lustre.*This client was evicted by",
+        _WARN,
+        Action.INSPECT,
+        HOUR,
+        reason="StoreDisconnected",
+    ),
 )
 
 # They win over the patterns.
@@ -180,11 +238,18 @@ BENIGN = (
 )
 
 
-def find_fault(text: str, benign: Sequence[str] = (), devices: Sequence[str] | None = None) -> Pattern | None:
-    """
-    The kind of fault that a line tells of; None for an ordinary or a benign one.
+class Rules(NamedTuple):
+    """What an operator adds: lines that are no fault, and kinds of lines that are one."""
 
-    Errors of a block device that is none of `devices` any more, and of the file system on it, are a warning: a volume
+    benign: tuple[str, ...] = ()
+    own: tuple[Pattern, ...] = ()
+
+
+def find_fault(text: str, benign: Sequence[str] = (), disks: Sequence[str] | None = None) -> Pattern | None:
+    """
+    The known kind of fault that a line tells of; None for an ordinary or a benign one.
+
+    Errors of a block device that is none of `disks` any more, and of the file system on it, are a warning: a volume
     that was taken away while it was in use has them as well. None: it is not known which there are.
     """
     text = text[:MAX_CHARACTERS]
@@ -194,9 +259,21 @@ def find_fault(text: str, benign: Sequence[str] = (), devices: Sequence[str] | N
         return None
     pattern = next((pattern for pattern in PATTERNS if re.search(pattern.regex, text)), None)
     named = _BLOCK_DEVICE.search(text) if pattern is not None and pattern.name in _OF_DISKS else None
-    if pattern is None or named is None or devices is None or named[1] in devices:
+    if pattern is None or named is None or disks is None or named[1] in disks:
         return pattern
     return replace(pattern, name=GONE, status=_WARN, action=Action.INSPECT, window_seconds=HOUR)
+
+
+def find_kinds(text: str, rules: Rules, disks: Sequence[str] | None) -> list[Pattern]:
+    """The kinds of fault that a line tells of: the known one, and all of the operator's own."""
+    known = find_fault(text, rules.benign, disks)
+    found = [] if known is None else [known]
+    if rules.own:
+        text = text[:MAX_CHARACTERS]
+        own = [pattern for pattern in rules.own if re.search(pattern.regex, text)]
+        if own and not any(re.search(line, text) for line in rules.benign):
+            found += own
+    return found
 
 
 _OF_DISKS = ("disk error", "file system error")
@@ -206,6 +283,74 @@ _BLOCK_DEVICE = re.compile(r"(?:error, dev |\(device |(?:EXT4-fs|XFS) \()([\w-]+
 # One pass over a line finds out whether it can be of any kind: nearly none is. It leaves out the anchors (^ and \b), so
 # that every alternative begins with a letter: the engine then skips to such letters, which is five times as fast.
 _INTERESTING = re.compile("|".join(re.sub(r"\\b|\^", "", pattern.regex) for pattern in PATTERNS))
+
+
+# Which device a line is about.
+
+
+ALL_DEVICES = Devices({}, {}, whole=True)
+# `PCI:0000:3b:00`, `0000:3b:00.0`, and `00000000:3b:00.0` as NVML writes it.
+_ADDRESS = re.compile(
+    r"(?<![0-9a-f.])([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?(?!:?[0-9a-f])", re.IGNORECASE
+)
+_MAX_NAME = 64  # of a device that an operator's regular expression finds
+
+
+class Machine(NamedTuple):
+    """
+    What the lines of the log may be about.
+
+    `disks`: the block devices that there are; None: not known. `by_address`: the GPUs that may be used here, by bus
+    address; `others`: addresses of those that may not, because a container was not given them. `targets`: devices by
+    index, serial number and target.
+    """
+
+    disks: Sequence[str] | None = None
+    neuron: Devices = ALL_DEVICES
+    by_address: Mapping[str, str] = MappingProxyType({})
+    others: Collection[str] = ()
+    targets: Mapping[str, str] = MappingProxyType({})
+
+    def target(self, pattern: Pattern, text: str) -> str | None:
+        """The device that a line names, as far as its kind names any; else the node. None: one that is not ours."""
+        text = text[:MAX_CHARACTERS]
+        if pattern.device == "neuron":
+            return target_of(text, self.neuron)
+        if pattern.group is not None:
+            found = re.search(pattern.regex, text)
+            name = found[pattern.group] if found is not None else None
+            return self._named(name) if name else NODE
+        addresses = [_canonical(found) for found in _ADDRESS.finditer(text)]
+        if ours := [self.by_address[address] for address in addresses if address in self.by_address]:
+            return ours[-1]  # of a bridge and the device behind it, the device comes last
+        if any(address in self.others for address in addresses):
+            return None
+        return f"pci:{addresses[0]}" if addresses and pattern.device == "pci" else NODE
+
+    def _named(self, name: str) -> str:
+        """The device of a name: bus address, serial number, index or target; else the name itself."""
+        if (address := _ADDRESS.search(name)) is not None:
+            return self.by_address.get(_canonical(address), f"pci:{_canonical(address)}")
+        return self.targets.get(name) or _plain(name)[:_MAX_NAME]
+
+
+def see_machine(host: Host, inventory: Mapping[str, Any]) -> Machine:
+    """The machine of an inventory."""
+    devices = inventory.get("devices") or ()
+    by_address = {str(device["bdf"]).lower(): str(device["target"]) for device in devices if device.get("bdf")}
+    targets = {str(device["target"]): str(device["target"]) for device in devices}
+    for device in devices:
+        target = str(device["target"])
+        names = (device.get("serial"), device.get("host_index", target.rpartition(":")[2]))
+        targets |= {str(name): target for name in names if name is not None}
+    others = inventory.get("not_given") or ()
+    return Machine(_disks(host), devices_of(host, inventory), by_address, others, targets)
+
+
+def _canonical(found: re.Match[str]) -> str:
+    """`0000:3b:00.0`, whatever was left out."""
+    domain, bus, device, function = found.groups()
+    return f"{int(domain, 16):04x}:{bus}:{device}.{function or 0}".lower()
 
 
 # Faults that a reset of the device cures: reset it first, probe it again, and replace it only when the fault comes
@@ -229,7 +374,7 @@ def to_stage(value: object) -> Stage:
 
 
 def find_stages(
-    lines: Sequence[LogLine], earlier: Mapping[Key, Seen], devices: Devices, benign: Sequence[str] = ()
+    lines: Sequence[LogLine], earlier: Mapping[Key, Seen], devices: Devices, benign: Sequence[str]
 ) -> dict[Key, Stage]:
     """
     The stage of each fault that a reset cures.
@@ -275,15 +420,84 @@ MAX_FINDINGS = 32
 MAX_REMEMBERED = 24  # lines of MAX_CHARACTERS, each twice as long where it is quoted: a line of the protocol holds them
 
 
-ALL_DEVICES = Devices({}, {}, whole=True)
+@dataclass(frozen=True, kw_only=True)
+class OwnPattern:
+    """A kind of line that is a fault on your machines, beside those that healthd knows."""
+
+    pattern: str
+    """A regular expression (Python's), searched for in the line without its time."""
+
+    status: str = "fail"
+    """fail keeps jobs off the node, warn is shown."""
+
+    reason: str = "KernelFault"
+    """A code of the [catalogue](../reasons.md): it says whose fault it is and what to do."""
+
+    count: int = 1
+    """From so many lines on it is a fault; fewer are none."""
+
+    within: str | float | None = None
+    """For how long a line counts: `10m`, `1h`. None: until the next boot."""
+
+    device_group: str | int | None = None
+    """The number or name of the group that has the device: its bus address, serial number or index, or another name.
+    None: a bus address in the line, else the node."""
+
+    def __post_init__(self) -> None:
+        compiled = _compiled(self.pattern, "pattern")
+        if self.status not in ("fail", "warn"):
+            raise ParameterError(f"{self.status!r} is none of: fail, warn", "status")
+        if self.reason not in REASONS:
+            raise ParameterError(f"no reason {self.reason!r}; docs/reasons.md has them all", "reason")
+        if self.count < 1:
+            raise ParameterError(f"must be at least 1, not {self.count}", "count")
+        try:
+            if self.within is not None and parse_duration(self.within) == 0:
+                raise ValueError("must be more than 0")
+        except ValueError as error:
+            raise ParameterError(str(error), "within") from None
+        group = self.device_group
+        known = group in compiled.groupindex if isinstance(group, str) else 1 <= (group or 0) <= compiled.groups
+        if group is not None and not known:
+            raise ParameterError(f"the pattern has no group {group!r}", "device_group")
+
+    def kind(self, name: str) -> Pattern:
+        """The kind of line, as the known ones."""
+        return Pattern(
+            f"pattern {name}",
+            self.pattern,
+            Status(self.status),
+            action_of(self.reason),
+            None if self.within is None else parse_duration(self.within),
+            device="pci",
+            reason=self.reason,
+            least_count=self.count,
+            group=self.device_group,
+        )
 
 
 @dataclass(frozen=True)
 class Params:
-    """More benign lines, and whether the log must be readable."""
+    """More benign lines, more kinds of faults, and whether the log must be readable."""
 
     benign: tuple[str, ...] = ()  # regular expressions, searched for in the line
     required: bool | None = None  # None: everywhere but on plain CPU nodes; False: cannot be read = warning
+    patterns: Mapping[str, OwnPattern] = field(default_factory=dict)  # by any name
+
+    def __post_init__(self) -> None:
+        for expression in self.benign:
+            _compiled(expression, "benign")
+
+    def rules(self) -> Rules:
+        """What they add."""
+        return Rules(self.benign, tuple(own.kind(name) for name, own in self.patterns.items()))
+
+
+def _compiled(expression: str, key: str) -> re.Pattern[str]:
+    try:
+        return re.compile(expression)
+    except re.error as error:
+        raise ParameterError(f"{expression!r} is no regular expression: {error}", key) from None
 
 
 @dataclass(frozen=True)
@@ -307,7 +521,7 @@ class Fault:
     tier="passive",
     interval_seconds=30,
     timeout_seconds=5,
-    accelerator_faults=("KernelFault: Neuron ", "KernelFault: GPU Xid"),  # all else in the log is the host's
+    accelerator_faults=("KernelFault: Neuron ", "KernelFault: GPU "),  # all else in the log is the host's
 )
 def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
@@ -315,22 +529,29 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
 
     Every kind is told once for each device, with the number of its lines and the last of them. Damage counts until the
     next boot, also when newer lines have pushed its own out of the log; what passes by itself (a task that hung, memory
-    that ran out, errors of a disk that was taken away) counts for an hour after its last line. A hang in collectives of
-    Neuron devices is a warning that accuses nobody: its cause may sit on another node. A DMA abort of a Neuron device,
-    and what its driver says of a device that it could not reset, is a warning once a reset of the device, or loading
-    the driver, has succeeded; when it comes back after that, the advice is to replace. A Neuron device that was reset
-    is untested: what active checks found before does not stand for it. In a container that has a part of the host's
-    Neuron devices, lines about the others do not count. A log that cannot be read is unknown; on a plain CPU node it is
-    a warning, because containers and users without rights see none.
+    that ran out, errors of a disk that was taken away) counts for an hour after its last line. Resets of an ENA
+    interface are a warning, and a fault from five in ten minutes on. A lost connection to a Lustre server is a warning
+    that accuses no node. So is a hang in collectives of Neuron devices: its cause may sit on another node. A DMA abort
+    of a Neuron device, and what its driver says of a device that it could not reset, is a warning once a reset of the
+    device, or loading the driver, has succeeded; when it comes back after that, the advice is to replace. A Neuron
+    device that was reset is untested: what active checks found before does not stand for it. In a container that has a
+    part of the host's devices, lines about the others do not count. A log that cannot be read is unknown; on a plain
+    CPU node it is a warning, because containers and users without rights see none.
+
+    A line is about the device whose number, serial number or bus address it has. An address of no known device is a
+    target of its own (`pci:0000:10:00.0`), such as a network card.
+
+    Lines of your own become faults by `[checks.kernel_log.patterns.NAME]`; try them with `healthd check kernel_log
+    --host-root DIR`, where DIR has a file `dev/kmsg` as `dmesg` prints it.
 
     Reads:   /dev/kmsg without waiting, the names in /sys/class/block.
-    Judges:  fail or warn KernelFault by kind, with what to do; on the device that a line of the Neuron runtime or
-             driver names | unknown (or warn) NoPermission, NoData.
+    Judges:  fail or warn KernelFault by kind, with what to do, warn StoreDisconnected; on the device that a line names
+             | unknown (or warn) NoPermission, NoData.
     Cost:    about 1 ms for a thousand lines; harmless to jobs.
     Unverified on hardware: the lines of faults are those of the kernel's and the drivers' sources and of documentation;
              no device was at hand that logs one.
     """
-    benign, disks, devices = ctx.params.benign, _disks(ctx.host), devices_of(ctx.host, ctx.inventory)
+    rules, machine = ctx.params.rules(), see_machine(ctx.host, ctx.inventory)
     lines: Sequence[LogLine] = ()
     unread: Finding | None = None
     try:
@@ -340,14 +561,15 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     else:
         if not lines:
             unread = _unread(ctx, "NoData", "the kernel log is empty, so faults in it go unseen")
-    now = count_faults(lines, ctx.host.uptime_seconds(), benign, disks, devices) if lines else []
-    earlier = recall_faults(ctx.previous, ctx.host.boot_id(), benign, disks, devices)
-    found = stage_faults(join_faults(now, earlier), lines, earlier, devices, benign)
+    now = count_faults(lines, _now_seconds(ctx.host, lines), rules, machine) if lines else []
+    earlier = recall_faults(ctx.previous, ctx.host.boot_id(), rules, machine)
+    found = stage_faults(join_faults(now, earlier), lines, earlier, machine.neuron, rules.benign)
     if unread is not None:
         yield unread
-    for fault in found[:MAX_FINDINGS]:
+    judged = sorted(filter(None, map(_settled, found)), key=lambda fault: fault.pattern.status is not Status.FAIL)
+    for fault in judged[:MAX_FINDINGS]:
         yield _finding(fault)
-    if not found and unread is None:
+    if not judged and unread is None:
         yield Finding(
             status=Status.PASS,
             reason=None,
@@ -355,8 +577,8 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
             target="node",
             measurements=(_counted("kernel_log_lines_count", len(lines)),),
         )
-    if lines and devices.by_host_index:
-        resets = last_resets(lines, devices)
+    if lines and machine.neuron.by_host_index:
+        resets = last_resets(lines, machine.neuron)
         yield Evidence(target="node", key=DEVICE_RESETS, data={"now": ctx.host.uptime_seconds(), "resets": resets})
     lasting = [fault for fault in found if fault.pattern.window_seconds is None][:MAX_REMEMBERED]
     if lasting:
@@ -364,43 +586,30 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         yield Evidence(target="node", key="kernel_log", data={"faults": kept})
 
 
-def count_faults(
-    lines: Sequence[LogLine],
-    now_seconds: float,
-    benign: Sequence[str] = (),
-    disks: Sequence[str] | None = None,
-    devices: Devices = ALL_DEVICES,
-) -> list[Fault]:
-    """Each kind of fault that counts now and its target."""
+def count_faults(lines: Sequence[LogLine], now_seconds: float, rules: Rules, machine: Machine) -> list[Fault]:
+    """Each kind of line that counts now and its target."""
     counted: dict[tuple[str, Status, str], Fault] = {}
     for stamp, text in lines:
-        pattern = find_fault(text, benign, disks)
-        if pattern is None:
-            continue
-        window = pattern.window_seconds
-        # A line without a time may be of now.
-        if window is not None and stamp is not None and now_seconds - stamp > window:
-            continue
-        target = find_target(pattern, text, devices)
-        if target is None:
-            continue
-        fault = Fault(pattern, target, 1, text, stamp)
-        before = counted.get(_key(fault))
-        counted[_key(fault)] = fault if before is None else replace(fault, count=before.count + 1)
+        for pattern in find_kinds(text, rules, machine.disks):
+            window = pattern.window_seconds
+            # A line without a time may be of now.
+            if window is not None and stamp is not None and now_seconds - stamp > window:
+                continue
+            target = machine.target(pattern, text)
+            if target is None:
+                continue
+            fault = Fault(pattern, target, 1, text, stamp)
+            before = counted.get(_key(fault))
+            counted[_key(fault)] = fault if before is None else replace(fault, count=before.count + 1)
     return list(counted.values())
-
-
-def find_target(pattern: Pattern, text: str, devices: Devices = ALL_DEVICES) -> str | None:
-    """The device that a line names, as far as its kind names any; else the node. None: a device that is not ours."""
-    return target_of(text[:MAX_CHARACTERS], devices) if pattern.device == "neuron" else NODE
 
 
 def stage_faults(
     found: Sequence[Fault],
     lines: Sequence[LogLine],
     earlier: Sequence[Fault],
-    devices: Devices = ALL_DEVICES,
-    benign: Sequence[str] = (),
+    devices: Devices,
+    benign: Sequence[str],
 ) -> list[Fault]:
     """The faults with their stages; the log is read for them only where there is a fault that a reset cures."""
     if not any(fault.pattern.reset_cures for fault in found):
@@ -410,41 +619,42 @@ def stage_faults(
     return [replace(fault, stage=stages.get((fault.pattern.name, fault.target), fault.stage)) for fault in found]
 
 
-def recall_faults(
-    previous: Previous | None,
-    boot_id: str | None,
-    benign: Sequence[str] = (),
-    disks: Sequence[str] | None = None,
-    devices: Devices = ALL_DEVICES,
-) -> list[Fault]:
+def recall_faults(previous: Previous | None, boot_id: str | None, rules: Rules, machine: Machine) -> list[Fault]:
     """The damage that earlier looks of this boot have seen, as it would be judged today."""
     if previous is None or not previous.evidence or boot_id is None or previous.boot_id != boot_id:
         return []
     entries = previous.evidence[-1].data.get("faults")
-    found = []
+    found: dict[tuple[str, Status, str], Fault] = {}
     for entry in entries if isinstance(entries, list) else ():
         line, count = (entry.get("line"), entry.get("count")) if isinstance(entry, dict) else (None, None)
         if not isinstance(line, str) or not isinstance(count, int):
             continue
-        pattern = find_fault(line, benign, disks)
-        if pattern is None or pattern.window_seconds is not None:
-            continue
-        target = find_target(pattern, line, devices)
         seconds = entry.get("seconds")
         seconds = float(seconds) if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) else None
-        if target is not None:
-            stage = to_stage(entry.get("stage"))
-            found.append(Fault(pattern, target, count, line, seconds, gone=True, stage=stage))
-    return found
+        for pattern in find_kinds(line, rules, machine.disks):
+            target = machine.target(pattern, line)
+            another = pattern.window_seconds is not None or entry.get("kind", pattern.name) != pattern.name
+            if target is not None and not another:
+                fault = Fault(pattern, target, count, line, seconds, gone=True, stage=to_stage(entry.get("stage")))
+                found.setdefault(_key(fault), fault)
+    return list(found.values())
 
 
 def join_faults(now: Iterable[Fault], earlier: Iterable[Fault]) -> list[Fault]:
-    """Both, the worst first. Lines of one kind that were pushed out and those that are left are not told apart."""
+    """Both. Lines of one kind that were pushed out and those that are left are not told apart."""
     joined = {_key(fault): fault for fault in earlier}
     for fault in now:
         before = joined.get(_key(fault))
         joined[_key(fault)] = fault if before is None else replace(fault, count=max(before.count, fault.count))
-    return sorted(joined.values(), key=lambda fault: fault.pattern.status is not Status.FAIL)
+    return list(joined.values())
+
+
+def _settled(fault: Fault) -> Fault | None:
+    """The fault as its number of lines makes it; None where there are too few for any."""
+    pattern = fault.pattern
+    if fault.count >= pattern.least_count:
+        return fault
+    return None if pattern.below is None else replace(fault, pattern=replace(pattern, status=pattern.below))
 
 
 def _key(fault: Fault) -> tuple[str, Status, str]:
@@ -453,7 +663,7 @@ def _key(fault: Fault) -> tuple[str, Status, str]:
 
 def _as_data(fault: Fault) -> dict[str, Any]:
     """JSON values for the evidence."""
-    kept: dict[str, Any] = {"line": _plain(fault.line), "count": fault.count}
+    kept: dict[str, Any] = {"kind": fault.pattern.name, "line": _plain(fault.line), "count": fault.count}
     if fault.pattern.reset_cures:
         kept |= {"seconds": fault.seconds, "stage": fault.stage}
     return kept
@@ -465,13 +675,21 @@ def _finding(fault: Fault) -> Finding:
     line = fault.line.strip()[:200]
     return Finding(
         status=pattern.status,
-        reason="KernelFault",
+        reason=pattern.reason,
         message=f"{pattern.name}: {count} {'line' if count == 1 else 'lines'}, the last: {line}{gone}{note}",
         target=fault.target,
         measurements=(_counted("kernel_log_faults_count", count, kind=pattern.name.replace(" ", "_")),),
         blame=pattern.blame,
         action=pattern.action,
     )
+
+
+def _now_seconds(host: Host, lines: Sequence[LogLine]) -> float:
+    """Now by the log's clock: since boot; of a log alone, the time of its last line."""
+    try:
+        return host.uptime_seconds()
+    except HostError:
+        return max((stamp for stamp, _ in lines if stamp is not None), default=0.0)
 
 
 def _unread(ctx: Context[Params], reason: str, text: str) -> Finding:

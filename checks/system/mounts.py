@@ -89,7 +89,7 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
             name="mounts_count",
             target="node",
             reason="ReadOnlyMount",
-            subject="mounts, of which none is read-only that should not be:",
+            subject="mounts, none unexpectedly read-only:",
         )
 
 

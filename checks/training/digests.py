@@ -10,6 +10,7 @@ it, bits rot.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -186,7 +187,7 @@ def _pass(own: Sequence[Evidence], peers: int, absent: str) -> Finding:
     dtypes = ", ".join(str(item.data["dtype"]) for item in own)
     text = f"all {count} digests of a step are the same in {repeats} repeats ({dtypes}), {compared}{absent}"
     missed = missed_ratio(repeats, RARE)
-    text += f"; a fault of one step in {RARE:,} would have been missed with {_percent(missed)}"
+    text += f"; a fault in 1 of {RARE:,} steps would be caught with {_percent(1 - missed)} probability"
     if left_out:
         text += f"; left out, because the device does not repeat them: {', '.join(left_out)}"
     return Finding(
@@ -203,8 +204,11 @@ def _pass(own: Sequence[Evidence], peers: int, absent: str) -> Finding:
 
 
 def _percent(ratio: float) -> str:
-    """With as many digits as tell it from certainty: 99.97 %, 5 %, 0.005 %."""
-    return f"{100 * ratio:.2f} %" if ratio > 0.99 else f"{100 * ratio:.2g} %"
+    """With as many digits as tell it from certainty: 0.03 %, 95 %, 99.995 %."""
+    if ratio < 0.99:
+        return f"{100 * ratio:.2g} %"
+    digits = 2 if ratio == 1 else max(2, -math.floor(math.log10(100 * (1 - ratio))))
+    return f"{100 * ratio:.{digits}f} %"
 
 
 def _step_of(name: str, value: float, **labels: str) -> Measurement:

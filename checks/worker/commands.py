@@ -320,24 +320,45 @@ class ResultWriter:
         while line:
             line = line[os.write(self.output, line) :]
 
-    def raised(self, error: BaseException) -> None:
-        """Report an exception, which is a result as well: its type, its message and its traceback."""
+    def raised(self, error: BaseException, check: Check | None = None) -> None:
+        """
+        Report an exception, which is a result as well: its type, its message and its traceback.
+
+        Of a check of the operator's own, the message also says where in the check's file.
+        """
         import time
         import traceback
 
         from checks.host.machine import HostError
-        from checks.worker.protocol import MAX_TRACEBACK_CHARACTERS, shorten
+        from checks.worker.protocol import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, shorten
 
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            error = error.__cause__  # what a generator raises, Python wraps
+        place = _place_in(check, error)
         self.send(
             "raised",
             type=type(error).__name__,
-            message=shorten(str(error)),
+            message=shorten(str(error), MAX_MESSAGE_CHARACTERS - len(place)) + place,
             # Errors of the host have a reason of their own, and so has a cold cache.
             reason=error.reason if isinstance(error, (HostError, _cold_cache())) else None,
             traceback=text[-MAX_TRACEBACK_CHARACTERS:],
             monotonic_seconds=time.monotonic(),
         )
+
+
+def _place_in(check: Check | None, error: BaseException) -> str:
+    """` (FILE:LINE)`, the innermost line in the check's own file; empty for built-in checks, or where there is none."""
+    import traceback
+
+    from checks.contract import BUILT_IN
+
+    if check is None or check.origin == BUILT_IN:
+        return ""
+    codes = [getattr(function, "__code__", None) for function in (check.run, check.judge)]
+    files = {code.co_filename for code in codes if code is not None}
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f" ({frame.filename}:{frame.lineno})" for frame in reversed(frames) if frame.filename in files), "")
 
 
 def _cold_cache() -> type[ColdCacheError]:
@@ -384,7 +405,7 @@ class Worker:
             try:
                 handlers[command["kind"]](command)
             except (Exception, SystemExit) as error:  # noqa: BLE001  anything that a check raises is a result
-                self._results.raised(error)
+                self._results.raised(error, self._checks.get(command.get("check", "")))
 
     # --- commands -----------------------------------------------------------------------------------------------------
 

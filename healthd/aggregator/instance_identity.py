@@ -285,7 +285,7 @@ class InstanceIdentities:
         if account not in self._settings.accounts:
             raise AuthError(
                 403,
-                f"instance {instance} is of account {account}, which is none of those that may speak here; the "
+                f"instance {instance} is of account {account}, which is not authorized; the "
                 "operator of the aggregator adds it to 'accounts' of [aggregator.aws]",
             )
         return Caller(

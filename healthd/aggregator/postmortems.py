@@ -147,7 +147,7 @@ class Postmortems:
             pass
         found = await self.find(gate_id)
         if found is None:
-            raise NotFoundError(f"nobody has told that the job of gate {gate_id[:80]} ended badly")
+            raise NotFoundError(f"no failure was reported for gate {gate_id[:80]}")
         return found
 
     async def listed(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Postmortem, ...]:

@@ -275,7 +275,7 @@ class TokenReviews:
             return Caller(name=account, scopes=IMPLIED[Scope.GATE], nodes=(node,), pod=pod)
         raise AuthError(
             403,
-            f"service account {account} is none of those that may speak here; the operator of the aggregator adds it "
+            f"service account {account} is not authorized; the operator of the aggregator adds it "
             "to 'hooks' or 'nodes' of [aggregator.kubernetes]",
         )
 

@@ -76,7 +76,8 @@ class KubernetesCallers:
             raise ValueError(f"audience: must be 1 to 253 printable characters, not {self.audience[:40]!r}")
         if not any(accounts.values()):
             raise ValueError(
-                "audience: is of use to nobody; name accounts in 'nodes', 'hooks', 'controllers', 'readers' or 'admins'"
+                "audience: is set but no accounts are listed: set 'nodes', 'hooks', 'controllers', 'readers' or "
+                "'admins'"
             )
         for name, listed in accounts.items():
             if len(listed) > MOST_ACCOUNTS:

@@ -35,7 +35,7 @@ from healthd.core.redaction import redact
 from healthd.core.tasks import Backoff
 from healthd.core.text import moment
 from healthd.postmortem import EXIT_CODES
-from healthd.postmortem.catalogue import Kind, Outlook
+from healthd.postmortem.catalogue import Kind, Outlook, Place
 from healthd.postmortem.collect import complete, measure
 from healthd.postmortem.judge import JobVerdict, Measured, judge, listed, outcome_word, wants_devices
 from healthd.postmortem.notes import MAX_NOTES_BYTES, Notes, case_of, is_first, pack, read_notes, redacted
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_SECONDS = 0.5  # for the devices to be free, from one look to the next
-MEASURED = {"passive": "the host", "quick": "the devices"}
 MOST_UNREAD = 3
 MOST_MISSING = 8
 HOLD_SECONDS = 20.0  # of one request: load balancers cut at 30 to 60 s
@@ -134,9 +133,7 @@ class _Asked:
 
     def measure(self, tier: str, notes: Notes, deadline: float, gate: str | None = None) -> Measured:
         """What checks of this node say now, by the settings that `healthd run` was given."""
-        seconds = deadline - time.monotonic()
-        click.echo(f"healthd: measuring {MEASURED[tier]} of {notes.host}, up to {max(0.0, seconds):.0f} s", err=True)
-        return measure(tier, notes.host, seconds, config=self.options.get("config"), gate=gate)
+        return measure(tier, notes.host, deadline - time.monotonic(), config=self.options.get("config"), gate=gate)
 
 
 def exit_code(verdict: JobVerdict) -> int:
@@ -249,6 +246,8 @@ def _write(file: Path, content: bytes, option: str) -> None:
 
 def _measure_devices(asked: _Asked, notes: Notes, deadline: float, gate: str | None = None) -> Notes:
     """The notes with the quick tier, which runs as soon as the devices are free of all but the job of this gate."""
+    left = max(0.0, deadline - time.monotonic())
+    click.echo(f"healthd: measuring the devices of {notes.host}, up to {left:.0f} s", err=True)
     while True:
         quick = asked.measure("quick", notes, deadline, gate)
         busy = quick.status == "unknown" and quick.note.startswith("Busy")
@@ -281,21 +280,22 @@ def screen(verdict: JobVerdict, unread: Sequence[str] = (), missing: Sequence[st
     yield f"healthd: why it died: {word.upper()} (confidence: {verdict.confidence}){when}"
     yield f"  {redact(verdict.sentence)}"
     told: set[str] = set()
-    if verdict.waited:
-        ranks = f"rank{'s' if len(verdict.waited) > 1 else ''} {listed(verdict.waited)}"
-        yield f"  waited for it, or ended because of it: {ranks}"
     for each in verdict.evidence:
         where = each.source if each.rank is None else f"{each.source}, rank {each.rank}"
         yield f"  {each.place.value:<10} {each.node} {where}: {redact(each.text)}"
         if each.reference and each.reference not in told:
             told.add(each.reference)
             yield f"             see {each.reference}"
+    shown = {each.rank for each in verdict.evidence if each.place is not Place.INITIATING}
+    if others := [rank for rank in verdict.waited if rank not in shown]:
+        many = f"{len(others)} others" if len(others) > 1 else "1 other"
+        yield f"  and {many} waited or were ended: rank{'s' if len(others) > 1 else ''} {listed(others)}"
     yield f"  measured:    {redact(verdict.measurement)}"
     if unread:
         more = f", and {len(unread) - MOST_UNREAD} more" if len(unread) > MOST_UNREAD else ""
         yield f"  not read:    {redact('; '.join(unread[:MOST_UNREAD]))}{more}"
     if missing:
-        yield f"  no word of:  {some(missing, MOST_MISSING)}"
+        yield f"  no notes of: {some(missing, MOST_MISSING)}"
     if verdict.suspected and verdict.settles:
         yield f"  to be sure:  {verdict.settles}"
     yield f"  what to do:  {verdict.action} ({verdict.outlook.value})"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from checks.durations import parse_duration as parse_duration
 from checks.json_text import MAX_DEPTH
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError, words_of
@@ -109,24 +110,6 @@ def _members(value: object) -> list[object]:
 # One value of the settings, from text or from the file, as the type that its key has.
 
 
-LONGEST_SECONDS = 1e10
-"""Three hundred years; longer is a slip, and without an end nothing would ever time out."""
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
-_UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_duration(text: str | float) -> float:
-    """Seconds of `2s`, `10m`, `1h`, `1d`, `250ms` or a plain number; ValueError says what would be right."""
-    found: float = -1
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        found = text
-    elif isinstance(text, str) and (match := _DURATION.fullmatch(text)):
-        found = float(match[1]) * _UNIT_SECONDS[match[2]]
-    if 0 <= found <= LONGEST_SECONDS:  # also catches NaN
-        return float(found)
-    raise ValueError(f"{text!r} is not a duration; write 2s, 10m or 1h")
-
-
 def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: bool) -> Any:
     """One value, converted; `text` says that it came as text and may need splitting."""
     name = ".".join(path)
@@ -191,7 +174,7 @@ def _path(wanted: type[Any], value: Any) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise ValueError(f"{str(path)!r} begins with a user who has no home here; write the whole path") from None
+        raise ValueError(f"{str(path)!r}: unknown user; use an absolute path") from None
 
 
 def _converted(value: Any, wanted: Any, *, strict: bool) -> Any:

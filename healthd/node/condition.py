@@ -45,7 +45,9 @@ _OF_A_DEVICE = frozenset(
         "EccErrors",
         "HardwareErrors",
         "DeviceLost",
+        "RecoveryNeeded",
         "StuckCores",
+        "StuckMemory",
         "ParityLost",
     }
 )

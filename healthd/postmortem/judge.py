@@ -1,71 +1,43 @@
 """
 From what is noted of a job's end to a verdict: pure. No files, no clock, no processes.
 
-Lines of all ranks become findings by the catalogue; what is known of the processes (exit codes, signals, the kernel's
-count of OOM kills, torch's Flight Recorder) becomes findings too. `judge` says which rank failed first and which only
-waited for it, and what it was. A text proposes, measurement decides:
-
-- what nothing explains is `unknown`;
-- `hardware` is only said where a probe failed or the kernel or a driver found it by itself, else it is suspected;
-- `software` is only said where the nodes passed afterwards, else it is suspected;
-- who reports what may be another's is not accused.
+1. Lines become observations by the catalogue (`observations`), and so does what is known of the processes: exit codes,
+   signals, the kernel's count of OOM kills, torch's Flight Recorder. Each has a strength and a subject.
+2. A record of the kernel counts as a fact only if it is tied to the job: by a pid, by the control group, or by time,
+   between the last sign of progress and one minute after the first failure.
+3. Waits, lost peers, aborts and what a launcher ends are consequences. The cause is an observation that is none: on one
+   node the first in time, since one clock orders them. Clocks of several nodes are counted from the start of the job
+   there, and what lies within a minute is not ordered: there a fact goes before a report, and what is particular
+   before what is general.
+4. The verdict follows from the strongest observation that explains the end and from measurement (`verdicts`). Only the
+   subject of an observation is named.
 """
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from healthd.postmortem.catalogue import BY_NAME, SIGNATURES, Kind, Outlook, Place, Signature
+from healthd.postmortem.catalogue import BY_NAME, Kind, Outlook, Place, Signature, Strength, Subject
+from healthd.postmortem.observations import (
+    Ended,
+    Finding,
+    Line,
+    find,
+    last_step,
+    pids_of,
+    placed_ranks,
+    torchrun_failures,
+)
+from healthd.postmortem.verdicts import FAILED, OPEN, PASSED, Row, row_of
 
-MAX_LINE = 4000  # characters of a line that are searched
-MAX_SHOWN = 300  # characters of a line that are shown
-MAX_FINDINGS = 2000  # of one source: 64 ranks that all say thirty things
-SURVIVED_LINES = 200  # of ordinary output after a finding: the job went on
-TOGETHER_SECONDS = 2.0  # a kernel's line and the text that it caused stand so near to each other
-MAX_EVIDENCE = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One line of output, or of the kernel log. `at` is seconds since the epoch; None where nobody knows."""
-
-    node: str
-    source: str
-    text: str
-    rank: int | None = None
-    at: float | None = None
-    kernel: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """A signature at a place: which node and rank, when, and the line that shows it."""
-
-    signature: Signature
-    node: str
-    rank: int | None
-    at: float | None
-    line: str
-    source: str
-    order: int = 0
-    """Its position in its source: order where there are no times."""
-    code: int | None = None
-    """The exit code of the rank, or minus its signal, where the line tells it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How one process ended: the command of a node, or one rank. `signal` None: it ended by itself with `code`."""
-
-    node: str
-    rank: int | None
-    at: float | None
-    code: int
-    signal: int | None = None
-    source: str = "exit"
+TOGETHER_SECONDS = 5.0  # the lines of one failure of one process stand so near to each other
+UNORDERED_SECONDS = 60.0  # between clocks of nodes, counted from the start of the job on each
+AFTER_SECONDS = 60.0  # a record of the kernel may come so long after the first failure
+BEFORE_SECONDS = 120.0  # and so long before it, where the output shows no progress
+WAIT_SECONDS = 35 * 60.0  # or before the first wait that does not say how long it was: NCCL's default and some
+MAX_CASCADE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +99,12 @@ class Case:
     world_size: int | None = None
     nodes: Mapping[int, str] = field(default_factory=dict)
     """Rank -> its node, as noted at the start."""
+    started: Mapping[str, float] = field(default_factory=dict)
+    """Node -> when its command began, by its own clock: times of several nodes are counted from there."""
+    pids: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Node -> processes of the job that are known besides those that its output names."""
+    spread: frozenset[str] = frozenset()
+    """The nodes whose command is a launcher that brings the output of other nodes, as srun and mpirun do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,257 +150,60 @@ class JobVerdict:
     """The nodes of which checks say something bad now, whether or not the job died of it."""
 
 
-# --- Lines ----------------------------------------------------------------------------------------------------------
-
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-# torchrun's default prefix, torch's excepthook and logs, srun --label, mpirun --tag-output.
-_RANKED = re.compile(
-    r"\s*(?:\[(?:default|rank|Rank |RANK )(?P<a>\d{1,6})\]:?:?"
-    r"|(?P<b>\d{1,6}): "
-    r"|\[\d+,(?P<c>\d{1,6})\]<std(?:out|err)>:) ?"
-)
-# The rank in the first group is that of the job; that in any other group (tensor parallel, ...) counts its members.
-_RANK_INSIDE = re.compile(r"\[Rank (\d{1,6})\]|\[PG (?:ID )?0\b[^\]]{0,80} Rank (\d{1,6})\]")
-# What containers, Ray and pdsh put in front of a line.
-_WRAPPED = re.compile(
-    r"^(?:20\d\d-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?)?"
-    r"(?:\x28[\w.]+ pid=\d+(?:, ip=[\w.:]+)?\x29(?: \[repeated[^\]]*\])? )?"
-    r"(?:[\w.-]{1,64}: (?=Traceback|  File |[\w.]+(?:Error|Exception): ))?"
-)
-# Said and survived: what is tried again or only warned of ends no job.
-_MILD = re.compile(
-    r"^\[?W\d{4}\b|^\[W |\bWARNING\b|\b(?:User|Deprecation|Future|Runtime)Warning\b|\bretrying\b|\bignored in\b"
-)
-_ORDINARY = re.compile(
-    r"(?i)error|exception|traceback|fail|warn|abort|kill|signal|^\s|^$|^[-=*~]{3,}|timeout|timed out"
-)
-_STAMP = re.compile(r"(?<!\d)(20\d\d)-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
-
-
-def lines_of(
-    node: str,
-    source: str,
-    chunks: Iterable[tuple[float | None, str]],
-    *,
-    rank: int | None = None,
-    labelled: bool = False,
-) -> Iterator[Line]:
-    """
-    The lines of a stream or file, without colours, each with the time at which its end came and with its rank.
-
-    `rank` is that of lines which name none. `labelled`: numbers before a colon are ranks (srun --label).
-    """
-    left, at = "", None
-    for at, text in chunks:
-        *whole, left = re.split(r"\r\n|[\n\r]", left + text)
-        for each in whole:
-            yield _line(node, source, each, at, rank, labelled)
-        left = left[-MAX_LINE:]
-    if left:
-        yield _line(node, source, left, at, rank, labelled)
-
-
-def _line(node: str, source: str, text: str, at: float | None, rank: int | None, labelled: bool) -> Line:
-    text = _ANSI.sub("", text[: 2 * MAX_LINE])[:MAX_LINE]
-    at = at if at is not None else _stamp(text)
-    named = False
-    for _ in range(2):  # what wraps a line may stand before its rank, and behind it
-        found = None if named else _RANKED.match(text)
-        if found is not None and (labelled or found["b"] is None):
-            named, rank, text = True, int(found["a"] or found["b"] or found["c"]), text[found.end() :]
-        text = _WRAPPED.sub("", text)
-    if rank is None and (inside := _RANK_INSIDE.search(text)):
-        rank = int(inside[1] or inside[2])
-    return Line(node=node, source=source, text=text, rank=rank, at=at)
-
-
-def _stamp(text: str) -> float | None:
-    """The time that a line begins with, as seconds since the epoch: in the zone of this machine where it names none."""
-    found = _STAMP.search(text[:60])
-    if found is None:
-        return None
-    try:
-        *_, fraction, zone = found.groups()
-        year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
-        plain = datetime.datetime(year, month, day, hour, minute, second)  # noqa: DTZ001  the zone comes below
-        offset = datetime.datetime.strptime(zone, "%z").tzinfo if zone else None
-        return (plain.replace(tzinfo=offset) if offset else plain.astimezone()).timestamp() + float(
-            f"0.{fraction or 0}"
-        )
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-# --- Findings -------------------------------------------------------------------------------------------------------
-
-_LOG = [signature for signature in SIGNATURES if not signature.kernel]
-_KERNEL = [signature for signature in SIGNATURES if signature.kernel]
-# Ordinary lines are a million times as many: of the texts that can match, each has one of these words in small letters.
-KEYS = (  # noqa: SIM905  as a list it would be a page long
-    "rror|errno|fail|xception|exit|kill|oom|memory|alloc|timeout|timed out|signal|abort|cancelled|assert|nan|"
-    "inf|cuda|nccl|nrt|neuron|efa|ofi|fi_|connect|peer|broken pipe|no space|enospc|quota|read-only|"
-    "input/output|file|denied|shared|dataloader|segmentation|sigsegv|bus error|sigbus|evicted|low on resource|"
-    "interrupt|node_fail|terminat|job step|mismatch|shape|size|expected|symbol|version|compiler|ptxas|resource|"
-    "thread|ancdata|open files|network|route to|resolution|not known|ddress|store|xid|watchdog|barrier|"
-    "deadline|duplicate|truncated|corrupt|zip|tar|image|parquet|arrow|pytorchstream|pickl|directory|"
-    "unexpected pos|eof|data|type|dma|hang|not available|spot|ec2|received|found|runneuronccimpl|torch.|"
-    "triton.|xpu|kernel image|compatibility|due to|caught|rank|hip|tensor|collective|closed|net/ib|"
-    "unresponsive|pair.cc|eaddrinuse|_status_|slowdown|serviceunavailable"
-).split("|")
-_GROUP = re.compile(r"[(]\?P<[^>]+>")
-_ANY_LOG = re.compile("|".join(f"(?:{_GROUP.sub('(?:', each.regex.removeprefix('(?i)'))})" for each in _LOG))
-
-
-def find(lines: Iterable[Line]) -> list[Finding]:
-    """
-    What the catalogue knows of these lines, oldest first within a source; what the job survived is left out.
-
-    From the end on: before SURVIVED_LINES of ordinary output of a rank nothing counts, and nothing is searched.
-    """
-    found: list[Finding] = []
-    after: dict[tuple[str, str, int | None], int] = {}  # ordinary lines so far
-    for order, line in reversed(list(enumerate(lines))):
-        key = (line.node, line.source, line.rank)
-        if after.get(key, 0) >= SURVIVED_LINES:
-            continue
-        finding = _match(line, order)
-        if finding is not None:
-            found.append(finding)
-        elif not line.kernel and not _ORDINARY.search(line.text):
-            after[key] = after.get(key, 0) + 1
-    counts: dict[str, int] = {}
-    first: list[Finding] = []
-    for finding in reversed(found):
-        counts[finding.source] = counts.get(finding.source, 0) + 1
-        if counts[finding.source] <= MAX_FINDINGS:
-            first.append(finding)
-    return first
-
-
-def _match(line: Line, order: int) -> Finding | None:
-    if not line.kernel and not _maybe(line.text):
-        return None
-    quoted = not line.kernel and _QUOTED.search(line.text) is not None
-    for signature in _KERNEL if line.kernel or quoted else _LOG:
-        found = signature.pattern.search(line.text)
-        if found is None:
-            continue
-        if not line.kernel and signature.place is not Place.TEARDOWN and _MILD.search(line.text):
-            return None
-        told = {name: value for name, value in found.groupdict().items() if value is not None}
-        node = _first(told, "node") or line.node
-        rank, code = _first(told, "rank"), _first(told, "code")
-        by_signal = _first(told, "signal")
-        return Finding(
-            signature=replace(signature, fact=False) if quoted else signature,
-            node=node,
-            rank=int(rank) if rank else line.rank,
-            at=line.at,
-            line=line.text.strip()[:MAX_SHOWN],
-            source=line.source,
-            order=order,
-            code=int(code) if code else -_SIGNALS.get(by_signal, 0) if by_signal else None,
-        )
-    return None
-
-
-def _first(told: Mapping[str, str], name: str) -> str | None:
-    """The value of a group; a regex with several forms numbers their groups (`rank`, `rank2`)."""
-    return next((value for group, value in told.items() if group.rstrip("0123456789") == name), None)
-
-
-# The kernel's lines in other output: somebody's copy, which proposes and proves nothing.
-_QUOTED = re.compile(r"NVRM: Xid \x28|NEURON_HW_ERR=|(?:Out of memory|out of memory): Killed process \d")
-
-
-def _maybe(text: str) -> bool:
-    small = text.lower()
-    if not any(key in small for key in KEYS):
-        return False
-    return bool(_ANY_LOG.search(text)) or bool(_LOSS.search(text)) or bool(_QUOTED.search(text))
-
-
-_LOSS = re.compile("(?i)nan|inf")
-_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, **{str(n): n for n in range(1, 65)}}
-_SUMMARY = re.compile(r"^\s*(time|host|rank|exitcode|error_file)\s*: (.*)$")
-
-
-def torchrun_failures(lines: Iterable[Line]) -> list[Ended]:
-    """The ranks that torchrun's summary names, the one that it saw fail first in front."""
-    failures: list[Ended] = []
-    told: dict[str, str] = {}
-    node, first_follows, first = "", False, None
-    for line in lines:
-        if line.text.startswith("Root Cause (first observed failure)"):
-            first_follows, told = True, {}
-        elif found := _SUMMARY.match(line.text):
-            node = line.node
-            told[found[1]] = found[2].strip()
-            if found[1] == "exitcode" and (ended := _summary(told, node)) is not None:
-                if first_follows:
-                    first, first_follows = ended, False
-                failures.append(ended)
-                told = {}
-    if first is not None:
-        failures = [first, *(each for each in failures if each.rank != first.rank)]
-    return failures
-
-
-def _summary(told: Mapping[str, str], node: str) -> Ended | None:
-    rank, code = re.match(r"\d+", told.get("rank", "")), re.match(r"-?\d+", told.get("exitcode", ""))
-    if rank is None or code is None:
-        return None
-    number = int(code[0])
-    at = _stamp(told.get("time", ""))
-    return Ended(
-        node=node, rank=int(rank[0]), at=at, code=number, signal=-number if number < 0 else None, source="torchrun"
-    )
-
-
-# --- The verdict ----------------------------------------------------------------------------------------------------
-
-_OWN = ""  # our own observation: no reference
+# --- Observations of processes --------------------------------------------------------------------------------
 
 
 def _own(
-    name: str, kind: Kind, place: Place, outlook: Outlook, action: str, *, fact: bool = False, **more: bool
+    name: str,
+    kind: Kind,
+    strength: Strength,
+    subject: Subject,
+    outlook: Outlook,
+    action: str,
+    *,
+    general: bool = False,
+    device: bool = False,
 ) -> Signature:
+    """A signature of our own observation, which no text shows."""
     return Signature(
-        name=name, kind=kind, place=place, outlook=outlook, regex="$^", suggests=name, settles="", action=action,
-        source=_OWN, fact=fact, **more,
+        name=name, kind=kind, strength=strength, subject=subject, outlook=outlook, suggests=name, settles="",
+        action=action, source="", general=general, device=device,
     )  # fmt: skip
 
 
+_FACT, _REPORT, _AFTER = Strength.FACT, Strength.REPORT, Strength.CONSEQUENCE
 _CRASHES = {
-    4: _own("illegal instruction", Kind.SOFTWARE, Place.INITIATING, Outlook.NONE,
-            "Look whether a library was built for another processor.", general=True),
-    6: _own("abort", Kind.SOFTWARE, Place.INITIATING, Outlook.NONE, "Read what it said before.", general=True),
-    7: _own("bus error", Kind.HOST, Place.INITIATING, Outlook.HERE,
+    4: _own("illegal instruction", Kind.SOFTWARE, _REPORT, Subject.RANK, Outlook.NONE,
+            "Look whether a library was built for another processor.", general=True, device=True),
+    6: _own("abort", Kind.SOFTWARE, _REPORT, Subject.RANK, Outlook.NONE, "Read its lines before the abort.",
+            general=True, device=True),
+    7: _own("bus error", Kind.HOST, _REPORT, Subject.RANK, Outlook.HERE,
             "Look at the size of /dev/shm and at files that were cut while they were mapped.", general=True),
-    8: _own("arithmetic error", Kind.SOFTWARE, Place.INITIATING, Outlook.NONE, "Get a core dump.", general=True),
-    11: replace(BY_NAME["segmentation fault"], source=_OWN, suggests="The process ended by a segmentation fault."),
+    8: _own("arithmetic error", Kind.SOFTWARE, _REPORT, Subject.RANK, Outlook.NONE, "Get a core dump.",
+            general=True, device=True),
+    11: replace(BY_NAME["segmentation fault"], source="", suggests="The process ended by a segmentation fault."),
 }  # fmt: skip
-_OOM = _own("OOM kill, by the control group's count", Kind.HOST, Place.INITIATING, Outlook.HERE,
-            BY_NAME["kernel OOM kill"].action, fact=True)  # fmt: skip
-_KILLED = _own("killed by SIGKILL, and the kernel counts no OOM kill", Kind.UNKNOWN, Place.INITIATING, Outlook.HERE,
-               "Find out who sent it: a scheduler, an operator, another control group's OOM killer.",
+_OOM = _own("OOM kill, by the control group's count", Kind.HOST, _FACT, Subject.NODE, Outlook.HERE,
+            BY_NAME["kernel OOM kill"].action)  # fmt: skip
+_KILLED = _own("killed by SIGKILL, and the kernel counts no OOM kill", Kind.UNKNOWN, _REPORT, Subject.RANK,
+               Outlook.HERE, "Find out who sent it: a scheduler, an operator, another control group's OOM killer.",
                general=True)  # fmt: skip
-_PERSON = _own("stopped from the terminal", Kind.STOPPED, Place.INITIATING, Outlook.STOPPED, "None.", fact=True)
-_SCHEDULER = _own("stopped by a scheduler or container runtime", Kind.STOPPED, Place.INITIATING, Outlook.ELSEWHERE,
-                  "Retry when the nodes are to be had again.", fact=True)  # fmt: skip
-_SOMEBODY = _own("stopped by a signal from outside", Kind.STOPPED, Place.INITIATING, Outlook.STOPPED,
-                 "None, if it was meant.", fact=True)  # fmt: skip
-_FAILED = _own("a rank ended with an error first", Kind.UNKNOWN, Place.INITIATING, Outlook.HERE,
+_PERSON = _own("stopped from the terminal", Kind.STOPPED, _FACT, Subject.NOBODY, Outlook.STOPPED, "None.")
+_SCHEDULER = _own("stopped by a scheduler or container runtime", Kind.STOPPED, _FACT, Subject.NOBODY,
+                  Outlook.ELSEWHERE, "Retry when the nodes can be had again.")  # fmt: skip
+_SOMEBODY = _own("stopped by a signal from outside", Kind.STOPPED, _FACT, Subject.NOBODY, Outlook.STOPPED,
+                 "None, if it was meant.")  # fmt: skip
+_FAILED = _own("a rank ended with an error first", Kind.UNKNOWN, _REPORT, Subject.RANK, Outlook.HERE,
                "Read the last lines of that rank.", general=True)  # fmt: skip
-_LAUNCHER = _own(
-    "ended by its launcher", Kind.UNKNOWN, Place.TEARDOWN, Outlook.HERE, "See the other ranks.", accuses=False
-)
-_GAVE_UP = _own("a rank aborted itself after it had waited", Kind.UNKNOWN, Place.CASCADE, Outlook.HERE,
-                "See the rank that did not come.", accuses=False)  # fmt: skip
-_EARLY = _own("a rank ended without an error while others still worked", Kind.SOFTWARE, Place.INITIATING, Outlook.NONE,
-              "Look for an end that depends on the rank or on its share of the data.", general=True)  # fmt: skip
-_ABSENT = _own("a rank did not come to what the others waited in", Kind.UNKNOWN, Place.INITIATING, Outlook.HERE,
-               "Look what that rank did: a stack trace (py-spy), its node's checks.", general=True)  # fmt: skip
+_LAUNCHER = _own("ended by its launcher", Kind.UNKNOWN, _AFTER, Subject.NOBODY, Outlook.HERE, "See the other ranks.")
+_GAVE_UP = _own("a rank aborted itself after it had waited", Kind.UNKNOWN, _AFTER, Subject.PEER, Outlook.HERE,
+                "See the rank that did not come.")  # fmt: skip
+_EARLY = _own("a rank ended without an error while others still worked", Kind.SOFTWARE, _REPORT, Subject.RANK,
+              Outlook.NONE, "Look for an end that depends on the rank or on its share of the data.",
+              general=True, device=True)  # fmt: skip
+_ABSENT = _own("a rank did not come to what the others waited in", Kind.UNKNOWN, _REPORT, Subject.RANK,
+               Outlook.HERE, "Look at what that rank did: a stack trace (py-spy), the checks of its node.",
+               general=True)  # fmt: skip
 
 _SCHEDULERS = re.compile(
     r"^(?:slurm|srun|containerd|runc|crun|conmon|dockerd|kubelet|systemd|tini|dumb-init|amazon-ecs|pbs)"
@@ -433,13 +214,14 @@ _STOPPING = {1, 2, 3, 9, 15}
 
 def judge(case: Case) -> JobVerdict:
     """The verdict of a job that ended badly. It explains itself: the sentence, and the evidence with its sources."""
-    findings = find(case.lines)
+    placed = {**placed_ranks(case.lines), **case.nodes}
+    findings = [_on_its_node(finding, placed) for finding in find(case.lines)]
     summary = torchrun_failures(case.lines)
     findings += _of_processes(case, findings, summary)
-    findings = [_on_its_node(finding, case.nodes) for finding in findings if not _of_others(case, finding)]
-    cause = _cause(case, findings, summary)
+    findings = [_on_its_node(finding, placed) for finding in _tied(case, findings)]
+    cause = _cause(case, findings, placed)
     bad = _measured_bad(case.measured)
-    verdict = _unknown(case, findings, bad) if cause is None else _settle(case, cause, findings, bad)
+    verdict = _settle(case, cause, findings, bad, placed)
     answered = any(each.status != "unknown" for each in case.measured)
     return replace(verdict, bad=tuple(bad), measured=answered)
 
@@ -448,7 +230,7 @@ def outcome_word(verdict: JobVerdict) -> str | None:
     """
     The outcome of a gate's job that a bad end comes to: infra or failed; None where that would be a guess.
 
-    None for what is only suspected, and for a job that somebody or a scheduler has stopped.
+    None for what is only suspected, and for a job that a person or a scheduler has stopped.
     """
     if verdict.suspected or verdict.kind in (Kind.UNKNOWN, Kind.STOPPED):
         return None
@@ -462,19 +244,20 @@ def wants_devices(verdict: JobVerdict) -> bool:
     return possible and verdict.kind is not Kind.STOPPED
 
 
-def _of_others(case: Case, finding: Finding) -> bool:
-    """Whether it is of another job on the node: the kernel tells of OOM kills there, and none was counted in ours."""
-    return finding.signature.name == "kernel OOM kill" and case.oom_kills.get(finding.node) == 0
+def accuses(kind: Kind, outlook: Outlook) -> bool:
+    """Whether a verdict of this kind says that the node it names is at fault."""
+    return kind in (Kind.HARDWARE, Kind.NETWORK) or (kind in (Kind.HOST, Kind.STORAGE) and outlook is Outlook.ELSEWHERE)
 
 
-def _on_its_node(finding: Finding, nodes: Mapping[int, str]) -> Finding:
-    known = nodes.get(finding.rank) if finding.rank is not None and not finding.signature.kernel else None
+def _on_its_node(finding: Finding, placed: Mapping[int, str]) -> Finding:
+    known = placed.get(finding.rank) if finding.rank is not None and not finding.signature.kernel else None
     return finding if known is None else replace(finding, node=known)
 
 
 def _of_processes(case: Case, findings: Sequence[Finding], summary: Sequence[Ended]) -> list[Finding]:
-    """What is known of the processes, as findings."""
+    """What is known of the processes, as observations."""
     found: list[Finding] = []
+    waits = [each for each in findings if each.signature.strength is _AFTER]
     said = [
         Ended(node=each.node, rank=each.rank, at=each.at, code=each.code, signal=-each.code, source=each.source)
         for each in findings
@@ -486,8 +269,8 @@ def _of_processes(case: Case, findings: Sequence[Finding], summary: Sequence[End
             found.append(_process(_OOM, ended, f"oom_kill of the control group rose by {count} while the job ran"))
         elif ended.signal == 9 and not any(stop.signal == 9 for stop in case.stops):
             found.append(_process(_KILLED, ended, f"{_who(ended)} was ended by SIGKILL"))
-        elif ended.signal == 6 and any(_waits(each) and each.node == ended.node for each in findings):
-            # The watchdog of a rank that waited in vain aborts it.
+        elif ended.signal == 6 and any(each.node == ended.node for each in waits):
+            # The watchdog of a rank that waited in vain aborts it, as libraries do that have lost a peer.
             found.append(_process(_GAVE_UP, ended, f"{_who(ended)} aborted itself after it had waited"))
         elif ended.signal in _CRASHES:
             found.append(_process(_CRASHES[ended.signal], ended, f"{_who(ended)} was ended by signal {ended.signal}"))
@@ -505,8 +288,9 @@ def _of_processes(case: Case, findings: Sequence[Finding], summary: Sequence[End
             found.append(
                 Finding(signature=_by(stop), node=stop.node, rank=None, at=stop.at, line=line, source="signal")
             )
-    if summary and summary[0].code > 0:
-        first = summary[0]
+    first = summary[0] if summary and summary[0].code > 0 else None
+    # Who was seen to end first may have waited as the others did.
+    if first is not None and not any(each.node == first.node and each.rank in (None, first.rank) for each in waits):
         found.append(
             _process(_FAILED, first, f"torchrun saw rank {first.rank} fail first, with exit code {first.code}")
         )
@@ -524,14 +308,9 @@ def _by(stop: Stop) -> Signature:
 
 def _process(signature: Signature, ended: Ended, line: str) -> Finding:
     return Finding(
-        signature=signature,
-        node=ended.node,
-        rank=ended.rank,
-        at=ended.at,
-        line=line,
-        source=ended.source,
+        signature=signature, node=ended.node, rank=ended.rank, at=ended.at, line=line, source=ended.source,
         code=ended.code,
-    )
+    )  # fmt: skip
 
 
 def _who(ended: Ended) -> str:
@@ -551,106 +330,199 @@ def _early(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     return [_process(_EARLY, first, f"rank {first.rank} ended with exit code 0 before the others")]
 
 
-def _cause(case: Case, findings: Sequence[Finding], summary: Sequence[Ended]) -> Finding | None:
-    """The finding that explains the others: the first in time that is no consequence of another."""
-    per_rank = _rank_causes(findings)
-    waited = min((each.at for each in findings if _waits(each) and each.at is not None), default=float("inf"))
-    initiating = [
-        finding
-        for finding in per_rank
-        if finding.signature.place is Place.INITIATING
-        # Who stops a job whose ranks already lost each other did not end it.
-        and not (finding.signature.kind is Kind.STOPPED and finding.at is not None and finding.at > waited)
-    ]
-    late = {each.rank: each for each in case.late}
-    if initiating:
-        behind = [finding for finding in initiating if finding.rank in late]
-        first = min(behind or initiating, key=_when)
-        near = [
-            finding
-            for finding in initiating
-            if finding.at is not None and first.at is not None and finding.at - first.at <= TOGETHER_SECONDS
-        ]
-        # What the kernel found explains the text that it caused; who stopped the job explains how its ranks ended.
-        facts = [finding for finding in near if finding.signature.fact and _explains(finding, first)]
-        chosen = min(facts, key=_when) if facts else first
-        return _by_summary(chosen, initiating, summary)
-    if case.late:
-        return _late(case, case.late[0], findings)
-    if summary and not per_rank:
-        return None
-    return _absent(case, findings)
+# --- What the kernel says, and when ---------------------------------------------------------------------------
 
 
-def _waits(finding: Finding) -> bool:
-    return finding.signature.place is Place.CASCADE
-
-
-def _rank_causes(findings: Sequence[Finding]) -> list[Finding]:
-    """Of each rank of each node what came first, what is particular before what is general."""
-    groups: dict[tuple[str, int | None, bool], list[Finding]] = {}
+def _tied(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """The observations, of those of the kernel only what is tied to this job."""
+    kernel = [finding for finding in findings if finding.signature.kernel]
+    if not kernel:
+        yield from findings
+        return
+    windows = _windows(case, [finding for finding in findings if not finding.signature.kernel])
+    named = pids_of(case.lines)
     for finding in findings:
-        # A fact of the kernel or the scheduler is the node's, whatever its ranks say.
-        alone = finding.signature.fact and finding.rank is None
-        groups.setdefault((finding.node, finding.rank, alone), []).append(finding)
-    causes: list[Finding] = []
-    for group in groups.values():
-        ordered = sorted(group, key=_when)
-        particular = [finding for finding in ordered if not finding.signature.general]
-        if particular and particular[0].signature.place is not Place.TEARDOWN:
-            causes.append(particular[0])
+        if not finding.signature.kernel:
+            yield finding
             continue
-        general = [finding for finding in ordered if finding.signature.general] or ordered
-        causes.append(next((each for each in general if each.signature.kind is not Kind.UNKNOWN), general[0]))
-    return causes
+        own = named.get(finding.node, set()) | case.pids.get(finding.node, frozenset())
+        ours = finding.pid is not None and finding.pid in own
+        begin, end = windows.get(finding.node, (float("-inf"), float("inf")))
+        in_time = finding.at is None or begin <= finding.at <= end
+        foreign = finding.pid is not None and bool(own) and not ours
+        signature = finding.signature
+        if signature.name == "kernel OOM kill":
+            count = case.oom_kills.get(finding.node)
+            if count == 0 or not (ours or in_time) or (foreign and not count):
+                continue
+            yield finding if ours or count else replace(finding, signature=replace(signature, strength=_REPORT))
+        elif (in_time or ours) if signature.strength is _FACT else (in_time and not foreign):
+            yield finding
 
 
-def _when(finding: Finding) -> tuple[float, int]:
-    return (finding.at if finding.at is not None else float("inf"), finding.order)
+def _windows(case: Case, findings: Sequence[Finding]) -> dict[str, tuple[float, float]]:
+    """Node -> the time in which a record of the kernel can be the cause, by the clock of that node."""
+    first: dict[str, Finding] = {}
+    for finding in findings:
+        if finding.at is not None and (finding.node not in first or finding.at < (first[finding.node].at or 0.0)):
+            first[finding.node] = finding
+    failed = {node: finding.at or 0.0 for node, finding in first.items()}
+    for ended in case.ended:
+        if ended.at is not None and ended.code != 0:
+            failed[ended.node] = min(ended.at, failed.get(ended.node, ended.at))
+    steps = last_step(case.lines, failed)
+    elsewhere = [at - case.started[node] for node, at in steps.items() if node in case.started]
+    windows: dict[str, tuple[float, float]] = {}
+    for node, at in failed.items():
+        finding_ = first.get(node)
+        if node in steps:
+            begin = steps[node] - TOGETHER_SECONDS
+        elif elsewhere and node in case.started:
+            begin = case.started[node] + max(elsewhere) - UNORDERED_SECONDS
+        elif finding_ is not None and finding_.signature.place is Place.CASCADE:
+            begin = at - BEFORE_SECONDS - (finding_.waited_seconds or WAIT_SECONDS)
+        else:
+            begin = at - BEFORE_SECONDS
+        windows[node] = (min(begin, at - TOGETHER_SECONDS), at + AFTER_SECONDS)
+    return windows
 
 
-def _explains(fact: Finding, other: Finding) -> bool:
-    """Whether a fact of the kernel explains another finding: on the same node, of what the program cannot know."""
-    kinds = (fact.signature.kind, Kind.UNKNOWN)
-    text = other.signature
-    return fact.node == other.node and (text.general or text.device or text.kind in kinds)
+# --- The cause ------------------------------------------------------------------------------------------------
 
 
-def _by_summary(chosen: Finding, initiating: Sequence[Finding], summary: Sequence[Ended]) -> Finding:
-    """Where times do not tell, the rank that torchrun saw fail first has the word."""
-    if not summary or chosen.signature.fact or chosen.rank == summary[0].rank:
-        return chosen
-    of_first = [finding for finding in initiating if finding.rank == summary[0].rank]
-    if not of_first or (chosen.at is not None and of_first[0].at is not None and chosen.rank is not None):
-        return chosen
-    return min(of_first, key=_when)
+def _cause(case: Case, findings: Sequence[Finding], placed: Mapping[int, str]) -> Finding | None:
+    """The observation that explains the end: a source in the graph of who waited for whom and who ended whom."""
+    since = _Order(case)
+    sources = [each for each in findings if each.signature.strength in (_FACT, _REPORT)]
+    waits = [each for each in findings if each.signature.place is Place.CASCADE]
+    stop = _stop(since, sources, waits)
+    if stop is not None:
+        return stop
+    sources = [each for each in sources if each.signature.kind is not Kind.STOPPED]
+    reports = [each for each in sources if each.signature.strength is _REPORT and not _only_waited(each, waits)]
+    reports = [each for each in reports if not _follows_a_wait(since, each, waits)]
+    reports = _of_ranks(since, reports)
+    known = [each for each in reports if each.signature.kind is not Kind.UNKNOWN]
+    behind = [each for each in known or reports if each.rank in {late.rank for late in case.late}]
+    report = _first(since, behind or known)
+    facts = [each for each in sources if each.signature.strength is _FACT]
+    facts = [each for each in facts if report is None or _explains(since, each, report)]
+    if facts:
+        return _first(since, facts)
+    if report is not None:
+        return report
+    if case.late:
+        return _late(case.late[0], findings, placed)
+    named = _first(since, behind or reports)
+    return named if named is not None else _absent(case, findings, placed)
 
 
-def _late(case: Case, late: Late, findings: Sequence[Finding]) -> Finding:
-    node = _node_of(case, late.rank) or next((each.node for each in findings if each.rank == late.rank), "")
+def _only_waited(report: Finding, waits: Sequence[Finding]) -> bool:
+    """Whether a launcher names a rank that ended with an error first, and that rank may have waited as others did."""
+    if report.signature.kind is not Kind.UNKNOWN or report.code is None or report.code == -9:
+        return False
+    return any(each.node == report.node and (report.rank is None or each.rank in (None, report.rank)) for each in waits)
+
+
+def _follows_a_wait(since: _Order, report: Finding, waits: Sequence[Finding]) -> bool:
+    """Whether it is what a rank raised after it had lost its peers, and says no more than that."""
+    return report.signature.general and any(
+        (each.node, each.rank) == (report.node, report.rank) and since.key(each) < since.key(report) for each in waits
+    )
+
+
+class _Order:
+    """Times that can be compared: those of one node exactly, those of several from the start of the job on each."""
+
+    def __init__(self, case: Case) -> None:
+        self._started = case.started
+
+    def key(self, finding: Finding) -> tuple[float, int]:
+        """Where an observation stands."""
+        at = float("inf") if finding.at is None else finding.at - self._started.get(_clock(finding), 0.0)
+        return at, finding.order
+
+    def before(self, one: Finding, other: Finding) -> bool:
+        """Whether one is certainly earlier."""
+        if _clock(one) == _clock(other):
+            return self.key(one) < self.key(other)
+        return self.key(one)[0] < self.key(other)[0] - UNORDERED_SECONDS
+
+
+def _clock(finding: Finding) -> str:
+    return finding.clock or finding.node
+
+
+def _stop(since: _Order, sources: Sequence[Finding], waits: Sequence[Finding]) -> Finding | None:
+    """What stopped the job from outside, unless it had failed or its ranks had lost each other before."""
+    stops = [each for each in sources if each.signature.kind is Kind.STOPPED]
+    others = [*(each for each in sources if each.signature.kind is not Kind.STOPPED), *waits]
+    stops = [stop for stop in stops if not any(since.before(other, stop) for other in others)]
+    return min(stops, key=lambda each: (each.signature.general, since.key(each)), default=None)
+
+
+def _of_ranks(since: _Order, reports: Sequence[Finding]) -> list[Finding]:
+    """Of each rank of each node what it reported first; of one failure what is particular before what is general."""
+    groups: dict[tuple[str, int | None], list[Finding]] = {}
+    for finding in reports:
+        groups.setdefault((finding.node, finding.rank), []).append(finding)
+    chosen: list[Finding] = []
+    for group in groups.values():
+        known = [each for each in group if each.signature.kind is not Kind.UNKNOWN] or group
+        first = min(since.key(each)[0] for each in known)
+        together = [each for each in known if since.key(each)[0] <= first + TOGETHER_SECONDS]
+        chosen.append(min(together, key=lambda each: (each.signature.general, since.key(each))))
+    return chosen
+
+
+def _first(since: _Order, findings: Sequence[Finding]) -> Finding | None:
+    """The first; of those of several nodes that cannot be ordered what is particular, and a rank before a node."""
+    if not findings:
+        return None
+    first = min(findings, key=since.key)
+    level = [each for each in findings if each is first or _level(since, first, each)]
+    return min(level, key=lambda each: (each.signature.general, each.rank is None, since.key(each)))
+
+
+def _level(since: _Order, first: Finding, other: Finding) -> bool:
+    """Whether it may be as early: on another node, or what a rank says of what the kernel recorded of its process."""
+    if _clock(other) != _clock(first):
+        return not since.before(first, other)
+    return first.signature.kernel and since.key(other)[0] <= since.key(first)[0] + TOGETHER_SECONDS
+
+
+def _explains(since: _Order, fact: Finding, report: Finding) -> bool:
+    """Whether a fact explains what a process reports: by its kind, and as its report does not come well before it."""
+    text = report.signature
+    if report.node == fact.node and since.key(report)[0] + TOGETHER_SECONDS < since.key(fact)[0]:
+        return text.kind is fact.signature.kind or text.kind is Kind.UNKNOWN
+    if text.kind in (fact.signature.kind, Kind.UNKNOWN):
+        return True
+    if fact.signature.kind is Kind.HARDWARE:
+        return text.device or text.general
+    if fact.signature.kind is Kind.HOST:  # whoever loses a process to the kernel's OOM killer fails in any way
+        return text.general and report.node == fact.node
+    return fact.signature.kind is Kind.STORAGE and text.kind is Kind.DATA
+
+
+def _late(late: Late, findings: Sequence[Finding], placed: Mapping[int, str]) -> Finding:
+    node = placed.get(late.rank) or next((each.node for each in findings if each.rank == late.rank), "")
     return Finding(signature=_ABSENT, node=node, rank=late.rank, at=None, line=late.why, source="Flight Recorder")
 
 
-def _absent(case: Case, findings: Sequence[Finding]) -> Finding | None:
-    """The one rank that says nothing, where all others say that they waited."""
-    waited = {
-        finding.rank for finding in findings if finding.signature.place is Place.CASCADE and finding.rank is not None
-    }
+def _absent(case: Case, findings: Sequence[Finding], placed: Mapping[int, str]) -> Finding | None:
+    """The one rank that reports nothing, where all others report that they waited."""
+    waited = {each.rank for each in findings if each.signature.place is Place.CASCADE and each.rank is not None}
     if case.world_size is None or not waited:
         return None
     silent = sorted(set(range(case.world_size)) - waited)
     if len(silent) != 1:
         return None
-    node = _node_of(case, silent[0])
-    why = f"ranks {listed(waited)} waited; of rank {silent[0]} there is no word"
+    reported = {ended.node for ended in case.ended}
+    alone = next(iter(reported)) if len(reported) == 1 and not case.nodes and not case.spread else ""
+    why = f"ranks {listed(waited)} waited; rank {silent[0]} reported nothing"
+    node = placed.get(silent[0], alone)
     return Finding(signature=_ABSENT, node=node, rank=silent[0], at=None, line=why, source="output")
-
-
-def _node_of(case: Case, rank: int) -> str:
-    """The node of a rank; "" where nobody knows: it is on a node that has not told, or on any of several."""
-    told = {ended.node for ended in case.ended}
-    alone = next(iter(told)) if len(told) == 1 and not case.nodes else ""
-    return case.nodes.get(rank, alone)
 
 
 def listed(ranks: Iterable[int]) -> str:
@@ -705,55 +577,48 @@ def _measured_bad(measured: Iterable[Measured]) -> dict[str, list[tuple[Kind, Fa
     return {node: told for node, told in bad.items() if told}
 
 
+# --- The verdict ----------------------------------------------------------------------------------------------
+
+
 def _settle(
-    case: Case, cause: Finding, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, FailedCheck]]]
+    case: Case,
+    cause: Finding | None,
+    findings: Sequence[Finding],
+    bad: Mapping[str, list[tuple[Kind, FailedCheck]]],
+    placed: Mapping[int, str],
 ) -> JobVerdict:
-    """Hold the proposal against what was measured."""
+    """Hold what the observations propose against what was measured, by the table of verdicts."""
+    if cause is None:
+        return _unknown(case, findings, bad)
     signature = cause.signature
-    kind, outlook, action = signature.kind, signature.outlook, signature.action
-    suspected, confidence = True, "low" if signature.general or kind is Kind.UNKNOWN else "medium"
-    hardware = _hardware_of(cause, bad)
-    agreeing = next((problem for kind_, problem in bad.get(cause.node, []) if kind_ is kind), None)
-    passed = _all_passed(case, signature)
-    path = _path_of(cause, bad)
-    sentence = ""
-    if hardware is not None:
-        # A device that computes wrongly makes programs fail in every way; the reverse is never so. That of another node
-        # may have, through what the ranks exchange; and of an end that says nothing itself nobody knows what it was.
-        node, problem = hardware
-        suspected = kind is Kind.UNKNOWN or node != cause.node
-        kind, confidence, outlook = Kind.HARDWARE, "medium" if suspected else "high", Outlook.ELSEWHERE
+    failed = _failed_of(cause, bad)
+    passed = failed is None and _all_passed(case)
+    own = failed is not None and failed[0] == cause.node
+    measurement = FAILED if failed is not None else PASSED if passed else OPEN
+    row = row_of(signature.strength, signature.kind, measurement, program=signature.program, own=own)
+    kind, outlook = row.kind or signature.kind, row.outlook or signature.outlook
+    confidence = "low" if row.confidence == "medium" and signature.general else row.confidence
+    if row.measurement == (PASSED,) and row.kind is None and signature.general:
+        confidence = "medium"
+    node, rank = _named(case, cause, kind, outlook, placed)
+    if signature.strength is _REPORT and _is_common(cause, findings, kind, outlook):
+        node, rank = None, None
+    action, sentence = signature.action, _sentence(case, cause, kind, row.suspected)
+    if failed is not None and signature.strength is not _FACT and _names_the_check(row):
+        node, problem = failed
+        rank = cause.rank if own else None
         action = f"Keep {node} out: {problem.reason}, and see its runbook."
-        sentence = f"{'suspected ' if suspected else ''}hardware: {node} fails now: {problem.reason} {problem.target}; "
-        sentence += _sentence(cause, signature.kind, True)
-    elif agreeing is not None or signature.fact:
-        suspected, confidence = False, "high"
-    elif path is not None:
-        # A path has two ends, and who reports is at the other one.
-        node, problem = path
-        suspected, confidence = False, "high"
-        action = f"Keep {node} out: {problem.reason}, and see its runbook."
-        sentence = f"network: {node} fails now: {problem.reason} {problem.target}; {_sentence(cause, kind, True)}"
-    elif kind is Kind.SOFTWARE and passed:
-        suspected, confidence = False, "medium" if signature.general else "high"
-    elif kind is Kind.HARDWARE and passed:
-        confidence = "low"
-        if signature.program:
-            kind, outlook = Kind.SOFTWARE, Outlook.NONE
-    elif kind in (Kind.STORAGE, Kind.DATA, Kind.HOST, Kind.STOPPED) and not signature.general:
-        suspected = kind is not Kind.STOPPED
-    if kind is Kind.UNKNOWN:
-        suspected = False
-    by_measurement = hardware or (path if agreeing is None and not signature.fact else None)
-    named = cause.node if by_measurement is None else by_measurement[0]
+        certainty = "suspected " if row.suspected else ""
+        sentence = f"{certainty}{kind.value}: {node} fails now: {problem.reason} {problem.target}; "
+        sentence += _sentence(case, cause, signature.kind, True)
     return JobVerdict(
         kind=kind,
-        suspected=suspected,
+        suspected=row.suspected,
         confidence=confidence,
         name=signature.name,
-        sentence=sentence or _sentence(cause, kind, suspected),
-        node=named or None,
-        rank=cause.rank if named == cause.node else None,
+        sentence=sentence,
+        node=node or None,
+        rank=rank,
         at=cause.at,
         outlook=outlook,
         action=action,
@@ -765,25 +630,48 @@ def _settle(
     )
 
 
-def _hardware_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> tuple[str, FailedCheck] | None:
-    """The node and the failed check of a device that can be the cause of this; that of its own node first."""
-    if cause.signature.fact:
-        return None
+def _names_the_check(row: Row) -> bool:
+    """Whether the verdict is that of the failed check, which then names its node."""
+    return row.outlook is Outlook.ELSEWHERE and row.measurement == (FAILED,)
+
+
+def _named(
+    case: Case, cause: Finding, kind: Kind, outlook: Outlook, placed: Mapping[int, str]
+) -> tuple[str | None, int | None]:
+    """The node and the rank that a verdict may name: the subject of the observation, never who merely reports it."""
+    subject = cause.signature.subject
+    if subject is Subject.NAMED:
+        return cause.named, cause.rank
+    reporter = cause.node
+    if cause.node in case.spread and not cause.signature.kernel and placed.get(cause.rank or -1) != cause.node:
+        # The launcher brings the output of all nodes to this one: where a line was printed is not known.
+        reporter = "" if accuses(kind, outlook) else cause.node
+    if subject in (Subject.RANK, Subject.DEVICE, Subject.NODE):
+        return reporter, cause.rank
+    if accuses(kind, outlook) or kind in (Kind.UNKNOWN, Kind.STOPPED):
+        return None, None
+    return reporter, cause.rank
+
+
+def _is_common(cause: Finding, findings: Sequence[Finding], kind: Kind, outlook: Outlook) -> bool:
+    """Whether others report the same, so that none is named: other ranks, or for an accusation other nodes."""
+    alike = [each for each in findings if each.signature.name == cause.signature.name]
+    if accuses(kind, outlook):
+        return any(each.node != cause.node for each in alike) and cause.signature.subject is not Subject.NAMED
+    return kind is Kind.UNKNOWN and any(each.rank != cause.rank for each in alike)
+
+
+def _failed_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> tuple[str, FailedCheck] | None:
+    """The node and the failed check that explain this end; those of its own node first."""
+    kind = cause.signature.kind
     found = [
         (node, problem)
         for node, told in bad.items()
-        for kind, problem in told
-        if kind is Kind.HARDWARE and _explains_end(problem.reason, cause.signature.kind)
+        for of, problem in told
+        if (of is Kind.HARDWARE and _explains_end(problem.reason, kind))
+        or (of is kind and (kind is Kind.NETWORK or node == cause.node))
     ]
     return next((each for each in found if each[0] == cause.node), found[0] if found else None)
-
-
-def _path_of(cause: Finding, bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> tuple[str, FailedCheck] | None:
-    """The node and the failed check of a path between nodes, where the text says that the network failed."""
-    if cause.signature.kind is not Kind.NETWORK:
-        return None
-    found = ((node, problem) for node, told in bad.items() for kind, problem in told if kind is Kind.NETWORK)
-    return next(found, None)
 
 
 def _explains_end(reason: str, kind: Kind) -> bool:
@@ -795,27 +683,47 @@ def _explains_end(reason: str, kind: Kind) -> bool:
     return kind is Kind.HARDWARE
 
 
-def _all_passed(case: Case, signature: Signature) -> bool:
-    """Whether every node that told of the job passed afterwards, by a tier that could have found this."""
+def _all_passed(case: Case) -> bool:
+    """Whether every node of which there are notes passed a tier that would have found a device at fault."""
     wanted = {ended.node for ended in case.ended} | {line.node for line in case.lines}
-    tiers = ("quick", "deep") if signature.device else ("passive", "quick", "deep")
-    passed = {each.node for each in case.measured if each.passed and each.tier in tiers}
-    return bool(wanted) and wanted <= passed
+    passed = {each.node for each in case.measured if each.passed and each.tier in ("quick", "deep")}
+    failed = {each.node for each in case.measured if each.problems}
+    return bool(wanted) and wanted <= passed - failed
 
 
-def _sentence(cause: Finding, kind: Kind, suspected: bool) -> str:
+def _sentence(case: Case, cause: Finding, kind: Kind, suspected: bool) -> str:
+    subject = cause.signature.subject
+    unplaced = cause.node in case.spread and cause.rank is None
     who = "the command" if cause.rank is None else f"rank {cause.rank}"
-    where = f" on {cause.node}" if cause.node else ""
-    word = f"{'suspected ' if suspected and kind is not Kind.UNKNOWN else ''}{kind.value}"
-    return f"{word}: {who}{where}: {cause.signature.suggests.rstrip('.')}"
+    where = f" on {cause.node}" if cause.node and not unplaced else ""
+    if subject in (Subject.NOBODY, Subject.PEER) and (
+        accuses(kind, cause.signature.outlook) or kind in (Kind.UNKNOWN, Kind.STOPPED)
+    ):
+        who, where = "the job", ""
+    if cause.rank is None and where and subject in (Subject.NODE, Subject.DEVICE):
+        who, where = cause.node, ""
+    if subject is Subject.NAMED and cause.named:
+        where = f" on {cause.named}"
+        who = cause.named if cause.rank is None else who
+        where = "" if who == cause.named else where
+    certainty = f"{'suspected ' if suspected and kind is not Kind.UNKNOWN else ''}{kind.value}"
+    return f"{certainty}: {who}{where}: {cause.signature.suggests.rstrip('.')}"
 
 
-def _evidence(cause: Finding, findings: Sequence[Finding]) -> tuple[EvidenceLine, ...]:
-    shown: dict[tuple[str, str], Finding] = {(cause.line, cause.source): cause}
+def _evidence(cause: Finding | None, findings: Sequence[Finding]) -> tuple[EvidenceLine, ...]:
+    """The cause first, then other reports of its rank or node, then three lines of the cascade."""
     rest = sorted(findings, key=_when)
-    same = [each for each in rest if each.rank == cause.rank and each.node == cause.node]
-    for finding in (*same, *rest):
-        if len(shown) < MAX_EVIDENCE:
+    shown: dict[tuple[str, str], Finding] = {}
+    if cause is not None:
+        shown[cause.line, cause.source] = cause
+        same = [each for each in rest if each.signature.place is Place.INITIATING and each.node == cause.node]
+        for finding in [each for each in same if each.rank in (None, cause.rank)][:3]:
+            shown.setdefault((finding.line, finding.source), finding)
+    forms: set[str] = set()
+    for finding in rest:
+        form = finding.signature.name
+        if finding.signature.place is not Place.INITIATING and form not in forms and len(forms) < MAX_CASCADE:
+            forms.add(form)
             shown.setdefault((finding.line, finding.source), finding)
     return tuple(
         EvidenceLine(
@@ -824,23 +732,20 @@ def _evidence(cause: Finding, findings: Sequence[Finding]) -> tuple[EvidenceLine
             node=finding.node,
             rank=finding.rank,
             at=finding.at,
-            place=Place.INITIATING if finding is cause else _place(cause, finding),
+            place=finding.signature.place,
             reference=finding.signature.source,
         )
         for finding in shown.values()
     )
 
 
-def _place(cause: Finding, finding: Finding) -> Place:
-    """What is no cause is a consequence: of its own rank's end, or of the first rank's."""
-    if finding.signature.place is not Place.INITIATING or (finding.node, finding.rank) == (cause.node, cause.rank):
-        return finding.signature.place
-    return Place.CASCADE
+def _when(finding: Finding) -> tuple[float, int]:
+    return (finding.at if finding.at is not None else float("inf"), finding.order)
 
 
-def _waited(cause: Finding, findings: Sequence[Finding]) -> tuple[int, ...]:
-    ranks = {each.rank for each in findings if each.signature.place is not Place.INITIATING and each.rank is not None}
-    return tuple(sorted(ranks - {cause.rank}))
+def _waited(cause: Finding | None, findings: Sequence[Finding]) -> tuple[int, ...]:
+    ranks = {each.rank for each in findings if each.signature.strength is _AFTER and each.rank is not None}
+    return tuple(sorted(ranks - {cause.rank if cause is not None else None}))
 
 
 def _measurement(measured: Sequence[Measured]) -> str:
@@ -855,38 +760,43 @@ def _measurement(measured: Sequence[Measured]) -> str:
 
 
 def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tuple[Kind, FailedCheck]]]) -> JobVerdict:
-    """Nothing in the output explains it: what was measured may, else it is unknown."""
-    first = next(((node, kind, problem) for node, told in bad.items() for kind, problem in told), None)
-    waited = tuple(sorted({each.rank for each in findings if each.rank is not None}))
+    """No observation explains the end: what was measured may, else it is unknown."""
+    failed = ((node, kind, problem) for node, told in bad.items() for kind, problem in told)
+    first = next(
+        (each for each in failed if each[1] is not Kind.HARDWARE or _explains_end(each[2].reason, Kind.UNKNOWN)), None
+    )
+    waited = _waited(None, findings)
+    row = row_of(None, Kind.UNKNOWN, FAILED if first is not None else OPEN, program=False, own=False)
+    kind, outlook = row.kind or Kind.UNKNOWN, row.outlook or Outlook.HERE
     if first is not None:
+        node: str | None
         node, kind, problem = first
         # That a node is bad now does not say that the job died of it.
         sentence = f"suspected {kind.value}: nothing in the output explains the end; {node} fails now: {problem.reason}"
         action = f"Keep {node} out: {problem.reason}, and see its runbook."
     else:
-        node, kind, action = None, Kind.UNKNOWN, "Read the last lines of each rank."
+        node, action = None, "Read the last lines of each rank."
         sentence = "unknown: nothing in the output or on the nodes explains the end"
         if waited:
             sentence += f"; ranks {listed(waited)} only waited or were ended"
+        if silent := {each.silent for each in findings if each.silent is not None}:
+            sentence += f"; task{'s' if len(silent) > 1 else ''} {listed(silent)} stopped answering"
+        if peers := sorted({each.peer for each in findings if each.peer}):
+            sentence += f"; {', '.join(peers[:3])} did not answer"
+            action = "Look at the nodes that did not answer, and their logs."
     return JobVerdict(
         kind=kind,
-        suspected=kind is not Kind.UNKNOWN,
-        confidence="low",
+        suspected=row.suspected,
+        confidence=row.confidence,
         name="",
         sentence=sentence,
         node=node,
         rank=None,
         at=None,
-        outlook=Outlook.ELSEWHERE if node is not None else Outlook.HERE,
+        outlook=outlook,
         action=action,
         settles="",
-        evidence=tuple(
-            EvidenceLine(
-                text=each.line, source=each.source, node=each.node, rank=each.rank, at=each.at,
-                place=each.signature.place, reference=each.signature.source,
-            )
-            for each in sorted(findings, key=_when)[:MAX_EVIDENCE]
-        ),
+        evidence=_evidence(None, findings),
         waited=waited,
         measurement=_measurement(case.measured),
-    )  # fmt: skip
+    )

@@ -7,6 +7,7 @@ One node's notes are one JSON file, or one body on their way to the aggregator (
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,9 @@ from healthd.core import wire
 from healthd.core.errors import BadInputError
 from healthd.core.redaction import redact
 from healthd.postmortem.flight_recorder import Dump, late_ranks
-from healthd.postmortem.judge import Case, Ended, Line, Measured, Stop, lines_of
+from healthd.postmortem.judge import Case, Measured, Stop
+from healthd.postmortem.observations import Ended, Line, lines_of
+from healthd.postmortem.parent import Relevant
 
 MAX_NOTES_BYTES = 64 * 1024 * 1024
 # Of notes that are sent: what all nodes of a job send is held and judged together.
@@ -73,6 +76,7 @@ class Notes:
     streams: tuple[Words, ...]
     memory_events: dict[str, dict[str, int]]
     dumped_core: bool = False
+    pid: int | None = None
     files: tuple[Words, ...] = ()
     kernel: tuple[tuple[float, str], ...] = ()
     dumps: tuple[Dump, ...] = ()
@@ -164,13 +168,22 @@ def case_of(all_notes: Sequence[Notes]) -> Case:
         measured=tuple(each for notes in all_notes for each in notes.measured),
         world_size=size,
         nodes={notes.rank: notes.host for notes in all_notes if notes.rank is not None},
+        started={notes.host: min(each.started for each in all_notes if each.host == notes.host) for notes in all_notes},
+        pids={
+            host: frozenset(each.pid for each in all_notes if each.host == host and each.pid is not None)
+            for host in {notes.host for notes in all_notes}
+        },
+        spread=frozenset(notes.host for notes in all_notes if _is_spread(notes.command)),
     )
+
+
+def _is_spread(command: Sequence[str]) -> bool:
+    """Whether it starts processes on other nodes, whose output it brings here."""
+    return os.path.basename(command[0] if command else "") in ("srun", "mpirun", "mpiexec", "prun", "kubectl", "ray")
 
 
 def _lines(notes: Notes) -> Iterator[Line]:
-    labelled = os.path.basename(notes.command[0] if notes.command else "") == "srun" and bool(
-        {"-l", "--label"} & set(notes.command)
-    )
+    labelled = _is_labelled(notes.command)
     for words in (*notes.streams, *notes.files):
         if words.name == RAS:
             continue
@@ -179,6 +192,17 @@ def _lines(notes: Notes) -> Iterator[Line]:
             yield line if line.at is not None else replace(line, at=words.modified)
     for at, text in notes.kernel:
         yield Line(node=notes.host, source="kernel log", text=text, at=at, kernel=True)
+
+
+def _is_labelled(command: Sequence[str]) -> bool:
+    """Whether `srun --label` puts the rank in front of lines, also where a shell starts it."""
+    words = " ".join(command).replace(";", " ").split()
+    return (
+        "srun" in {os.path.basename(word) for word in words}
+        and any(word == "--label" or re.fullmatch(r"-[a-zA-Z]*l", word) for word in words[words.index("srun") :])
+        if "srun" in words
+        else False
+    )
 
 
 def _ended(notes: Notes) -> Ended:
@@ -257,8 +281,23 @@ def _cut(notes: Notes, text: int) -> Notes:
     for done, index in enumerate(sorted(range(len(parts)), key=lambda index: sizes[index])):
         kept[index] = min(sizes[index], text // (len(parts) - done))
         text -= kept[index]
-    cut = [replace(words, chunks=_end_of(words.chunks, most)) for words, most in zip(parts, kept, strict=True)]
+    cut = [replace(words, chunks=_kept_of(words.chunks, most)) for words, most in zip(parts, kept, strict=True)]
     return replace(notes, streams=tuple(cut[: len(notes.streams)]), files=tuple(cut[len(notes.streams) :]))
+
+
+def _kept_of(chunks: Sequence[tuple[float | None, str]], most: int) -> tuple[tuple[float | None, str], ...]:
+    """Of long output two thirds of the room for its end, and one for older lines that tell of a failure."""
+    if sum(len(chunk) for _, chunk in chunks) <= most:
+        return tuple(chunks)
+    relevant = Relevant(most // 3)
+    end = _end_of(chunks, most - most // 3)
+    older = len(chunks) - len(end)
+    for at, chunk in chunks[:older]:
+        relevant.add(at or 0.0, chunk.encode())
+    if end and (cut := len(chunks[older][1]) - len(end[0][1])) > 0:
+        relevant.add(chunks[older][0] or 0.0, chunks[older][1][:cut].encode())
+    lines = [(at or None, line.decode("utf-8", "replace")) for at, line in relevant.kept()]
+    return (*lines, *end)
 
 
 def _end_of(chunks: Sequence[tuple[float | None, str]], most: int) -> tuple[tuple[float | None, str], ...]:

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -27,7 +28,15 @@ import threading
 import time
 from collections import deque
 
-KEPT_BYTES = 1024 * 1024  # of each stream: the first error of 64 ranks that all end with a traceback fits
+KEPT_BYTES = 96 * 1024  # the end of each stream
+RELEVANT_BYTES = 96 * 1024  # of what is older: lines that tell of a failure, and what came first after a silence
+SILENCE_SECONDS = 10.0
+AFTER_SILENCE_LINES = 8
+TRACEBACK_LINES = 60
+ALIKE_LINES = 3  # lines of one form: what every rank prints when it ends is kept so often
+FORMS_KEPT = 4096
+LONGEST_LINE = 2000
+STEPS_KEPT, STEP_SECONDS = 48, 1.0
 READ_BYTES = 64 * 1024  # what a pipe holds
 CHUNK_BYTES, CHUNK_SECONDS = 4096, 0.02  # what arrives together shares one time
 MAX_CHUNKS = 8192  # each has its time: dots that come one by one for days would take more memory than their text
@@ -48,11 +57,93 @@ NOTED_VARIABLES = (
     "PMI_SIZE", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODEID", "SLURM_RESTART_COUNT",
     "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_ATTEMPT", "SM_CURRENT_HOST",
 )  # fmt: skip
+# Words of lines that tell of a failure. A test holds that the lines of each signature have one of these.
+RELEVANT = (
+    b"rror", b"xcept", b"raceback", b"ail", b"FAIL", b"atal", b"WARN", b"bort", b"illed", b"ignal", b"SIG", b"xit",
+    b"ancel", b"CANCEL", b"imeout", b"imed out", b"DEADLINE", b"memory", b"OOM", b"NRT", b"err:", b"status",
+    b"nresponsive", b"nreachable", b"onnect", b"space", b"quota", b"ead-only", b"efused", b"denied", b"ault",
+    b"nterrupt", b"erminat", b"ismatch", b" nan", b"NaN", b"nexpected", b"annot", b"ot found", b"o such", b"task:",
+    b"died", b"orrupt", b"runcated", b"ssert", b"EXHAUSTED", b"exhausted", b"oo many", b"ndefined", b"tale ",
+    b"exceeded", b"CUDA", b"osed", b"Gloo", b"available", b"spot", b"low on", b"rror 802",
+)  # fmt: skip
+DIGITS = re.compile(rb"[0-9]+|0x[0-9a-f]+")
+INDENTED = re.compile(rb"(?:\[[^\]]{1,40}\]:?|\d+:)?\s|\s*$")
 # Signals that cannot be waited for, and those by which this process would say that it is broken itself.
 _OWN = {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 _STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _KERNEL = 0x80  # SI_KERNEL of siginfo: from a terminal, which means the whole group
+
+
+def is_relevant(text: bytes | bytearray) -> bool:
+    """Whether some text has a word of lines that tell of a failure."""
+    return any(word in text for word in RELEVANT)
+
+
+class Relevant:
+    """
+    Of output that is older than what is kept of its end: the lines that tell of a failure.
+
+    A line is kept if it has a word of RELEVANT, if it belongs to a traceback, or if it comes first after a silence of
+    its stream; of lines of one form only the first few: what hundreds of ranks print when they end takes no room.
+    """
+
+    def __init__(self, most: int = RELEVANT_BYTES) -> None:
+        self.lines: deque[tuple[float, bytes]] = deque()
+        self.steps: deque[tuple[float, bytes]] = deque(maxlen=STEPS_KEPT)
+        """Now and then an ordinary line: signs of progress, so that what the job survived can be told."""
+        self._most = most
+        self._kept = 0
+        self.left = b""
+        """The beginning of the line that has not ended yet: what comes next belongs to it."""
+        self._last = 0.0
+        self._after_silence = 0
+        self._traceback = 0
+        self._seen: dict[bytes, int] = {}
+
+    def add(self, at: float, data: bytes | bytearray) -> None:
+        """Take in what came at one time."""
+        if at - self._last > SILENCE_SECONDS and self._last:
+            self._after_silence = AFTER_SILENCE_LINES
+        self._last = at
+        if not self._after_silence and not self._traceback and not is_relevant(self.left[-64:] + data):
+            if b"\n" in data and (not self.steps or at - self.steps[-1][0] >= STEP_SECONDS):
+                self.steps.append((at, bytes(data.rpartition(b"\n")[0].rpartition(b"\n")[2][:LONGEST_LINE]) + b"\n"))
+            _, newline, left = data.rpartition(b"\n")
+            self.left = bytes(left if newline else self.left + left)[:LONGEST_LINE]
+            return
+        whole, newline, left = (self.left + data).rpartition(b"\n")
+        self.left = left[:LONGEST_LINE]
+        for line in whole.split(b"\n") if newline else ():
+            self._add_line(at, line[:LONGEST_LINE])
+
+    def kept(self) -> list[tuple[float, bytes]]:
+        """What is kept, oldest first."""
+        return sorted((*self.lines, *self.steps), key=lambda each: each[0])
+
+    def _add_line(self, at: float, line: bytes) -> None:
+        begins = b"Traceback (most recent call last)" in line
+        inside = self._traceback > 0
+        if begins:
+            self._traceback = TRACEBACK_LINES
+        elif inside:
+            # The exception itself is the first line that is not indented.
+            self._traceback = self._traceback - 1 if INDENTED.match(line) else 0
+        first = self._after_silence > 0
+        self._after_silence -= first
+        if not (begins or inside or first or is_relevant(line)):
+            return
+        form = DIGITS.sub(b"", line[:160])
+        count = self._seen.get(form, 0)
+        if count >= ALIKE_LINES:
+            return
+        if len(self._seen) >= FORMS_KEPT:
+            self._seen.clear()
+        self._seen[form] = count + 1
+        self.lines.append((at, line + b"\n"))
+        self._kept += len(line) + 1
+        while self._kept > self._most:
+            self._kept -= len(self.lines.popleft()[1])
 
 
 class Stream:
@@ -64,6 +155,7 @@ class Stream:
         self.open = True
         self._chunks: deque[tuple[float, bytearray]] = deque()
         self._kept = 0
+        self._relevant = Relevant()
 
     def pass_on(self, wake: int, on_refused: object = None) -> None:
         """
@@ -105,7 +197,6 @@ class Stream:
         """Remember the end of what was said, with its time."""
         now = time.time()
         self.bytes += len(data)
-        data = data[-KEPT_BYTES:]
         last = self._chunks[-1] if self._chunks else None
         if last is not None and len(last[1]) < CHUNK_BYTES and now - last[0] < CHUNK_SECONDS:
             last[1].extend(data)
@@ -113,11 +204,17 @@ class Stream:
             self._chunks.append((now, bytearray(data)))
         self._kept += len(data)
         while len(self._chunks) > MAX_CHUNKS or self._kept - len(self._chunks[0][1]) >= KEPT_BYTES:
-            self._kept -= len(self._chunks.popleft()[1])
+            at, old = self._chunks.popleft()
+            self._kept -= len(old)
+            self._relevant.add(at, old)
 
     def noted(self) -> dict[str, object]:
-        """The stream as a note: how much it was, and its end as pairs of time and text."""
-        chunks = [[round(at, 3), data.decode("utf-8", "backslashreplace")] for at, data in self._chunks]
+        """The stream as a note: how much it was, and pairs of time and text: what is relevant, and then its end."""
+        kept: list[tuple[float, bytes | bytearray]] = [*self._relevant.kept()]
+        if self._chunks and self._relevant.left:  # half a line may hide what its secret is called
+            kept.append((self._chunks[0][0], self._relevant.left))
+        kept += self._chunks
+        chunks = [[round(at, 3), data.decode("utf-8", "backslashreplace")] for at, data in kept]
         return {"name": self.name, "bytes": self.bytes, "chunks": chunks}
 
 
@@ -242,6 +339,8 @@ class Parent:
         self._stop = 0  # the last signal to stop that was passed on
         self._stopped: set[int] = set()  # the descendants that received it
         self._stand_by_pid = 0
+        self._earlier = descendants(os.getpid(), set())
+        """Descendants that are not the command's: a hook that became this process has its sidecar with it."""
         become_subreaper()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored the kernel tells nobody how a child ended
         self._waited = set(signal.valid_signals()) - _OWN
@@ -454,7 +553,7 @@ class Parent:
 
     def _stop_rest(self) -> bool:
         """Send the signal to stop to the descendants that have not received it; whether any descendant is left."""
-        left = descendants(os.getpid()) - {self._stand_by_pid}
+        left = descendants(os.getpid(), self._earlier | {self._stand_by_pid})
         for pid in left - self._stopped:
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
                 os.kill(pid, self._stop)
@@ -620,8 +719,8 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(root: int) -> set[int]:
-    """The processes below a process, without those that have ended and are not reaped yet."""
+def descendants(root: int, others: set[int]) -> set[int]:
+    """The processes below a process, without `others`, what is below those, and what has ended and is not reaped."""
     below: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -633,7 +732,7 @@ def descendants(root: int) -> set[int]:
     found: set[int] = set()
     left = [root]
     while left:
-        children = set(below.get(left.pop(), ())) - found
+        children = set(below.get(left.pop(), ())) - found - others
         found |= children
         left += children
     return found

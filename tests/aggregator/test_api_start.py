@@ -69,6 +69,7 @@ def test_sigterm_answers_held_requests_and_ends_in_time(tmp_path: Path) -> None:
         process.wait()
 
 
+@pytest.mark.thorough
 def test_a_killed_aggregator_answers_its_open_gate_after_the_restart(tmp_path: Path) -> None:
     question = {"job": "j", "nodes": ["nobody"], "wait_seconds": 100}
     ids = []

@@ -48,6 +48,7 @@ def inject(cluster: Cluster, node: str, *words: str) -> None:
     assert said.code == 0, said.err
 
 
+@pytest.mark.thorough
 def test_only_its_peers_show_a_node_that_errs_alike_on_all_devices(fleet: tuple[Cluster, Service]) -> None:
     cluster, aggregator = fleet
     # Of two that differ neither is accused. A fault is injected on one, so the other is no suspect.

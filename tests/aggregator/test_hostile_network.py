@@ -86,6 +86,7 @@ def test_node_whose_answers_are_lost_runs_an_order_once_and_loses_no_result(clus
         assert 1 <= runs_of(node) - before <= 3
 
 
+@pytest.mark.thorough
 def test_late_answers_never_make_evidence_look_younger_than_it_is(cluster: Cluster) -> None:
     aggregator = cluster.aggregator().start()
     with Proxy(aggregator.url, late_seconds=1.0) as proxy:

@@ -332,7 +332,7 @@ def test_shared_token_is_no_match_for_the_platforms_word(tmp_path: Path) -> None
         assert (await pods.sync(daemon, "n1")).status_code == 200, "the platform says whose it is"
         stranger = await pods.sync(pods.shared, "n1", OTHER_KEY, "i9", seq=2)
         assert stranger.status_code == 403
-        assert "is that of pod healthd-system/healthd-node-x1 by the word of its platform" in stranger.json()["detail"]
+        assert "belongs to pod healthd-system/healthd-node-x1 according to its platform" in stranger.json()["detail"]
         assert not (await pods.get("/v1/nodes/n1"))["duplicate"]
 
     with_pods(test, tmp_path)

@@ -81,7 +81,7 @@ async def test_document_of_somebody_else_is_refused(aws: Region, tmp_path: Path)
     assert "is not signed by a certificate of 'certificates'" in str(error)
     error = await refused(aws, aws.sign(document(accountId="999999999999")))
     assert error.status == 403
-    assert "of account 999999999999, which is none of those that may speak here" in str(error)
+    assert "of account 999999999999, which is not authorized" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_the_next_job_starts_when_the_pods_of_the_one_before_have_ended(
     assert leases(fleet) == {"n1": "next", "n2": "next"}
 
 
+@pytest.mark.thorough
 def test_each_node_is_given_back_with_its_own_pod(fleet: Cluster, kube: api_server_kit.Cluster) -> None:
     admitted(fleet, kube, "train")
     seen(kube)
@@ -141,11 +142,12 @@ def _answers(fleet: Cluster) -> bool:
 # --- where nobody can see the end -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_how_long_a_lease_lasts_unseen_is_said_at_admission(fleet: Cluster) -> None:
     url, terms = fleet.services["aggregator"].url, ("--tier", "passive", "--node", "n1", "--wait", "60s")
     said = fleet.healthd("gate", "--aggregator", url, "--job", "unseen", *terms)
     assert said.code == 0
-    assert "leased until the job ends; where no node can see that, for 24 h (another time: --lease)" in said.out
+    assert "leased until the job ends, or for 24 h if its end cannot be observed (set with --lease)" in said.out
     asked = fleet.gate(url, "asked", "--node", "n2", "--tier", "passive", "--lease", "12h")
     assert (asked.code, asked.json["policy"]["lease_seconds"]) == (0, 43200.0)
     (row,) = [one for one in rows(fleet) if one["node"] == "n2"]

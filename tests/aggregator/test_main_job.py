@@ -75,6 +75,7 @@ def test_health_turns_503_200_503_200_as_curl_sees_it(cluster: Cluster) -> None:
     cluster.healthy("n1")
 
 
+@pytest.mark.thorough
 def test_a_job_that_holds_a_device_past_the_evidences_age_keeps_the_node_green_and_suspended(cluster: Cluster) -> None:
     """Rival fault 22 too: no active run while the job is there; on release the quick tier is overdue at once."""
     # Evidence expires after a few seconds: the interval and its slack, all configured.
@@ -141,6 +142,7 @@ def test_gate_admits_rejects_by_name_takes_two_of_three_and_a_spare_from_the_poo
     assert "n2: WrongResult matmul cpu:0" in " ".join(explained.out.split())
 
 
+@pytest.mark.thorough
 def test_gate_holds_while_another_job_has_a_node_and_admits_after_the_release(fleet: Cluster) -> None:
     url = url_of(fleet)
     first = ask(url, "first", ["n1"], wait=10)
@@ -157,6 +159,7 @@ def test_gate_holds_while_another_job_has_a_node_and_admits_after_the_release(fl
     assert any("job second" in reason["message"] for reason in expired.json["reasons"])
 
 
+@pytest.mark.thorough
 def test_lease_with_a_process_ends_by_itself_when_the_process_does(fleet: Cluster) -> None:
     aggregator = fleet.services["aggregator"]
     job = fleet.job(fleet.folder / "n1.toml")  # it holds no device: the node goes by the process alone
@@ -170,6 +173,7 @@ def test_lease_with_a_process_ends_by_itself_when_the_process_does(fleet: Cluste
     assert ask(aggregator.url, "after", ["n1"], wait=10)["decision"] == "admit"
 
 
+@pytest.mark.thorough
 def test_lost_answer_is_asked_for_again_and_is_the_same_decision(fleet: Cluster) -> None:
     url = url_of(fleet)
     first = ask(url, "lost", ["n1"], wait=10)
@@ -207,6 +211,7 @@ def test_quarantine_names_owner_and_reason_and_outlives_a_restart_and_a_time_out
     assert fleet.gate(url, "free", *asked(("n1", "n2"))).code == 0
 
 
+@pytest.mark.thorough
 def test_observe_mode_admits_and_tells_what_it_would_have_said(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n1", config=AGGREGATOR + 'mode = "observe"\n')
     cluster.prove(0.5)
@@ -217,6 +222,7 @@ def test_observe_mode_admits_and_tells_what_it_would_have_said(cluster: Cluster)
     assert 'mode="observe"' in aggregator.get("/metrics").text
 
 
+@pytest.mark.thorough
 def test_override_admits_by_hand_and_shows(fleet: Cluster) -> None:
     aggregator = fleet.services["aggregator"]
     url = aggregator.url

@@ -70,7 +70,8 @@ async def test_notes_of_all_nodes_are_judged_together_and_every_node_gets_the_on
         assert (await first)["postmortem"] == second["postmortem"]
         verdict = second["postmortem"]["verdict"]
         assert (verdict["kind"], verdict["node"], second["postmortem"]["phase"]) == ("storage", "n2", "final")
-        assert (await client.get(f"/v1/gates/{gate}/evidence")).json()["outcome"]["status"] == "failed"
+        evidence = (await client.get(f"/v1/gates/{gate}/evidence")).json()
+        assert evidence["outcome"] is None, "what is only suspected is no outcome"
         assert [one["member"] for one in (second, await first)] == ["n2", "n1"]
         listed = (await client.get("/v1/postmortems")).json()["postmortems"]
         assert [one["postmortem"]["job"] for one in listed] == ["train"]
@@ -199,12 +200,11 @@ async def test_healthd_run_of_each_node_prints_the_verdict_of_all_and_exits_by_i
             return process.returncode or 0, err.decode(), json.loads(said.read_text())
 
         one, two = await asyncio.gather(run("n1"), run("n2"))
-        assert (one[0], two[0]) == (76, 76), one[1] + two[1]
+        assert (one[0], two[0]) == (1, 1), one[1] + two[1]
         assert one[2] == two[2]
-        assert "healthd: why it died: STORAGE" in one[1]
+        assert "healthd: why it died: SUSPECTED STORAGE" in one[1]
         assert "on n2: A file system is full" in one[1]
         assert "judged alone" not in one[1] + two[1]
-        assert (await client.get("/v1/gates/train/evidence")).json()["outcome"]["status"] == "failed"
 
 
 async def test_a_command_that_fails_releases_nothing_while_its_job_goes_on(tmp_path: Path) -> None:
@@ -240,6 +240,7 @@ async def test_a_command_that_fails_releases_nothing_while_its_job_goes_on(tmp_p
             assert await loop.wait() == 0
 
 
+@pytest.mark.thorough
 async def test_healthd_run_without_a_gate_or_an_aggregator_judges_its_node_alone(tmp_path: Path) -> None:
     async with running(tmp_path) as client:
         for url, why in ((str(client.base_url), "has no gate"), ("http://127.0.0.1:9", "cannot be reached")):
@@ -333,8 +334,10 @@ def test_secrets_do_not_leave_the_node() -> None:
     assert "hf_abc" not in unpack(pack(notes_of(text)), "notes").streams[0].chunks[0][1]
 
 
-def test_a_line_that_is_cut_goes_whole_since_half_of_it_may_be_a_secret() -> None:
+def test_of_a_line_that_is_cut_the_secret_goes_too() -> None:
     line = "export HF_TOKEN=" + "0123456789" * 100_000
     words = Words(name="stderr", bytes=0, chunks=((1.0, f"first\n{line}"), (2.0, f"{line}\nlast\n")))
     (kept,) = unpack(pack(dataclasses.replace(notes_of(""), streams=(words,))), "notes").streams
-    assert "".join(text for _, text in kept.chunks) == "last\n"
+    text = "".join(text for _, text in kept.chunks)
+    assert text.endswith("last\n")
+    assert "0123456789" not in text

@@ -460,7 +460,7 @@ async def test_pods_with_one_key_are_one_node_whoever_of_them_speaks() -> None:
     node = Node(registry, clock)
     for pod in ("old", "new", "old"):
         await spoken(node, pod)
-    with pytest.raises(NotVouchedError, match="is that of pod old by the word of its platform"):
+    with pytest.raises(NotVouchedError, match="belongs to pod old according to its platform"):
         await spoken(Node(registry, clock, key="key-of-a-stranger-1234", incarnation="x"), None)
     await spoken(node, None)
 

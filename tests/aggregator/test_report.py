@@ -397,6 +397,7 @@ async def test_facts_written_twice_are_there_once_and_go_with_their_gate(url: st
     store.close()
 
 
+@pytest.mark.thorough
 def test_a_month_of_twenty_thousand_gates_is_counted_without_reading_their_records(tmp_path: Path) -> None:
     """The bound is loose, for machines that are busy; what was measured is in the docs."""
 

@@ -93,7 +93,7 @@ def test_accounts_without_a_node_are_readers_and_admins_as_the_settings_say(tmp_
     [
         ({"good": False}, 401, "Kubernetes does not accept this token (invalid bearer token"),
         ({"audience": "vault"}, 401, "is for vault, not for audience 'healthd'"),
-        ({"account": "other/job"}, 403, "service account other/job is none of those that may speak here"),
+        ({"account": "other/job"}, 403, "service account other/job is not authorized"),
         ({"pod": None}, 403, "is bound to no pod"),
         ({"node": None}, 403, "does not say on which node pod healthd-system/healthd-node-x1 runs (Kubernetes 1.32"),
         ({"node": "a node"}, 403, "does not say on which node"),
@@ -374,7 +374,7 @@ def test_aggregator_may_listen_beyond_loopback_with_service_accounts_instead_of_
     ("words", "message"),
     [
         ({"nodes": (NODES,)}, "set 'audience' too"),
-        ({"audience": "healthd"}, "is of use to nobody"),
+        ({"audience": "healthd"}, "is set but no accounts are listed"),
         ({"audience": "", "nodes": (NODES,)}, "audience: must be"),
         ({"audience": "a", "nodes": ("healthd-node",)}, "nodes: 'healthd-node' must be NAMESPACE/NAME"),
         ({"audience": "a", "nodes": ("*/healthd-node",)}, "nodes: "),

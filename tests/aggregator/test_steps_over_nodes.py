@@ -236,6 +236,7 @@ def shown(aggregator: Service, node: str) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_real_daemons_tell_the_steps_of_a_job_and_its_slow_rank_is_shown(tmp_path: Path) -> None:
     names = ("n1", "n2", "n3")

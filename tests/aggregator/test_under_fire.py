@@ -20,6 +20,7 @@ import pytest
 from tests.aggregator.cluster import Cluster, ask, asked, mounted, release
 from tests.aggregator.service import Service, until
 from tests.patience import PATIENCE
+from tests.profile import some
 
 needs_root = pytest.mark.system(root=True)  # mounts a file system
 
@@ -104,6 +105,7 @@ class Killer(threading.Thread):
             service.start(ready=False)
 
 
+@pytest.mark.thorough
 def test_processes_killed_at_random_moments_never_share_a_node_between_two_jobs(cluster: Cluster) -> None:
     """Seen from outside: every answer stays true, and no node is in two admissions that were not given back."""
     seed = random.randrange(1 << 30)
@@ -156,6 +158,7 @@ def _answers(service: Service) -> bool:
 # --- SIGSTOP and SIGTERM ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_frozen_node_is_excluded_as_silent_and_comes_back_with_ages_that_tell_the_truth(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n1", "n2")
     node = cluster.services["n1"]
@@ -173,6 +176,7 @@ def test_frozen_node_is_excluded_as_silent_and_comes_back_with_ages_that_tell_th
     assert again["nodes"][0]["evidence_age_seconds"] > pause
 
 
+@pytest.mark.thorough
 def test_frozen_aggregator_answers_the_hook_when_it_goes_on(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n1")
     aggregator.signal(signal.SIGSTOP)
@@ -184,6 +188,7 @@ def test_frozen_aggregator_answers_the_hook_when_it_goes_on(cluster: Cluster) ->
     assert len(admitted(aggregator, "train")) == 1
 
 
+@pytest.mark.thorough
 def test_stopped_aggregator_lets_its_hooks_go_on_waiting_for_the_next(cluster: Cluster) -> None:
     """SIGTERM: exit 0 at once, held requests are answered, and nothing of the gate is lost."""
     aggregator = cluster.fleet("n1")
@@ -275,6 +280,7 @@ def test_full_disk_is_503_and_never_a_guess_and_goes_on_once_there_is_space(clus
         assert aggregator.ended() == 0
 
 
+@pytest.mark.thorough
 def test_lost_database_admits_nothing_until_a_person_says_so_and_never_a_leased_node(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n1", "n2")
     assert ask(aggregator.url, "train", ["n1"], wait=10)["decision"] == "admit"
@@ -300,7 +306,7 @@ def test_lost_database_admits_nothing_until_a_person_says_so_and_never_a_leased_
     assert "job train" in taken["reasons"][0]["message"]
 
 
-@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+@pytest.mark.parametrize("suffix", some(["-wal", "-shm"], 2))
 def test_journal_of_the_database_that_was_removed_is_noticed_and_loses_nothing(cluster: Cluster, suffix: str) -> None:
     """The removal stops all writing within seconds; what was committed before is there after kill -9."""
     aggregator = cluster.fleet("n1", "n2")

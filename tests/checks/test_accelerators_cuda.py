@@ -16,9 +16,11 @@ import pytest
 from checks.accelerators import DeviceMissingError, cuda, detect
 from checks.contract import Status, Tier
 from checks.host.machine import Host
+from checks.system.devices import device_count
 from checks.worker.protocol import MAX_LINE_BYTES, encode
 from healthd.runner.workers.outcome import explain
 from tests.fakes.gpus import GpuMachine
+from tests.hosts.machine import Machine
 from tests.runner.runner_kit import run_checks
 
 TREE = Path(__file__).parent.parent / "hosts" / "gpus"
@@ -61,6 +63,44 @@ def test_gpus_are_found_in_the_order_of_the_bus_with_uuid_and_model(root: Path) 
         ("cuda:1", "GPU-0d2e7f30", "NVIDIA H100 80GB HBM3", 0),
     ]
     assert detect(Host(root)) is sys.modules["checks.accelerators.cuda"]
+
+
+def on_bus(machine: Machine, address: str, *, vendor: str = "0x10de", kind: str = "0x030200", driver: str = "") -> None:
+    """A device on the PCI bus, as sysfs shows it."""
+    folder = f"/sys/bus/pci/devices/{address}"
+    machine.write(f"{folder}/vendor", f"{vendor}\n")
+    machine.write(f"{folder}/class", f"{kind}\n")
+    if driver:
+        (machine.root / folder.lstrip("/") / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+
+
+@pytest.mark.parametrize("kind", ["0x030200", "0x030000"])
+def test_gpu_on_the_bus_without_a_driver_makes_no_cpu_node_and_fails(kind: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    on_bus(machine, "0000:10:1c.0", kind=kind)
+    results = run_checks("device_count", "memory_free", accelerator="auto", host_root=machine.root, directories=())
+    found = [(item.status, item.reason, item.target) for item in results["device_count"].findings]
+    assert found == [(Status.FAIL, "MissingDriver", "pci:0000:10:1c.0")]
+
+
+def test_gpu_that_its_driver_left_fails_beside_those_that_it_has(tmp_path: Path) -> None:
+    machine = GpuMachine(tmp_path / "machine", count=2, instance_type=None)
+    on_bus(machine, "0000:53:00.0", driver="nvidia")
+    on_bus(machine, "0000:aa:00.0")
+    (finding,) = [item for item in machine.findings(device_count) if item.status is not Status.PASS]
+    assert (finding.status, finding.reason, finding.target) == (Status.FAIL, "MissingDriver", "pci:0000:aa:00.0")
+
+
+def test_machine_without_a_gpu_for_its_jobs_is_a_cpu_node(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    assert not cuda.present(machine.host)
+    on_bus(machine, "0000:00:01.0", driver="vfio-pci")  # of a virtual machine
+    on_bus(machine, "0000:00:02.0", driver="nouveau")
+    on_bus(machine, "0000:00:03.0", kind="0x040300")  # the sound of a GPU
+    on_bus(machine, "0000:00:04.0", kind="0x068000")  # an NVSwitch
+    on_bus(machine, "0000:00:05.0", vendor="0x1d0f")  # Amazon's
+    assert not cuda.present(machine.host)
+    assert detect(machine.host) is sys.modules["checks.accelerators.cpu"]
 
 
 def test_container_has_the_gpus_whose_files_it_was_given_though_proc_shows_all_of_the_host(root: Path) -> None:

@@ -91,6 +91,7 @@ def test_torn_metadata_is_named(saved: Path, start: Callable[..., list[Finding]]
     assert bad(start(saved / "nothing")) == ["StoreMissing"]
 
 
+@pytest.mark.thorough
 def test_damaged_bytes_are_found_in_deep_where_the_size_is_right(
     saved: Path, start: Callable[..., list[Finding]]
 ) -> None:
@@ -112,6 +113,7 @@ class Evil:
         return (os.mkdir, (str(self.path),))
 
 
+@pytest.mark.thorough
 def test_pickles_of_a_checkpoint_are_never_run(
     saved: Path, start: Callable[..., list[Finding]], tmp_path: Path
 ) -> None:

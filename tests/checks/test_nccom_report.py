@@ -72,6 +72,26 @@ def test_old_and_new_tables_give_the_same_numbers(head: str, unit: float) -> Non
     assert all(believable(row) for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "status"),
+    [(1.0, Status.PASS), (1.9, Status.PASS), (0.55, Status.PASS), (2.1, Status.UNKNOWN), (0.4, Status.UNKNOWN)],
+)
+def test_bus_bandwidth_that_contradicts_size_time_and_ranks_is_unknown_with_both_numbers(
+    ratio: float, status: Status
+) -> None:
+    said = report()
+    right = said["results"][-1]["busbw(GB/s)"]
+    said["results"][-1]["busbw(GB/s)"] = ratio * right
+    one = ran(table(), json.dumps(said))
+    assert status_of(one) is status
+    findings = list(judge_step("nccom_all_reduce", one, {}, checked=True, cut_short=False, deep=False))
+    told = [finding for finding in findings if finding.status is Status.UNKNOWN]
+    assert [finding.reason for finding in told] == ["Garbage"] * (status is Status.UNKNOWN)
+    for finding in told:
+        assert f"{ratio * right:g} GB/s" in finding.message
+        assert f"{right:.3g} GB/s" in finding.message
+
+
 def test_columns_are_found_by_name_in_any_order() -> None:
     (row,) = read_table(
         "log line before\n"

@@ -70,6 +70,7 @@ def bad(found: list[Finding]) -> list[str | None]:
     return [one.reason for one in found if one.status is not Status.PASS]
 
 
+@pytest.mark.thorough
 def test_bucket_is_written_read_back_and_left_as_it_was(server: object, context: Context) -> None:
     client().put_object(Bucket="jobs", Key="runs/of-a-job", Body=b"weights")
     begun = time.monotonic()
@@ -89,11 +90,13 @@ def test_markers_of_nodes_are_seen_in_a_bucket(server: object, context: Context)
     assert bad(missed) == ["StoreNotShared"]
 
 
+@pytest.mark.thorough
 def test_bucket_that_is_not_there_is_missing(server: object, context: Context) -> None:
     found = findings(checkpoint_store(context(checkpoint_store, paths=["s3://nobody/runs"])))
     assert bad(found) == ["StoreMissing"]
 
 
+@pytest.mark.thorough
 def test_checkpoint_in_a_bucket_is_loaded_and_an_empty_shard_is_named(
     server: object,
     context: Context,
@@ -113,6 +116,7 @@ def test_checkpoint_in_a_bucket_is_loaded_and_an_empty_shard_is_named(
     assert bad(found) == ["ShardEmpty"]
 
 
+@pytest.mark.thorough
 def test_data_set_in_a_bucket_is_read(server: object, context: Context) -> None:
     for number in range(3):
         client().put_object(Bucket="jobs", Key=f"data/{number}.bin", Body=bytes(200_000))

@@ -73,7 +73,14 @@ print(json.dumps(said))
     for name in ("neuron_counters", "neuron_versions", "neuron_cores", "neuron_topology", "device_permissions"):
         assert said.pop(name) == ["skip"]
     assert said.pop("job_steps") == ["skip"]  # no job reports
-    for name in ("efa", "gpu_memory", "gpu_throttle", "gpu_links", "gpu_driver"):  # nor with EFA or NVIDIA GPUs
+    for name in (
+        "efa",
+        "gpu_memory",
+        "gpu_throttle",
+        "gpu_links",
+        "gpu_driver",
+        "gpu_recovery",
+    ):  # nor with EFA or NVIDIA GPUs
         assert said.pop(name) == ["skip"]
     assert {status for statuses in said.values() for status in statuses} == {"pass"}
     assert all(said.values())

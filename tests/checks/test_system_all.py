@@ -27,7 +27,7 @@ NOT_HERE = {"instance_type", "neuron_counters", "neuron_versions"}  # the health
 NOT_HERE |= {"scheduled_events"}
 NOT_HERE |= {"job_steps"}  # nor does a job report its steps
 NOT_HERE |= {"neuron_cores", "neuron_topology", "device_permissions"}
-NOT_HERE |= {"efa", "gpu_memory", "gpu_throttle", "gpu_links", "gpu_driver"}
+NOT_HERE |= {"efa", "gpu_memory", "gpu_throttle", "gpu_links", "gpu_driver", "gpu_recovery"}
 
 CHECKS_FOLDER = Path(checks.__file__).parent
 

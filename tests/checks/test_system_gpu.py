@@ -19,13 +19,14 @@ from checks.host.nvml import Gpu
 from checks.system.gpu.gpu_driver import gpu_driver, list_processes
 from checks.system.gpu.gpu_links import gpu_links
 from checks.system.gpu.gpu_memory import gpu_memory
+from checks.system.gpu.gpu_recovery import gpu_recovery
 from checks.system.gpu.gpu_throttle import gpu_throttle
 from tests.fakes.gpus import HEALTHY_GPU, GpuMachine
 from tests.hosts.machine import Machine, number
 from tests.profile import examples
 from tests.runner.runner_kit import run_checks
 
-CHECKS = (gpu_memory, gpu_throttle, gpu_links, gpu_driver)
+CHECKS = (gpu_memory, gpu_throttle, gpu_links, gpu_driver, gpu_recovery)
 NOT_SUPPORTED, LOST, RESET_REQUIRED, UNKNOWN = 3, 15, 16, 999
 
 
@@ -133,6 +134,7 @@ CALLS_OF = {
         "nvmlDeviceGetPcieReplayCounter",
     ),
     gpu_driver: ("nvmlDeviceGetComputeRunningProcesses",),
+    gpu_recovery: ("nvmlDeviceGetFieldValues",),
 }  # fmt: skip
 EACH = [(check, call) for check, calls in CALLS_OF.items() for call in calls]
 
@@ -198,7 +200,16 @@ def test_what_was_remembered_may_be_nonsense(shared: GpuMachine, value: Any, sec
     shared.state["gpus"][0].update(HEALTHY_GPU)
     shared.gpu(0, clock_reasons=0x40)
     key = shared.state["gpus"][0]["uuid"]
-    names = ("aggregate_base", "slowed_seconds", "pcie_replays", "replay/0", "recovery/0", "crc_flit/0", "crc_data/0")
+    names = (
+        "aggregate_base",
+        "slowed_seconds",
+        "stuck_seconds",
+        "pcie_replays",
+        "replay/0",
+        "recovery/0",
+        "crc_flit/0",
+        "crc_data/0",
+    )
     for data in ({"gpus": {key: dict.fromkeys(names, value)}}, {"gpus": {key: value}}, {"gpus": value}, {}):
         evidence = Evidence(target="node", key="x", data=data)
         previous = Previous(evidence=(evidence,), elapsed_seconds=seconds, boot_id=shared.host.boot_id())
@@ -419,6 +430,25 @@ def test_fabric_that_is_not_ready_fails(fabric: list[int], fails: bool, machine:
 
 
 @pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (0b01, (Status.FAIL, "LinkDegraded")),
+        (0b01_00_00, (Status.FAIL, "LinkDown")),
+        (0b01_00, (Status.WARN, "LinkErrors")),
+        (0b01_00_00_00, (Status.WARN, "LinkErrors")),
+        (0b10_10_10_10, None),
+        (0, None),
+        (None, None),
+    ],
+)
+def test_fabric_that_reports_less_bandwidth_or_an_unhealthy_route_fails(
+    mask: int | None, expected: tuple[Status, str] | None, machine: GpuMachine
+) -> None:
+    machine.gpu(1, fabric_health=mask)
+    assert judged(machine, gpu_links) == ([(*expected, "cuda:1")] if expected else [])
+
+
+@pytest.mark.parametrize(
     ("rise", "expected"),
     [
         ({"nvlink_errors": [1, 0, 0, 0]}, (Status.WARN, "LinkErrors")),
@@ -468,6 +498,35 @@ def test_another_gpu_in_its_place_begins_anew(machine: GpuMachine) -> None:
     assert bad(look(machine, gpu_links, before)[0]) == []
 
 
+# --- recovery ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "status", "advice"),
+    [
+        (0, Status.PASS, None),
+        (1, Status.FAIL, Action.RESET_DEVICE),
+        (2, Status.FAIL, Action.REBOOT),
+        (3, Status.FAIL, Action.INSPECT),
+        (4, Status.FAIL, Action.RESET_DEVICE),
+        (5, Status.FAIL, Action.INSPECT),
+        (6, Status.FAIL, Action.RESET_DEVICE),
+        (7, Status.FAIL, Action.REBOOT),
+        (8, Status.WARN, Action.INSPECT),
+        (None, Status.SKIP, None),
+    ],
+)
+def test_recovery_that_the_driver_asks_for_is_a_fault_with_its_action(
+    action: int | None, status: Status, advice: Action | None, machine: GpuMachine
+) -> None:
+    machine.gpu(1, recovery_action=action)
+    findings, _ = look(machine, gpu_recovery)
+    (finding,) = [item for item in findings if item.target == "cuda:1"]
+    assert (finding.status, finding.action) == (status, advice)
+    assert (finding.reason == "RecoveryNeeded") is (status in (Status.FAIL, Status.WARN))
+    assert judged(machine, gpu_recovery) == [] or status is not Status.PASS
+
+
 # --- the driver -------------------------------------------------------------------------------------------------------
 
 
@@ -515,6 +574,52 @@ def test_process_is_out_of_sight_until_the_driver_shows_it_no_more(
     answers: tuple[tuple[int, ...] | None, ...], hidden: list[int], machine: GpuMachine
 ) -> None:
     assert list_processes(machine.host, Answers(*answers)) == ((4711,), hidden)
+
+
+GIB = 1 << 30
+
+
+def test_memory_in_use_without_a_process_is_a_warning_and_when_it_lasts_a_fault(machine: GpuMachine) -> None:
+    machine.gpu(1, used_bytes=40 * GIB)
+    findings, before = look(machine, gpu_driver)
+    assert bad(findings) == [(Status.WARN, "StuckMemory", "cuda:1")]
+    findings, before = look(machine, gpu_driver, before)
+    assert bad(findings) == [(Status.FAIL, "StuckMemory", "cuda:1")]
+    machine.gpu(1, used_bytes=4 << 20)
+    findings, before = look(machine, gpu_driver, before)
+    assert bad(findings) == []
+    machine.gpu(1, used_bytes=40 * GIB)
+    assert bad(look(machine, gpu_driver, before)[0]) == [(Status.WARN, "StuckMemory", "cuda:1")]
+
+
+def test_memory_in_use_without_a_process_keeps_the_next_job_off(machine: GpuMachine) -> None:
+    machine.gpu(1, used_bytes=40 * GIB)
+    results = run_checks("gpu_driver", tier=Tier.QUICK, accelerator="cuda", host_root=machine.root, directories=())
+    assert results["gpu_driver"].status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("says", "inventory"),
+    [
+        ({"used_bytes": GIB}, {}),
+        ({"used_bytes": None}, {}),
+        ({"used_bytes": 40 * GIB}, {"holders": ["cuda:1: pid 4711 (python)"]}),
+        ({"used_bytes": 40 * GIB}, {"holders": None}),
+        ({"used_bytes": 40 * GIB}, {"holders": ["cuda:0: pid 4711 (python)", "7 more"]}),
+    ],
+)
+def test_memory_that_is_held_or_small_or_of_unknown_holders_is_no_fault(
+    says: dict[str, Any], inventory: dict[str, Any], machine: GpuMachine
+) -> None:
+    machine.gpu(1, **says)
+    assert judged(machine, gpu_driver, inventory=inventory) == []
+
+
+def test_memory_of_a_process_that_the_driver_shows_is_not_stuck(machine: GpuMachine) -> None:
+    machine.gpu(1, used_bytes=40 * GIB, processes=[4711])
+    (machine.root / "proc/4711/fd").mkdir(parents=True)
+    (machine.root / "proc/4711/fd/6").symlink_to("/dev/nvidia1")
+    assert judged(machine, gpu_driver) == []
 
 
 def test_process_list_that_is_not_told_is_unknown(machine: GpuMachine) -> None:
@@ -575,9 +680,15 @@ def test_stand_in_has_the_names_and_codes_of_the_real_module() -> None:
     assert real.NVML_MEMORY_ERROR_TYPE_UNCORRECTED == 1
     assert (real.NVML_VOLATILE_ECC, real.NVML_AGGREGATE_ECC) == (0, 1)
     assert real.NVML_NVLINK_ERROR_DL_CRC_DATA == 3
-    assert [name for name, _ in real.c_nvmlGpuFabricInfo_t._fields_] == [
-        name for name, _ in stand_in.c_nvmlGpuFabricInfo_t._fields_
-    ]
+    for record in ("c_nvmlGpuFabricInfo_t", "c_nvmlGpuFabricInfo_v2_t"):
+        told, made = (getattr(module, record)._fields_ for module in (real, stand_in))
+        assert [name for name, _ in told] == [name for name, _ in made]
+    for name in ("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", "nvmlMemory_v2"):
+        assert getattr(real, name) == getattr(stand_in, name)
+    assert real.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT == 7
+    shifts = ("DEGRADED_BW", "ROUTE_RECOVERY", "ROUTE_UNHEALTHY", "ACCESS_TIMEOUT_RECOVERY")
+    assert [getattr(real, f"NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_{name}") for name in shifts] == [0, 2, 4, 6]
+    assert real.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE == 1
     assert real.nvmlClocksThrottleReasonHwSlowdown == 0x08
     assert real.nvmlClocksThrottleReasonHwThermalSlowdown == 0x40
     assert real.nvmlClocksThrottleReasonHwPowerBrakeSlowdown == 0x80

@@ -12,14 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.contract import Action, Blame, Evidence, Finding, Previous, Status
-from checks.system.kernel_log import BENIGN, PATTERNS, find_fault, find_target, kernel_log, recall_faults
+from checks.contract import Action, Blame, Evidence, Finding, ParameterError, Previous, Status
+from checks.reasons import blame_of
+from checks.system.kernel_log import BENIGN, PATTERNS, Rules, find_fault, kernel_log, recall_faults
+from checks.system.kernel_log import Machine as Sight
 from checks.worker.protocol import encode, from_evidence
 from tests.every import every
+from tests.fakes.gpus import GpuMachine
 from tests.hosts.machine import Machine, number, worst_of
 from tests.patience import PATIENCE
 
 GPUS = {"accelerator": "cuda"}
+MLX5, ENA = "mlx5_core 0000:10:00.0", "ena 0000:00:05.0"
+LUSTRE = "fsx-OST0001-osc-ffff3000ef06c000"
+WAITS = "in progress operations using this service will wait for recovery to complete"
 FAULTS = [
     ("GPU Xid of an NVSwitch", Status.FAIL, "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 x"),
     ("machine check", Status.FAIL, "Memory failure: 0x1234: recovery action for dirty LRU page: Failed"),
@@ -90,6 +96,22 @@ FAULTS = [
     ("GPU Xid reboot", Status.FAIL, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
     ("GPU Xid reboot", Status.FAIL, "NVRM: Xid (PCI:0000:3b:00): 154, changed to 0x2 (Node Reboot Required)"),
     ("GPU Xid power", Status.FAIL, "NVRM: Xid (PCI:0000:3b:00): 54, External power cables not connected"),
+    *(
+        ("GPU Xid support", Status.FAIL, f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=4711, name=python")
+        for code in (142, 171, 172)
+    ),
+    ("GPU that does not start", Status.FAIL, "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x26:0x65:1468)"),
+    ("GPU that does not start", Status.FAIL, "NVRM: RmInitAdapter failed! (0x62:0x65:2028)"),
+    (
+        "GPU that needs a reset",
+        Status.FAIL,
+        "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned",
+    ),
+    ("network card", Status.FAIL, f"{MLX5}: poll_health:798:(pid 0): device's health compromised - reached miss count"),
+    ("network card", Status.FAIL, f"{MLX5}: poll_health:775:(pid 0): Fatal error 1 detected"),
+    ("ENA without a sign of life", Status.WARN, f"{ENA} ens5: Keep alive watchdog timeout."),
+    ("ENA reset", Status.WARN, f"{ENA}: Device reset completed successfully, Driver info: Elastic Network Adapter"),
+    ("ENA reset", Status.WARN, f"{ENA}: Reset attempt failed. Can not reset the device"),
     ("GPU Xid memory", Status.WARN, "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked"),
     ("GPU Xid memory", Status.WARN, "NVRM: Xid (PCI:0000:3b:00): 92, High single-bit ECC error rate"),
     ("GPU Xid memory", Status.WARN, "NVRM: Xid (PCI:0000:3b:00): 94, pid=4711, Contained: SM (0x1)."),
@@ -129,6 +151,17 @@ ORDINARY = [
     "EXT4-fs (nvme0n1p1): mounted filesystem with ordered data mode. Opts: errors=remount-ro",
     "systemd[1]: Started Daily apt upgrade.",
     "",
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jul  8 18:20:59 UTC 2025",
+    "nvidia 0000:3b:00.0: enabling device (0140 -> 0142)",
+    "NVRM: GPU at PCI:0000:3b:00: GPU-00000000-1111-2222-3333-444455556666",
+    "NVRM: Xid (PCI:0000:3b:00): 141, pid=4711, name=python",
+    f"{MLX5}: firmware version: 22.36.1010",
+    f"{MLX5}: Port module event: module 0, Cable plugged",
+    f"{MLX5}: poll_health:775:(pid 0): Fatal error 3 detected",
+    f"{ENA}: Elastic Network Adapter (ENA) found at mem febf4000, mac addr 0a:58:a9:fe:ac:02",
+    f"{ENA} ens5: Local page cache is disabled for less than 16 channels",
+    "Lustre: Mounted fsx-client",
+    f"Lustre: {LUSTRE}: Connection restored to 10.0.1.5@tcp (at 10.0.1.5@tcp)",
 ]
 
 
@@ -151,6 +184,149 @@ def test_line_of_a_fault_is_found_and_judged_with_what_to_do(
 @every("line", ORDINARY)
 def test_ordinary_and_benign_lines_are_no_fault(line: str) -> None:
     assert find_fault(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "target", "action"),
+    [
+        ("NVRM: Xid (PCI:0000:63:00): 79, GPU has fallen off the bus.", "cuda:1", Action.REBOOT),
+        ("NVRM: Xid (PCI:0000:63:00): 142, pid=1", "cuda:1", Action.INSPECT),
+        ("NVRM: Xid (PCI:0000:53:00): 171, pid=1, DRAM", "cuda:0", Action.INSPECT),
+        ("NVRM: Xid (0000:63:00): 48, pid=1", "cuda:1", Action.RESET_DEVICE),
+        ("NVRM: GPU 0000:63:00.0: RmInitAdapter failed! (0x26:0x65:1468)", "cuda:1", Action.RESET_DEVICE),
+        ("NVRM: GPU 0000:63:00.0: status NV_ERR_RESET_REQUIRED returned", "cuda:1", Action.RESET_DEVICE),
+        ("NVRM: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062)", "node", Action.RESET_DEVICE),
+        ("nvidia 0000:63:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=x", "cuda:1", Action.REPLACE),
+        (
+            "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:63:00.0",
+            "cuda:1",
+            Action.REPLACE,
+        ),
+        ("pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:01:00.0", "node", Action.REPLACE),
+        ("NVRM: Xid (PCI:0000:aa:00): 79, GPU has fallen off the bus.", "pci:0000:aa:00.0", Action.REBOOT),
+        (f"{MLX5}: poll_health:1: device's health compromised", "pci:0000:10:00.0", Action.INSPECT),
+    ],
+)
+def test_line_with_a_bus_address_is_about_that_device(line: str, target: str, action: Action, tmp_path: Path) -> None:
+    machine = GpuMachine(tmp_path / "machine", count=2)
+    machine.write("/dev/kmsg", f"[ 4999.0] {line}\n")
+    (finding,) = machine.findings(kernel_log)
+    assert (finding.status, finding.target, finding.action) == (Status.FAIL, target, action)
+
+
+def test_line_about_a_gpu_that_the_container_was_not_given_does_not_count(tmp_path: Path) -> None:
+    machine = GpuMachine(tmp_path / "machine", count=2)
+    machine.write("/.dockerenv", "")
+    machine.write("/dev/nvidia0", "")
+    machine.write("/dev/kmsg", "[ 4999.0] NVRM: Xid (PCI:0000:63:00): 79, GPU has fallen off the bus.\n")
+    assert [finding.status for finding in machine.findings(kernel_log)] == [Status.PASS]
+    machine.write("/dev/kmsg", "[ 4999.0] NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus.\n")
+    assert [finding.target for finding in machine.findings(kernel_log)] == ["cuda:0"]
+
+
+@pytest.mark.parametrize("line", [f"{ENA} ens5: Keep alive watchdog timeout.", f"{ENA}: Device reset completed"])
+def test_interface_that_is_reset_five_times_in_ten_minutes_is_a_fault(line: str, machine: Machine) -> None:
+    def judged(*times: float) -> tuple[Status, str]:
+        machine.write("/dev/kmsg", "".join(f"[ {seconds}] {line}\n" for seconds in times))
+        (finding,) = machine.findings(kernel_log)
+        return finding.status, finding.target
+
+    machine.write("/proc/uptime", "5000.0 1.0\n")
+    assert judged(4399.0, 4401.0, 4600.0, 4700.0, 4999.0) == (Status.WARN, "pci:0000:00:05.0")
+    assert judged(4401.0, 4500.0, 4600.0, 4700.0, 4999.0) == (Status.FAIL, "pci:0000:00:05.0")
+    assert judged(4399.0) == (Status.PASS, "node")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Lustre: {LUSTRE}: Connection to fsx-OST0001 (at 10.0.1.5@tcp) was lost; {WAITS}",
+        f"Lustre: {LUSTRE}: Connection to fsx-MDT0000 (at 10.0.1.5@tcp) was lost; {WAITS}",
+        "LustreError: 166-1: MGC10.0.1.4@tcp: Connection to MGS (at 10.0.1.4@tcp) was lost; in progress operations",
+        f"LustreError: 167-0: {LUSTRE}: This client was evicted by fsx-OST0001; in progress operations will fail.",
+    ],
+)
+def test_lost_connection_to_a_storage_server_is_a_warning_that_accuses_no_node(line: str, machine: Machine) -> None:
+    machine.write("/dev/kmsg", f"[ 4999.0] {line}\n")
+    (finding,) = machine.findings(kernel_log)
+    assert (finding.status, finding.reason, finding.target) == (Status.WARN, "StoreDisconnected", "node")
+    assert blame_of(finding.reason) is Blame.PATH
+    machine.write("/proc/uptime", "9000.0 1.0\n")
+    assert worst_of(machine.findings(kernel_log))[0] is Status.PASS
+
+
+# --- an operator's own patterns ---------------------------------------------------------------------------------------
+
+
+FAN = "acme_bmc: fan 3 of tray 0000:63:00.0 stopped"
+
+
+def own(**members: Any) -> dict[str, Any]:
+    return {"patterns": {"fan": {"pattern": r"acme_bmc: fan (?P<fan>\d+) of tray (\S+) stopped", **members}}}
+
+
+def judged_by(machine: Machine, *lines: str, **members: Any) -> list[tuple[Status, str | None, str]]:
+    machine.write("/dev/kmsg", "".join(f"{line}\n" for line in lines))
+    found = machine.findings(kernel_log, **own(**members))
+    return [(item.status, item.reason, item.target) for item in found]
+
+
+def test_line_of_ones_own_is_judged_by_its_status_reason_and_device(tmp_path: Path) -> None:
+    machine = GpuMachine(tmp_path / "machine", count=2)
+    assert judged_by(machine, f"[ 10.0] {FAN}") == [(Status.FAIL, "KernelFault", "cuda:1")]
+    assert judged_by(machine, f"[ 10.0] {FAN}", status="warn", reason="Overheating") == [
+        (Status.WARN, "Overheating", "cuda:1")
+    ]
+    assert judged_by(machine, f"[ 10.0] {FAN}", device_group=2)[0][2] == "cuda:1"
+    assert judged_by(machine, f"[ 10.0] {FAN.replace('fan 3', 'fan 1')}", device_group="fan")[0][2] == "cuda:1"
+    assert judged_by(machine, f"[ 10.0] {FAN}", device_group="fan")[0][2] == "3"
+    assert judged_by(machine, f"[ 10.0] {FAN.replace('0000:63:00.0', '7')}")[0][2] == "node"
+    assert judged_by(machine, f"[ 10.0] {FAN.replace('stopped', 'started')}") == [(Status.PASS, None, "node")]
+
+
+def test_lines_of_ones_own_are_counted_within_their_time(machine: Machine) -> None:
+    machine.write("/proc/uptime", "5000.0 1.0\n")
+    lines = [f"[ {seconds}] acme_bmc: fan 3 of tray 7 stopped" for seconds in (4399.0, 4401.0, 4500.0)]
+    passed, fault = [(Status.PASS, None, "node")], [(Status.FAIL, "KernelFault", "node")]
+    assert judged_by(machine, *lines, count=3) == fault
+    assert judged_by(machine, *lines[:2], count=3) == passed
+    assert judged_by(machine, *lines, count=2, within="10m") == fault
+    assert judged_by(machine, *lines, count=3, within="10m") == passed
+    assert judged_by(machine, *lines, count=3, within=601) == fault
+
+
+def test_line_of_ones_own_hides_no_known_fault_and_is_remembered_beside_it(machine: Machine) -> None:
+    machine.write("/dev/kmsg", "[ 100.0] NVRM: Xid (PCI:0000:3b:00): 48, pid=1\n" * 2)
+    added = {"patterns": {"any": {"pattern": "Xid", "status": "warn", "count": 2}}}
+    first = looked(machine, **added)
+    machine.write("/dev/kmsg", CHATTER)
+    second = looked(machine, first, **added)
+    assert found(first) == found(second) == [(Status.FAIL, "pci:0000:3b:00.0"), (Status.WARN, "pci:0000:3b:00.0")]
+    assert found(looked(machine, second, benign=["pid=1"], **added)) == [(Status.PASS, "node")]
+
+
+@pytest.mark.parametrize(
+    ("members", "key"),
+    [
+        ({"pattern": "fan ("}, "pattern"),
+        ({"status": "bad"}, "status"),
+        ({"reason": "NoSuchReason"}, "reason"),
+        ({"count": 0}, "count"),
+        ({"within": "soon"}, "within"),
+        ({"within": 0}, "within"),
+        ({"device_group": 3}, "device_group"),
+        ({"device_group": 0}, "device_group"),
+        ({"device_group": "tray"}, "device_group"),
+        ({"patern": "x"}, "patern"),
+    ],
+)
+def test_wrong_pattern_of_ones_own_is_refused_with_the_way_to_its_key(
+    members: dict[str, Any], key: str, machine: Machine
+) -> None:
+    with pytest.raises(ParameterError) as caught:
+        machine.findings(kernel_log, **own(**members))
+    assert caught.value.path == ("patterns", "fan", key)
+    assert key in str(caught.value)
 
 
 def neuron_line(kind: str, device: str = "nd-id=4") -> str:
@@ -208,6 +384,7 @@ def test_device_number_that_is_none_leaves_the_fault_with_the_node(device: str, 
 def test_every_pattern_and_every_benign_line_is_tripped_by_a_line_of_these_tests() -> None:
     """Rival fault 5: a pattern that nothing trips is dead."""
     found = {id(find_fault(line)) for _, _, line in FAULTS}
+    found.add(id(find_fault(f"Lustre: {LUSTRE}: Connection to fsx-MDT0000 (at 10.0.1.5@tcp) was lost; {WAITS}")))
     assert [pattern for pattern in PATTERNS if id(pattern) not in found] == []
     assert [benign for benign in BENIGN if not any(re.search(benign, line) for line in ORDINARY)] == []
 
@@ -292,7 +469,7 @@ def test_damage_counts_until_the_next_boot_also_when_the_log_has_forgotten_it(ma
     machine.write("/dev/kmsg", CHATTER)
     second = looked(machine, first)
     third = looked(machine, second)
-    assert found(second) == found(third) == [(Status.FAIL, "neuron:4"), (Status.FAIL, "node")]
+    assert found(second) == found(third) == [(Status.FAIL, "neuron:4"), (Status.FAIL, "pci:0000:3b:00.0")]
     text = " ".join(item.message for item in third if isinstance(item, Finding))
     assert "GPU Xid: 3 lines, the last: NVRM: Xid (PCI:0000:3b:00): 48, pid=1 (the log does not go back" in text
     assert "Out of memory" not in text
@@ -306,7 +483,7 @@ def test_damage_that_was_seen_stays_while_the_log_cannot_be_read(machine: Machin
     assert found(looked(machine, first, inventory=GPUS)) == [
         (Status.UNKNOWN, "node"),
         (Status.FAIL, "neuron:4"),
-        (Status.FAIL, "node"),
+        (Status.FAIL, "pci:0000:3b:00.0"),
     ]
 
 
@@ -349,7 +526,7 @@ def test_what_is_remembered_fits_into_one_line_of_the_protocol(machine: Machine)
 def test_whatever_was_remembered_the_check_goes_on(faults: Any) -> None:
     evidence = Evidence(target="node", key="kernel_log", data={"faults": faults})
     previous = Previous(evidence=(evidence,), elapsed_seconds=1.0, boot_id="b")
-    for fault in recall_faults(previous, "b"):
+    for fault in recall_faults(previous, "b", Rules(), Sight()):
         assert fault.pattern.window_seconds is None
 
 
@@ -424,5 +601,5 @@ def test_neuron_error_in_any_surroundings_is_found_and_its_target_is_a_device_or
     benign = any(re.search(line, text) for line in BENIGN)
     assert (pattern is None) is benign
     if pattern is not None:
-        target = find_target(pattern, text)
+        target = Sight().target(pattern, text)
         assert target == "node" or target.removeprefix("neuron:").isdecimal()

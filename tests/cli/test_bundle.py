@@ -181,6 +181,7 @@ def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine, 
     assert "state.json: " not in found["README.txt"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "variables", "trouble"),
     [
@@ -225,6 +226,7 @@ def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     assert "File exists; name another with --output" in said.err
 
 
+@pytest.mark.thorough
 def test_archive_that_cannot_be_written_whole_is_told_and_not_left(tmp_path: Path, machine: Machine) -> None:
     python = make_python(tmp_path / "venv")
     words = f"bundle --output {tmp_path}/b.tgz --host-root {machine.root}"

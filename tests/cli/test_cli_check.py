@@ -210,6 +210,13 @@ def test_an_interpreter_that_is_not_there_is_unknown_and_named(tmp_path: Path) -
         ("[checks.matmul]\nrepeat = 1\n", "repeat"),
         ('[checks.matmul]\ntimeout = "-1s"\n', "-1s"),
         ("[checks.matmul]\nrepeats = -1\n", "repeats"),
+        (
+            "[checks.kernel_log]\n[checks.kernel_log.patterns.fan]\npattern = 'fan ('\n",
+            "healthd.toml:3: checks.kernel_log: ",
+        ),
+        ("[checks.kernel_log.patterns.fan]\npattern = 'fan'\nreason = 'Fan'\n", "healthd.toml:3: checks.kernel_log: "),
+        ("[checks.kernel_log]\nrequired = true\nbenign = ['(']\n", "healthd.toml:3: checks.kernel_log: "),
+        ("[checks.kernel_log.patterns.fan]\nstatus = 'warn'\n", "'patterns.fan.pattern' must be set"),
         ("[node\n", "healthd.toml:1: not TOML"),
         ('[node]\nchecks = ["nothing_like_it"]\n', "nothing_like_it"),
         ("[limits.matmul_flops_per_second]\nlower = 'a'\n", "limits"),
@@ -217,6 +224,20 @@ def test_an_interpreter_that_is_not_there_is_unknown_and_named(tmp_path: Path) -
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     assert said in one_line(healthd(tmp_path, "check", "matmul", "--json", "--config", small(tmp_path, text)))
+
+
+def test_a_pattern_of_ones_own_is_tried_on_a_recorded_log(tmp_path: Path) -> None:
+    log = tmp_path / "machine/dev/kmsg"
+    log.parent.mkdir(parents=True)
+    log.write_text("[ 4990.0] acme_bmc: fan 3 stopped\n[ 4991.0] acme_bmc: fan 3 stopped\n")
+    own = "[checks.kernel_log.patterns.fan]\npattern = 'fan \\d stopped'\nreason = 'Overheating'\nwithin = '10m'\n"
+    found = []
+    for count in (2, 3):
+        config = small(tmp_path, f"{own}count = {count}\n")
+        words = ("check", "kernel_log", "--host-root", str(tmp_path / "machine"), "--json", "--config", str(config))
+        said = healthd(tmp_path, *words)
+        found.append((said.code, [reason["code"] for reason in said.json["reasons"]]))
+    assert found == [(1, ["Overheating"]), (0, [])]
 
 
 def on_a_terminal(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
@@ -236,6 +257,7 @@ def on_a_terminal(folder: Path, *arguments: str, env: dict[str, str] | None = No
     return b"".join(chunks).decode()
 
 
+@pytest.mark.thorough
 def test_a_terminal_gets_colour_and_lines_that_fit_it(tmp_path: Path) -> None:
     config = small(tmp_path, SMALL.replace("repeats = 1", 'repeats = 1\ntimeout = "5s"'))
     faults = ("--fault", "matmul@cpu:1=corrupt", "--fault", "matmul@cpu:0=hang")  # long enough to be looked at

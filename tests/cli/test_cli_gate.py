@@ -411,6 +411,7 @@ def test_faults_are_set_and_cleared_in_a_running_daemon(tmp_path: Path) -> None:
     assert node.returncode == 0
 
 
+@pytest.mark.thorough
 def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
     well = healthd(tmp_path, "doctor", "--json")
     assert well.code == 0, well.out

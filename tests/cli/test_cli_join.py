@@ -113,6 +113,7 @@ def test_a_hook_that_is_stopped_after_it_has_confirmed_takes_the_others_back_at_
     until(lambda: cluster.services["n0"].get("/v1/node").json()["leases"] == [])
 
 
+@pytest.mark.thorough
 def test_a_rank_that_comes_after_the_others_have_started_is_left_out(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n0", "n1", config=POLICY.replace('join = "75s"', 'join = "2s"'))
     alone = join(cluster, aggregator, 0, "--min-nodes", "1", size=2).said()
@@ -122,6 +123,7 @@ def test_a_rank_that_comes_after_the_others_have_started_is_left_out(cluster: Cl
     assert "rank 1 on n1 is left out, the others start without it: rank 1 of group train did not come" in late.err
 
 
+@pytest.mark.thorough
 def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_together(cluster: Cluster) -> None:
     """Both are admitted, one is killed before it could confirm: the other does not start alone, and asks anew."""
     aggregator = cluster.aggregator(config=POLICY + '[aggregator]\nhandshake = "2s"\n').start()
@@ -208,6 +210,7 @@ def test_without_any_daemon_hooks_check_their_own_nodes_and_start_together(clust
     assert {result["check"] for result in states[0]["results"]} >= {"proof"}
 
 
+@pytest.mark.thorough
 def test_three_executing_hooks_of_which_one_is_late_and_one_is_recreated_start_together(cluster: Cluster) -> None:
     aggregator = cluster.aggregator(config=RECREATED).start()
     hooks = {rank: executing(cluster, aggregator, rank, size=3) for rank in (0, 1)}
@@ -243,6 +246,7 @@ def test_a_fault_that_a_hook_finds_keeps_all_from_starting(cluster: Cluster) -> 
         assert "SlowDevice" in said.out + said.err
 
 
+@pytest.mark.thorough
 def test_the_next_job_gets_a_node_without_a_daemon_again(cluster: Cluster) -> None:
     aggregator = cluster.aggregator(config=POLICY).start()
     for job in ("first", "second"):
@@ -272,6 +276,7 @@ def test_beside_a_daemon_the_hook_checks_and_the_daemon_keeps_the_lease(cluster:
         assert not any(reason["code"] == "DuplicateNode" for reason in state["reasons"])
 
 
+@pytest.mark.thorough
 @pytest.mark.system("unshare", root=True)
 def test_beside_a_daemon_that_cannot_see_who_holds_the_devices_the_job_is_admitted(cluster: Cluster) -> None:
     """As in a container without the host's processes: the hook, in the job's container, knows who has them."""

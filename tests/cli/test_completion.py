@@ -77,6 +77,7 @@ def test_bash_completes_commands_options_values_checks_and_nodes(world: World) -
     assert completed(folder, "healthd gate --job j --node gp", **here) == ["gpu-1"]
 
 
+@pytest.mark.thorough
 def test_bash_completes_jobs_and_gates(world: World) -> None:
     here = {"HEALTHD_AGGREGATOR": world.url}
     admitted = world.gate("llama-7b", *nodes("gpu-1"), "--json")
@@ -98,6 +99,7 @@ def test_help_of_a_gate_begins_with_an_example_and_is_in_sections(tmp_path: Path
     assert said.index("  --job J") < said.index("--config")
 
 
+@pytest.mark.thorough
 def test_tab_says_nothing_where_no_aggregator_answers(tmp_path: Path) -> None:
     assert completed(tmp_path, "healthd fleet show t", HEALTHD_AGGREGATOR="http://127.0.0.1:9") == []
     assert completed(tmp_path, "healthd fleet show t") == []

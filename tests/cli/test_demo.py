@@ -35,6 +35,7 @@ with Stage(pathlib.Path(sys.argv[1])) as stage:
 """
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_a_command_leaves_its_answer_and_no_frames_of_its_spinner(tmp_path: os.PathLike[str]) -> None:
     ours, theirs = pty.openpty()
     url = f"http://127.0.0.1:{free_port()}"

@@ -46,6 +46,7 @@ def validate(fleet: Cluster, url: str, *nodes: str) -> tuple[int, Any]:
     return said.code, said.json
 
 
+@pytest.mark.thorough
 def test_nodes_that_train_together_pass(fleet: Cluster, url: str) -> None:
     code, found = validate(fleet, url, *NODES)
     assert code == 0, found
@@ -68,6 +69,7 @@ def test_node_whose_gradients_are_wrong_is_named_with_layer_and_operation(fleet:
     assert {node: why["code"] for node, why in whole["accused"].items()} == {"n2": "SilentCorruption"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "seen", "code"),
     [
@@ -88,6 +90,7 @@ def test_node_at_fault_is_named_and_the_others_are_not(
     assert {node: why["code"] for node, why in whole["accused"].items()} == {"n2": seen}
 
 
+@pytest.mark.thorough
 def test_gate_of_the_deep_tier_runs_the_steps_after_the_collectives(fleet: Cluster, url: str) -> None:
     words = ("--tier", "deep", "--wait", "240s", "--json")
     said = fleet.healthd(

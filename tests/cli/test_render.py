@@ -140,7 +140,7 @@ def test_a_rejection_refers_to_nothing_that_it_does_not_print() -> None:
     decision = replace(decision, excluded=(ExcludedNode(node="n1", reasons=(own,)),))
     _, why, unjudged = plain(*render.decision_report(decision))
     assert why == f"  ? n1: NotYetRun it waited for: {said} → retry"
-    assert unjudged == "  not known to be well: n1 (NotYetRun)"
+    assert unjudged == "  not verified: n1 (NotYetRun)"
     faults = [reason("n2", f"cpu:{n}", f"product {n} is wrong, as is told in {PRODUCT}", Status.FAIL) for n in range(3)]
     cut = reason("n2", "cpu:3", PRODUCT, Status.FAIL)
     printed = "".join(
@@ -249,7 +249,7 @@ def test_a_warning_accuses_nobody_where_a_gate_says_no() -> None:
         duration_seconds=1.0,
     )
     said = plain(*render.decision_report(decision))
-    assert said[-1] == "  not known to be well: n1 (ColdCache)"
+    assert said[-1] == "  not verified: n1 (ColdCache)"
     assert not any("left out" in line for line in said)
 
 

@@ -257,7 +257,7 @@ def test_an_empty_path_is_no_working_directory(tmp_path: Path) -> None:
 
 
 def test_home_of_nobody_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"healthd\.toml:1: state_dir: .*'~nobody-of-that-name/x'.* no home"):
+    with pytest.raises(ConfigError, match=r"healthd\.toml:1: state_dir: .*'~nobody-of-that-name/x'.* unknown user"):
         read('state_dir = "~nobody-of-that-name/x"', tmp_path)
 
 

@@ -184,7 +184,7 @@ def test_unix_socket_is_for_its_owner_and_replaces_one_that_is_dead(tmp_path: Pa
     web.bind_unix(path).close()
     path.unlink()
     path.write_text("x")
-    with pytest.raises(web.ListenError, match="is there and is no socket"):
+    with pytest.raises(web.ListenError, match="exists and is not a socket"):
         web.bind_unix(path)
 
 
@@ -196,7 +196,7 @@ def test_unix_socket_of_a_daemon_that_is_frozen_keeps_no_other_waiting(tmp_path:
             client = stack.enter_context(socket.socket(socket.AF_UNIX))
             client.setblocking(False)
             client.connect_ex(str(path))
-        with pytest.raises(web.ListenError, match="a daemon has it that answers nobody"):
+        with pytest.raises(web.ListenError, match="another daemon holds this socket"):
             web.bind_unix(path)
         assert path.exists()
 

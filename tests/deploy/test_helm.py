@@ -27,6 +27,7 @@ from healthd.cli.settings.tree import Settings
 from healthd.core.config import load
 from tests.deploy.manifests import KUBERNETES, ROOT, kustomize, pods, strictly, the
 from tests.every import every
+from tests.profile import some
 
 HELM = Path(sys.executable).parent / "helm"
 CHART = ROOT / "deploy/helm/healthd"
@@ -176,7 +177,7 @@ def test_uninstallation_removes_what_the_release_may_have_written() -> None:
 VALUES = sorted(path for chart in (CHART, JOB) for path in (chart / "ci").glob("*-values.yaml"))
 
 
-@every("values", VALUES)
+@every("values", some(VALUES, 3))
 def test_values_of_chart_testing_pass_and_render_valid_objects(values: Path) -> None:
     chart = values.parent.parent
     helm("lint", "--strict", str(chart), "--values", str(values))
@@ -424,7 +425,10 @@ def test_job_is_the_example_of_the_guide() -> None:
     assert mine == example
 
 
-@every("name", [name for name, known in TYPES.items() if known.chip.name.startswith("T") or known.devices == 8])
+@every(
+    "name",
+    some([name for name, known in TYPES.items() if known.chip.name.startswith("T") or known.devices == 8], 4),
+)
 def test_job_of_every_type_asks_for_whole_nodes(name: str) -> None:
     known = TYPES[name]
     unknown = [

@@ -31,6 +31,9 @@ HEALTHY_GPU: Mapping[str, Any] = {
     "nvlinks": [1] * 18,
     "nvlink_errors": [0, 0, 0, 0],
     "fabric": [3, 0],
+    "fabric_health": 0xAA,
+    "recovery_action": 0,
+    "used_bytes": 4 << 20,
     "processes": [],
 }
 

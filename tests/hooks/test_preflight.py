@@ -18,6 +18,7 @@ from healthd.hooks.launchers import trace_names
 from tests.hooks.preflight_kit import Job
 from tests.hooks.preflight_launch_kit import BAD, PASSIVE, torchrun
 from tests.patience import PATIENCE
+from tests.profile import some
 
 
 @pytest.fixture
@@ -98,6 +99,7 @@ def test_when_all_are_good_all_run_with_clean_files_and_signals_and_their_codes_
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_a_decision_that_cannot_be_told_starts_nothing(tmp_path: Path) -> None:
     with Job(tmp_path, size=1) as job:
         job.start(0, *PASSIVE, "--json", full_stdout=True, command=("touch", str(tmp_path / "started")))
@@ -140,6 +142,7 @@ def test_a_node_that_never_comes_is_named_to_all_others_within_the_wait(job: Job
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_ranks_that_were_started_with_different_nnodes_are_all_told_which_said_what(job: Job) -> None:
     for rank, size in ((0, 2), (1, 3)):
         place = ("--nnodes", str(size), "--node-rank", str(rank), "--main", f"127.0.0.1:{job.port}")
@@ -194,6 +197,7 @@ def test_a_port_that_is_taken_ends_the_main_node_at_once(tmp_path: Path) -> None
         job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_under_torchrun_one_process_a_node_probes_and_the_ranks_of_the_rest_are_renumbered(tmp_path: Path) -> None:
     with Job(tmp_path, size=2) as job:
         for node in (0, 1):
@@ -283,6 +287,7 @@ def test_one_node_alone_needs_no_address_of_a_main_node(tmp_path: Path) -> None:
         job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_machine_without_a_launcher_is_the_whole_job_and_one_line_says_so(tmp_path: Path) -> None:
     with Job(tmp_path, size=1) as job:
         job.start(0, *PASSIVE, place=(), within=OUTSIDE)
@@ -297,6 +302,7 @@ def test_machine_without_a_launcher_is_the_whole_job_and_one_line_says_so(tmp_pa
     ]
 
 
+@pytest.mark.thorough
 def test_jobs_of_one_node_on_one_machine_do_not_want_the_same_port(tmp_path: Path) -> None:
     """The port of others is never used: here somebody else listens on the default one."""
     with socket.create_server(("127.0.0.1", 0)) as other, Job(tmp_path, size=1) as job:
@@ -307,7 +313,7 @@ def test_jobs_of_one_node_on_one_machine_do_not_want_the_same_port(tmp_path: Pat
         job.nothing_left()
 
 
-@pytest.mark.parametrize("trace", ["KUBERNETES_SERVICE_HOST", "PBS_JOBID", "WORLD_SIZE"])
+@pytest.mark.parametrize("trace", some(["KUBERNETES_SERVICE_HOST", "PBS_JOBID", "WORLD_SIZE"], 3))
 def test_process_that_may_be_one_of_many_is_not_taken_for_the_whole_job(tmp_path: Path, trace: str) -> None:
     with Job(tmp_path, size=1) as job:
         job.start(0, place=(), command=("touch", str(tmp_path / "started")), within=(*OUTSIDE, f"{trace}=4"))

@@ -34,6 +34,7 @@ def run(job: Job, *options: str) -> list[Ended]:
     return [job.end(rank, timeout=90) for rank in range(job.size)]
 
 
+@pytest.mark.thorough
 def test_all_end_with_75_and_each_says_who_what_and_why(job: Job) -> None:
     for ended in run(job):
         words = " ".join(ended.err.split())
@@ -46,6 +47,7 @@ def test_all_end_with_75_and_each_says_who_what_and_why(job: Job) -> None:
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_with_two_wanted_the_others_run_renumbered_and_the_culprit_parks(job: Job) -> None:
     ended = run(job, "--min-nodes", "2")
     assert [one.code for one in ended] == [0, 0, 0], ended

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hooks.preflight_kit import Job
+from tests.profile import some
 
 PASSIVE = ("--tier", "passive", "--no-collective")
 HERE = "localhost"
@@ -55,7 +56,9 @@ def settled(job: Job, variables: dict[str, str]) -> dict[str, str]:
     return {**variables, "HEALTHD_PREFLIGHT_PORT": str(job.port)}
 
 
-@pytest.mark.parametrize("launcher", [torchrun, openmpi, slurm, kubernetes, sagemaker, batch], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "launcher", some([torchrun, openmpi, slurm, kubernetes, sagemaker, batch], 3), ids=lambda f: f.__name__
+)
 def test_two_nodes_start_together_by_their_launchers_word_alone(job: Job, launcher: object) -> None:
     assert callable(launcher)
     for rank in range(2):

@@ -51,6 +51,7 @@ def test_a_job_that_was_gated_and_died_gets_one_verdict_over_all_of_its_nodes(jo
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_a_good_end_leaves_nothing_behind_and_keeps_its_code(job: Job) -> None:
     job.size = 2
     for rank in range(job.size):
@@ -59,14 +60,19 @@ def test_a_good_end_leaves_nothing_behind_and_keeps_its_code(job: Job) -> None:
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_signals_reach_the_command_and_the_main_nodes_sidecar_stays_until_it_has_ended(
     job: Job, tmp_path: Path
 ) -> None:
     job.size = 1
     ready = tmp_path / "ready"
-    script = f"import signal, sys; signal.signal(15, lambda *_: sys.exit(9)); open({str(ready)!r}, 'w'); signal.pause()"
+    # A signal just before one long wait would not end it.
+    script = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(9)); "
+        f"open({str(ready)!r}, 'w')\nwhile True: time.sleep(0.05)"
+    )
     process = job.start(0, *PASSIVE, "--run", command=(sys.executable, "-c", script))
-    job.wait_for("signal.pause", "-c")
+    job.wait_for("time.sleep", "-c")
     while not ready.exists():
         assert process.poll() is None
     os.kill(job.wait_for("preflight", "--sidecar"), signal.SIGTERM)

@@ -16,6 +16,7 @@ from tests.hooks.hook_answers_kit import Answer, serving
 from tests.hooks.preflight_kit import Job
 from tests.hooks.preflight_launch_kit import BAD, PASSIVE, torchrun
 from tests.hooks.preflight_stopped_kit import main_node
+from tests.profile import some
 
 PID_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 IGNORING = ("sh", "-c", "trap '' INT TERM; exec \"$@\"", "sh")
@@ -27,7 +28,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield job
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT], 2))
 @pytest.mark.parametrize("within", [(), IGNORING], ids=["plain", "ignoring"])
 def test_a_hook_that_is_stopped_while_it_waits_says_try_again(
     job: Job, number: signal.Signals, within: tuple[str, ...]
@@ -68,6 +69,7 @@ def test_a_parked_hook_that_is_stopped_ends_alone(job: Job) -> None:
     job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_the_command_is_started_with_the_signals_that_the_hook_was_started_with(tmp_path: Path) -> None:
     with Job(tmp_path, size=1) as job:
         job.start(0, *PASSIVE, within=IGNORING, command=("grep", "-E", "SigIgn|SigBlk", "/proc/self/status"))
@@ -83,7 +85,7 @@ def first_process(job: Job) -> int:
     return next(pid for pid, line in lines.items() if "--sidecar" not in line and "unshare" not in line)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGKILL], 2))
 def test_a_hook_that_ends_after_it_has_confirmed_takes_that_back(job: Job, number: signal.Signals) -> None:
     with serving(main_node(go=None)) as main:
         place = ("--nnodes", "2", "--node-rank", "1", "--main", main.url.removeprefix("http://"))
@@ -133,7 +135,7 @@ def test_signals_that_come_while_a_confirmation_is_taken_back_do_not_end_that(jo
         job.nothing_left()
 
 
-@pytest.mark.parametrize("full", ["stdout", "hosts"])
+@pytest.mark.parametrize("full", some(["stdout", "hosts"], 2))
 def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, full: str) -> None:
     (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
     with serving(main_node(go=True)) as main:
@@ -147,6 +149,7 @@ def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, ful
         job.nothing_left()
 
 
+@pytest.mark.thorough
 def test_another_process_of_a_node_that_cannot_start_keeps_all_from_starting_too(job: Job) -> None:
     """Its node is confirmed by another one, that of local rank 0."""
     (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
@@ -159,6 +162,7 @@ def test_another_process_of_a_node_that_cannot_start_keeps_all_from_starting_too
     assert any(b'"withdraw"' in body and b'"rank-1"' in body for body in main.bodies)
 
 
+@pytest.mark.thorough
 def test_the_main_node_does_not_wait_for_one_that_has_withdrawn(job: Job) -> None:
     job.config.write_text(job.config.read_text().replace('linger = "3s"', 'linger = "10m"'))
     job.start(0, *PASSIVE)

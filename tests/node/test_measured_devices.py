@@ -60,6 +60,7 @@ def judged(state: NodeState) -> tuple[Health, list[str]]:
     return health, [reason.message for reason in reasons]
 
 
+@pytest.mark.thorough
 def test_device_that_appears_after_the_quick_tier_is_untested_until_it_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

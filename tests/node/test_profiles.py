@@ -196,6 +196,7 @@ def test_a_slow_probe_of_a_daemon_has_its_profile_at_the_socket_and_in_the_bundl
     assert newest <= {f"profiles/{name}.trace.json" for name in shown}
 
 
+@pytest.mark.thorough
 def test_profiles_on_demand_need_no_daemon_and_say_where_they_are(tmp_path: Path) -> None:
     file = tmp_path / "healthd.toml"
     file.write_text("[checks.matmul]\nsizes = [64, 64]\n")
@@ -218,6 +219,7 @@ def test_profiles_on_demand_need_no_daemon_and_say_where_they_are(tmp_path: Path
     assert again.err == f"healthd: {place}: is not empty; name a new directory with --profile-dir\n"
 
 
+@pytest.mark.thorough
 def test_a_folder_on_demand_holds_profiles_whatever_the_daemon_keeps_and_says_why_there_is_none(tmp_path: Path) -> None:
     file = tmp_path / "healthd.toml"
     file.write_text("[node.profiles]\ncount = 0\n[checks.matmul]\nsizes = [64, 64]\n")
@@ -239,6 +241,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         new_folder(NodeSettings(name="a", state_dir=tmp_path, run_dir=tmp_path), place)
 
 
+@pytest.mark.thorough
 def test_without_a_place_for_profiles_a_slow_probe_says_its_sentence_and_names_none(tmp_path: Path) -> None:
     file = tmp_path / "healthd.toml"
     file.write_text(SETTINGS)

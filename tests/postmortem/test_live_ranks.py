@@ -16,6 +16,7 @@ import pytest
 from tests.cli.cli_kit import environment
 from tests.patience import PATIENCE
 from tests.postmortem.parent_kit import end, read_until
+from tests.profile import some
 
 RANK = str(Path(__file__).with_name("gloo_rank.py"))
 SECONDS = 60 * PATIENCE
@@ -76,14 +77,18 @@ def verdict(folder: Path) -> Any:
     return said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "code", "kind", "suspected"),
-    [
-        ("exception", 1, "software", True),
-        ("killed", 137, "unknown", False),
-        ("early", 0, "software", True),
-        ("hangs", 143, "unknown", False),
-    ],
+    some(
+        [
+            ("exception", 1, "software", True),
+            ("killed", 137, "unknown", False),
+            ("early", 0, "software", True),
+            ("hangs", 143, "unknown", False),
+        ],
+        4,
+    ),
 )
 def test_the_rank_that_died_first_is_named_and_the_others_waited(
     fault: str, code: int, kind: str, suspected: bool, tmp_path: Path
@@ -99,6 +104,7 @@ def test_the_rank_that_died_first_is_named_and_the_others_waited(
         )
 
 
+@pytest.mark.thorough
 def test_ranks_below_torchrun_are_told_apart(tmp_path: Path) -> None:
     said = tmp_path / "verdict.json"
     launcher = [

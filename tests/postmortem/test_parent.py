@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -19,8 +20,13 @@ from typing import Any
 
 import pytest
 
-from healthd.postmortem.parent import MAX_CHUNKS, Stream
+from healthd.postmortem.catalogue import SIGNATURES, Kind, Strength
+from healthd.postmortem.judge import judge
+from healthd.postmortem.notes import Words, case_of, pack, unpack
+from healthd.postmortem.parent import KEPT_BYTES, MAX_CHUNKS, RELEVANT_BYTES, Stream, is_relevant
+from tests.aggregator.postmortems_kit import notes_of as notes_of_text
 from tests.patience import PATIENCE
+from tests.postmortem.case_kit import WATCHDOG
 from tests.postmortem.parent_kit import children, end, read_until, wait_for
 
 PARENT = Path(__file__).parent.parent.parent / "healthd/postmortem/parent.py"
@@ -123,7 +129,7 @@ def test_signal_to_stop_reaches_what_the_command_leaves_behind_and_is_waited_for
     """As below torchrun, each of whose ranks has a session of its own."""
     rank = (
         "import os,signal\n"
-        "signal.signal(15, lambda *_: (print('rank got 15', flush=True), os.read(0, 1), os._exit(0)))\n"
+        "signal.signal(15, lambda *_: (os.write(1, b'rank got 15\\n'), os.read(0, 1), os._exit(0)))\n"
         "print('ready', flush=True)\n"
         "while True: signal.pause()\n"
     )
@@ -302,8 +308,54 @@ def test_last_words_are_bounded(tmp_path: Path) -> None:
     (stream,) = [stream for stream in noted["streams"] if stream["name"] == "stdout"]
     kept = "".join(text for _, text in stream["chunks"])
     assert stream["bytes"] == 5_000_008
-    assert 2**20 <= len(kept) < 2**20 + 2**17
+    assert KEPT_BYTES <= len(kept) < KEPT_BYTES + 2**17
     assert kept.endswith("the end\n")
+
+
+def test_cause_is_kept_below_megabytes_of_what_other_ranks_print_when_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream("stderr", 0, 1)
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    for step in range(4000):
+        now += 1.0
+        stream.keep(f"step {step} | loss 1.92 | lr 3.0e-04 | 41.2% MFU\n".encode() * 4)
+    cause = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: bad batch\n'
+    stream.keep(cause.encode())
+    now += 600.0
+    for rank in range(64):
+        frames = "".join(f"frame #{n}: c10d::ProcessGroupNCCL::watchdogHandler() + 0x890 (0x7f5a)\n" for n in range(40))
+        for each in WATCHDOG:
+            stream.keep(f"[rank{rank}]:{each.format(rank)}\n{frames}".encode())
+    noted: Any = stream.noted()
+    size = sum(len(text) for _, text in noted["chunks"])
+    assert size <= KEPT_BYTES + RELEVANT_BYTES + 2**17
+    words = Words(name="stderr", bytes=stream.bytes, chunks=tuple((at, text) for at, text in noted["chunks"]))
+    notes = dataclasses.replace(notes_of_text(""), streams=(words,))
+    for kept in (notes, unpack(pack(dataclasses.replace(notes, environment={"RANK": "0", "WORLD_SIZE": "1"})), "n")):
+        verdict = judge(case_of([kept]))
+        assert (verdict.kind, verdict.evidence[0].text) == (Kind.SOFTWARE, "ValueError: bad batch")
+
+
+def test_what_the_job_survived_is_told_also_where_its_steps_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream("stderr", 0, 1)
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    stream.keep(b"OSError: [Errno 28] No space left on device\n")
+    for step in range(4000):
+        now += 1.0
+        stream.keep(f"step {step} | loss 1.92 | lr 3.0e-04 | 41.2% MFU\n".encode() * 4)
+    stream.keep(b"KeyError: 'labels'\n")
+    stream.keep(b"[rank1]: Fatal Python error: Aborted\n" * 8000)
+    noted: Any = stream.noted()
+    words = Words(name="stderr", bytes=0, chunks=tuple((at, text) for at, text in noted["chunks"]))
+    verdict = judge(case_of([dataclasses.replace(notes_of_text(""), streams=(words,))]))
+    assert (verdict.kind, verdict.evidence[0].text) == (Kind.SOFTWARE, "KeyError: 'labels'")
+
+
+def test_lines_of_every_signature_are_kept() -> None:
+    for signature in SIGNATURES:
+        for text in () if signature.kernel or signature.strength is Strength.MENTION else signature.examples:
+            assert is_relevant(text.encode()), text
 
 
 def test_words_that_come_one_by_one_for_days_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +365,8 @@ def test_words_that_come_one_by_one_for_days_take_little_memory(monkeypatch: pyt
     for _ in range(3 * MAX_CHUNKS):
         stream.keep(b".")
     chunks: Any = stream.noted()["chunks"]
-    assert (len(chunks), stream.bytes) == (MAX_CHUNKS, 3 * MAX_CHUNKS)
+    assert len(chunks) <= MAX_CHUNKS + 1  # and the beginning of the line that has not ended
+    assert stream.bytes == 3 * MAX_CHUNKS
 
 
 def test_notes_say_who_sent_a_signal(tmp_path: Path) -> None:

@@ -72,7 +72,33 @@ def test_whatever_a_check_does_is_unknown_with_its_last_words_and_the_rest_runs(
 
 def test_findings_before_the_error_stand() -> None:
     findings = run_checks("raises", retries=0)["raises"].findings
-    assert [finding.message for finding in findings] == ["before", "KeyError: 'no such thing'"]
+    assert [finding.message.partition(" (")[0] for finding in findings] == ["before", "KeyError: 'no such thing'"]
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "words"),
+    [
+        ('raise ValueError("the shelf is empty")', 5, "ValueError: the shelf is empty ("),
+        ("next(iter(()))", 5, "StopIteration: ("),
+        ("help_with(ctx)", 8, "ZeroDivisionError: division by zero ("),
+    ],
+)
+def test_own_check_that_raises_says_what_and_in_which_line_of_its_file(
+    body: str, line: int, words: str, tmp_path: Path
+) -> None:
+    """Also one whose function has no annotations."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from checks.contract import check\n"
+        'def own(ctx):\n    "The shelf is full."\n    yield from ()\n'
+        f"    {body}\n"
+        "def help_with(ctx):\n    # divides\n    1 / 0\n"
+        'own = check(tier="passive", interval_seconds=60, timeout_seconds=5)(own)\n'
+    )
+    (finding,) = run_checks("own", retries=0, directories=(tmp_path,))["own"].findings
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "CheckError")
+    assert words in finding.message
+    assert finding.message.endswith(f" ({file}:{line})")
 
 
 @pytest.mark.parametrize("name", ["hangs", "ignores_sigterm", "stops_itself"])

@@ -6,12 +6,13 @@ import pytest
 
 from healthd.aggregator.controller.engine import Engine
 from tests.every import every
+from tests.profile import some
 from tests.simulation import bugs
 from tests.simulation.plan import drawn
 from tests.simulation.world import simulate
 
 
-@every("bug", bugs.BUGS)
+@every("bug", some(bugs.BUGS, 4))
 def test_planted_bug_is_found(bug: bugs.Bug) -> None:
     with bug.planted():
         found = next(

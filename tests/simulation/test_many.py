@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 BUG = """
 import sys
@@ -26,6 +28,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.thorough
 def test_all_processes_together_play_each_seed_once() -> None:
     lines = {_run("-m", "tests.simulation", "--schedules", "3", "--steps", "3", "--processes", n) for n in ("1", "2")}
     one, other = (re.sub(r"in [\d.]+ s \(.*?\)", "", line) for line in sorted(lines))
@@ -34,6 +37,7 @@ def test_all_processes_together_play_each_seed_once() -> None:
     assert "; events: ask " in one
 
 
+@pytest.mark.thorough
 def test_a_broken_promise_is_told_with_the_command_that_replays_it_and_the_events_that_matter() -> None:
     lines = _run(
         "-c", BUG, "--seed", "7", "--schedules", "9", "--steps", "3", "--aggregators", "2", code=1
@@ -44,6 +48,7 @@ def test_a_broken_promise_is_told_with_the_command_that_replays_it_and_the_event
     assert "of 9 schedules (seeds 7 to 15): a promise was broken; " in lines[-1]
 
 
+@pytest.mark.thorough
 def test_a_process_that_dies_is_told() -> None:
     done = _ended("-c", KILLED, "--schedules", "6", "--processes", "2", code=1)
     assert re.match(r"a process of the simulation ended with exit code -9 and 3 schedules to go; ", done.stderr)

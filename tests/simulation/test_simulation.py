@@ -35,6 +35,7 @@ def test_every_promise_is_kept() -> None:
     assert admitted > seed - FIRST_SEED, "jobs start"
 
 
+@pytest.mark.thorough
 def test_same_seed_is_the_same_run_to_the_byte_whatever_the_order_of_sets() -> None:
     text = "from tests.simulation import plan, world; print(world.simulate(plan.drawn(7)).digest)"
     digests = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import math
@@ -538,7 +539,8 @@ class World:
         if answered.status != 200:
             return
         now = wire.decode(answered.body, Decision, what="its answer")
-        if job.decided_of == lost and now != before:
+        same = dataclasses.replace(now, decided_seconds_ago=before.decided_seconds_ago)  # it grows older, no more
+        if job.decided_of == lost and same != before:
             self.broken(f"{job.name} was told {before} and is told {now} now")
         given = {node.node for node in now.nodes}
         if running and now.decision is Verdict.ADMIT and given != set(job.request.nodes):

@@ -63,7 +63,7 @@ def test_the_same_is_told_on_a_terminal_by_gate_and_by_job_and_attempt(died: tup
     said = explain(found, tmp_path, gate)
     assert (said.code, said.err) == (0, "")
     assert "healthd: why it died: SUSPECTED HARDWARE" in said.out
-    assert "no word of:  n3" in said.out
+    assert "no notes of: n3" in said.out
     by_job = explain(found, tmp_path, f"train-{EVIL}:2", "--json")
     record = json.loads(by_job.out)
     assert (record["id"], record["postmortem"]["postmortem"]["verdict"]["node"]) == (gate, "n2")

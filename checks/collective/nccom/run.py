@@ -30,6 +30,8 @@ _TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _SIZE = re.compile(r"size\(b\)", re.IGNORECASE)
 _TIME = re.compile(r"time(?::(\w+))?\(([a-zµ]+)\)", re.IGNORECASE)
 _ALGBW = re.compile(r"algbw\(gi?b/s\)", re.IGNORECASE)
+_BUSBW = re.compile(r"busbw\(gi?b/s\)", re.IGNORECASE)
+MAX_BUS_RATIO = 2.0  # between the printed bus bandwidth and that of size, time and ranks
 _FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 # argparse writes `--check [{random,all_ones}]`, and `--check` alone for a switch.
 _CHECK = re.compile(r"--check(?:[ =](?P<value>\[?(?:\{[^}]*\}|[A-Z_]+)\]?))?")
@@ -40,7 +42,8 @@ class Row:
     """
     One line of the table. `size_bytes` and `seconds` None: not to be read; seconds may be NaN where the tool says so.
 
-    `p99_seconds` None: not asked for. `printed` is the algorithm bandwidth as printed, in a unit that nobody knows.
+    `p99_seconds` None: not asked for. `printed` is the algorithm bandwidth as printed, in a unit that nobody knows, and
+    `printed_bus` the bus bandwidth.
     """
 
     size_bytes: int | None
@@ -49,6 +52,7 @@ class Row:
     printed: float | None = None
     p99_seconds: float | None = None
     algorithm: str | None = None
+    printed_bus: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,21 @@ def believable(row: Row) -> bool:
     return computed / 1.0738 * 0.95 - slack <= row.printed <= computed * 1.05 + slack
 
 
+def contradicts(row: Row, bus_factor: float) -> float | None:
+    """
+    The bus bandwidth in GB/s that size, time and ranks give, where the printed one is more than MAX_BUS_RATIO off.
+
+    None where it fits, or none is printed: in GiB/s it is 7 % less, and of few ranks versions may count otherwise.
+    """
+    if row.printed_bus is None or row.size_bytes is None or row.seconds is None or not row.seconds > 0:
+        return None
+    computed = row.size_bytes / row.seconds / 1e9 * bus_factor
+    # Printed numbers are rounded to two digits: 0.00 may be 0.005.
+    low, high = row.printed_bus - 0.005, row.printed_bus + 0.005
+    fits = low <= computed * MAX_BUS_RATIO and computed <= high * MAX_BUS_RATIO
+    return None if fits else computed
+
+
 def log_path(text: str) -> str | None:
     """The log of neuron-bench that a failure names; None where it names none, or one that may be something else."""
     match = re.search(r"log file (/[\w./-]{1,200}\.log)(?!\S)", text)
@@ -137,7 +156,7 @@ def log_path(text: str) -> str | None:
 
 def _row(cells: Mapping[str, Any]) -> Row:
     """A row by the names of its columns. `time(us)` and `time:avg(us)` are the same; others are percentiles."""
-    size, seconds, p99, dtype, printed, algorithm = None, None, None, None, None, None
+    size, seconds, p99, dtype, printed, printed_bus, algorithm = None, None, None, None, None, None, None
     for name, cell in cells.items():
         time = _TIME.fullmatch(name)
         if _SIZE.fullmatch(name):
@@ -153,9 +172,19 @@ def _row(cells: Mapping[str, Any]) -> Row:
             dtype = cell if isinstance(cell, str) and re.fullmatch(r"\w{1,16}", cell) else None
         elif _ALGBW.fullmatch(name):
             printed = _finite(cell)
+        elif _BUSBW.fullmatch(name):
+            printed_bus = _finite(cell)
         elif name == "algorithm":
             algorithm = cell if isinstance(cell, str) and re.fullmatch(r"[\w-]{1,32}", cell) else None
-    return Row(size_bytes=size, seconds=seconds, dtype=dtype, printed=printed, p99_seconds=p99, algorithm=algorithm)
+    return Row(
+        size_bytes=size,
+        seconds=seconds,
+        dtype=dtype,
+        printed=printed,
+        p99_seconds=p99,
+        algorithm=algorithm,
+        printed_bus=printed_bus,
+    )
 
 
 def _number(cell: object) -> float | None:

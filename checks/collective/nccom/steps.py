@@ -17,6 +17,7 @@ from checks.collective.nccom.run import (
     Row,
     Step,
     believable,
+    contradicts,
     core_ids_of,
     find_tool,
     last_lines,
@@ -203,6 +204,12 @@ def _unusable(what: str, row: Row, step: Step) -> Finding | None:
             "so a unit is not what it says; report this with the version of nccom-test"
         )
         return Finding(status=Status.UNKNOWN, reason="Garbage", message=text, target="node")
+    if (computed := contradicts(row, bus_factor(step.op, step.ranks))) is not None:
+        text = (
+            f"{what}: the printed bus bandwidth is {row.printed_bus:g} GB/s, and by size, time and {step.ranks} ranks "
+            f"it is {computed:.3g} GB/s; report this with the version of nccom-test"
+        )
+        return Finding(status=Status.UNKNOWN, reason="Garbage", message=text, target="node")
     return None
 
 
@@ -358,8 +365,9 @@ def nccom_all_gather(ctx: Context[Params]) -> Iterator[Finding | Progress]:
     Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
              Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_all_gather_busbw_bytes_per_second`,
              `..._algbw_...`, `nccom_all_gather_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
-             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood),
-             CheckError, Crashed | skip NotApplicable (not Neuron, one core), Busy.
+             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
+             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
+             Busy.
     Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
@@ -380,8 +388,9 @@ def nccom_all_reduce(ctx: Context[Params]) -> Iterator[Finding | Progress]:
     Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
              Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_all_reduce_busbw_bytes_per_second`,
              `..._algbw_...`, `nccom_all_reduce_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
-             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood),
-             CheckError, Crashed | skip NotApplicable (not Neuron, one core), Busy.
+             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
+             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
+             Busy.
     Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * 2 (n - 1) / n. Unverified on hardware: stand-in tools alone.
@@ -402,8 +411,9 @@ def nccom_reduce_scatter(ctx: Context[Params]) -> Iterator[Finding | Progress]:
     Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
              Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_reduce_scatter_busbw_bytes_per_second`,
              `..._algbw_...`, `nccom_reduce_scatter_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
-             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood),
-             CheckError, Crashed | skip NotApplicable (not Neuron, one core), Busy.
+             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
+             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
+             Busy.
     Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.

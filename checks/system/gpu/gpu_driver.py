@@ -1,15 +1,17 @@
-"""NVIDIA's driver: its versions, and who computes on GPUs by its own word."""
+"""NVIDIA's driver: its versions, who computes on GPUs by its own word, and memory that it keeps for nobody."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from checks.contract import Context, Finding, Measurement, Status, check, make_finding
+from checks.contract import Context, Evidence, Finding, Measurement, Status, Tier, check, make_finding
 from checks.host.machine import Host, HostError
-from checks.host.nvml import Gpu, NvmlError, Versions, opened
+from checks.host.nvml import Gpu, NvmlError, Usage, Versions, opened
 from checks.limits import within
-from checks.system.gpu.gpu_reading import of_nvml, read_gpus
+from checks.system.bounds import bound
+from checks.system.gpu.gpu_reading import earlier, of_nvml, read_gpus
 
 MAX_NAMED = 8
 
@@ -19,20 +21,24 @@ class Params:
     """What must fit."""
 
     driver: str | None = None  # the version that every node should have, or its beginning (`570.`); None: any
+    max_stuck_bytes: int = 1 << 30  # of memory in use without a process; drivers keep some hundred MB at most
+    fail_seconds: float = 50.0  # seen at two looks, a minute apart by default: memory of a process that ended goes soon
 
 
 @check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
-def gpu_driver(ctx: Context[Params]) -> Iterator[Finding]:
+def gpu_driver(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    The driver answers, is the one that is wanted, and shows no process on a GPU that cannot be seen here.
+    The driver answers, is the one that is wanted, and shows nothing on a GPU that cannot be seen here.
 
     Who holds GPUs is read from /proc. A process that the driver shows and /proc does not is in another process
-    namespace, where nobody sees whether a job has the GPU: the node is not known to be free then.
+    namespace, where nobody sees whether a job has the GPU: the node is not known to be free then. Memory that is in use
+    although no process has the GPU open is lost to every job until the GPU is reset: a warning when it is seen first, a
+    fault when it lasts or in a run before a job (the quick tier and above).
 
-    Reads:   NVML (nvidia-ml-py): versions, processes on each GPU; /proc/PID/fd of these processes.
+    Reads:   NVML (nvidia-ml-py): versions, processes on each GPU, memory in use; /proc/PID/fd of these processes.
     Judges:  fail VersionMismatch (the kernel's part and the libraries differ, or not the version of params.driver),
-             DeviceLost | unknown Busy (processes out of sight), NoData, MissingTool, NoPermission | skip NotApplicable
-             (no NVIDIA GPU).
+             StuckMemory, DeviceLost | warn StuckMemory | unknown Busy (processes out of sight), NoData, MissingTool,
+             NoPermission | skip NotApplicable (no NVIDIA GPU).
     Cost:    some 10 ms; harmless to jobs (see gpu_memory).
     Unverified on hardware: all of it; a stand-in with the names and records of the real NVML was read.
     """
@@ -44,11 +50,17 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding]:
             yield of_nvml(error)
             return
     counted = known = 0
-    for reading in read_gpus(ctx, lambda gpu: list_processes(ctx.host, gpu)):
+    remembered: dict[str, Any] = {}
+    for reading in read_gpus(ctx, lambda gpu: (*list_processes(ctx.host, gpu), gpu.usage())):
         if isinstance(reading, Finding):
             yield reading
             continue
-        processes, hidden = reading.said
+        processes, hidden, usage = reading.said
+        stuck = _stuck_bytes(ctx, reading.target, usage)
+        seconds = _stuck_seconds(ctx, reading.key) if stuck is not None else None
+        remembered[reading.key] = {"stuck_seconds": seconds}
+        if stuck is not None and seconds is not None:
+            yield _judge_stuck(ctx, reading.target, stuck, seconds)
         if processes is None:
             text = "the driver does not tell which processes compute on it"
             yield make_finding(Status.UNKNOWN, "NoData", text, reading.target)
@@ -67,6 +79,41 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding]:
             reason="NoData",
             subject=f"processes on {known} GPUs by the driver's word:",
         )
+    if remembered:
+        yield Evidence(target="node", key="gpu_driver", data={"gpus": remembered})
+
+
+def _stuck_bytes(ctx: Context[Params], target: str, usage: Usage) -> int | None:
+    """Memory in use beyond the limit on a GPU that no process has open; None where there is none, or nobody can say."""
+    holders = ctx.inventory.get("holders")
+    if holders is None or usage.processes != () or usage.used_bytes is None:
+        return None
+    if any(": pid " not in str(line) or str(line).startswith(f"{target}: ") for line in holders):
+        return None  # held, or so many hold devices that some were left out
+    limit = bound(ctx, "gpu_stuck_bytes", target, upper="max_stuck_bytes").upper
+    return usage.used_bytes if limit is not None and usage.used_bytes > limit else None
+
+
+def _stuck_seconds(ctx: Context[Params], key: str) -> float:
+    """For how long it has been seen so."""
+    before = earlier(ctx, key, least_seconds=0.0)
+    lasted = before[0].get("stuck_seconds") if before is not None else None
+    if before is None or isinstance(lasted, bool) or not isinstance(lasted, (int, float)):
+        return 0.0
+    return lasted + before[1] if 0 <= lasted < float("inf") else 0.0
+
+
+def _judge_stuck(ctx: Context[Params], target: str, used_bytes: int, seconds: float) -> Finding:
+    lasting = seconds >= ctx.params.fail_seconds
+    return within(
+        float(used_bytes),
+        name="gpu_stuck_bytes",
+        target=target,
+        limit=bound(ctx, "gpu_stuck_bytes", target, upper="max_stuck_bytes"),
+        reason="StuckMemory",
+        subject="no process has the GPU open; memory in use" + (f" for {seconds:.0f} s:" if lasting else ":"),
+        outside=Status.FAIL if lasting or ctx.tier is not Tier.PASSIVE else Status.WARN,
+    )
 
 
 def _judge_versions(said: Versions, wanted: str | None) -> Finding:

@@ -18,6 +18,14 @@ from checks.system.gpu.gpu_reading import Reading, earlier, not_told, read_gpus,
 
 _LINK_STATE = re.compile(r"NVLink \d+: ")  # of what NVML failed to tell: the state of a link, where its list ends
 _FABRIC_STATES = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState; 0: not supported, 3: completed
+# NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_...: two bits each; 0: not supported, 1: yes, 2: no.
+_YES = 1
+_FABRIC_FAULTS: Mapping[int, tuple[Status, str, str]] = {
+    0: (Status.FAIL, "LinkDegraded", "the NVLink fabric gives the GPU less bandwidth"),
+    4: (Status.FAIL, "LinkDown", "a route of the GPU through the NVLink fabric is unhealthy"),
+    2: (Status.WARN, "LinkErrors", "the NVLink fabric recovers a route of the GPU"),
+    6: (Status.WARN, "LinkErrors", "the NVLink fabric recovers from an access of the GPU that timed out"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,13 +47,14 @@ def gpu_links(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     A GPU with fewer active NVLinks than most of the others has lost one. On instance types whose GPUs are all linked to
     each other every link must be active. The PCIe generation counts while the GPU works, because idle ones lower it.
 
-    Reads:   NVML (nvidia-ml-py): PCIe width, generation and replays; state and errors of NVLinks; state of the fabric;
-             the firmware tables for the instance type.
-    Judges:  fail LinkDown (NVLink, fabric), LinkErrors (CRC errors of NVLinks), DeviceLost, VersionMismatch | warn
-             LinkDegraded (PCIe), LinkErrors (PCIe replays; NVLinks that repeat or recover) | unknown NoData,
-             MissingTool, NoPermission | skip NotApplicable (no NVIDIA GPU).
+    Reads:   NVML (nvidia-ml-py): PCIe width, generation and replays; state and errors of NVLinks; state and health of
+             the fabric; the firmware tables for the instance type.
+    Judges:  fail LinkDown (NVLink, fabric, a route of it), LinkDegraded (bandwidth of the fabric), LinkErrors (CRC
+             errors of NVLinks), DeviceLost, VersionMismatch | warn LinkDegraded (PCIe), LinkErrors (PCIe replays;
+             NVLinks that repeat or recover; a fabric that recovers) | unknown NoData, MissingTool, NoPermission | skip
+             NotApplicable (no NVIDIA GPU).
     Cost:    some 10 ms; harmless to jobs (see gpu_memory).
-    Source:  NVML API reference, NvLink and PCIe; limits of DCGM.
+    Source:  NVML API reference, NvLink, PCIe and nvmlGpuFabricInfoV_t (healthMask); limits of DCGM.
              Unverified on hardware: NVLinks with errors; NVLink 5 (Blackwell), which may count errors elsewhere.
     """
     readings = read_gpus(ctx, Gpu.links)
@@ -109,6 +118,9 @@ def _judge_nvlink(target: str, said: Links, wanted: int | None) -> Iterator[Find
     elif said.fabric_state == 3 and said.fabric_status:
         text = f"the GPU could not join the NVLink fabric (status {said.fabric_status}): see nvidia-fabricmanager"
         yield make_finding(Status.FAIL, "LinkDown", text, target)
+    for shift, (status, reason, text) in _FABRIC_FAULTS.items():
+        if said.fabric_health is not None and said.fabric_health >> shift & 3 == _YES:
+            yield make_finding(status, reason, f"{text}: see nvidia-fabricmanager", target)
     if any(_LINK_STATE.match(words) for words in said.failed):
         return  # not all are known, so that none of them is missing
     links = said.nvlink_active

@@ -474,8 +474,8 @@ class Fleet:
         if speaker.vouched is None or speaker.vouched_id is None:
             if record.vouched_id is not None:
                 raise NotVouchedError(
-                    f"{record.node}: this name is that of {record.vouched} by the word of its platform, which knows "
-                    "nothing of this caller; give it a token of its own node"
+                    f"{record.node}: this name belongs to {record.vouched} according to its platform; this "
+                    "token is not bound to that node; use the token of the node itself"
                 )
             await self._refuse_key(record, key_hash)
         elif not own and speaker.vouched_id in record.former_pods and self._heard_lately(record):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 # `healthd fleet rekey` and `healthd fleet forget`: which key a node's name belongs to.
 
 
-@click.command(cls=Command, short_help="A machine was replaced and kept its name: let its key in.")
+@click.command(cls=Command, short_help="Accept the key of a replaced machine.")
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def rekey(node: str, as_json: bool, **options: Any) -> int:
@@ -98,7 +98,7 @@ def _lost(gone: Mapping[str, Any]) -> Iterator[str]:
 # `healthd fleet digests` and `steps`: what the comparison of nodes with each other has found.
 
 
-@click.command(cls=Command, short_help="Nodes whose training step gives other bits than their peers'.")
+@click.command(cls=Command, short_help="Nodes whose training-step digest differs from their peers.")
 @fleet_options
 def digests(as_json: bool, **options: Any) -> int:
     """
@@ -576,11 +576,11 @@ def _followed(aggregator: Aggregator, gate: str, seconds: float) -> Any:
         time.sleep(backoff.after(failures))
 
 
-@fleet.command(short_help="How right the gate was, by how jobs ended.")
+@fleet.command(short_help="Report gate accuracy from job outcomes.")
 @click.option("--days", type=float, metavar="N", default=28.0, show_default=True, help="How far back.")
 @fleet_options
 def report(days: float, as_json: bool, **options: Any) -> int:
-    """How right the gate was: jobs that ended well or not, held against what it had said of their nodes."""
+    """Report gate accuracy: how jobs ended, compared with what the gate decided about their nodes."""
     with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/report", days=f"{days:g}")
     if as_json:
@@ -641,7 +641,7 @@ def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
     return 0
 
 
-@fleet.command(short_help="Where rules have stopped quarantining; reset it.")
+@fleet.command(short_help="Show or reset the quarantine circuit breaker.")
 @click.argument("what", type=click.Choice(["show", "reset"]), default="show")
 @click.option("--pool", help="Only the breaker of this pool.")
 @fleet_options

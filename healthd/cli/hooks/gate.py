@@ -514,8 +514,8 @@ def lease_line(decision: Decision) -> str:
         return ""
     asked = decision.request is not None and decision.request.lease_seconds is not None
     return (
-        f"leased until the job ends; where no node can see that, for {span(seconds)} "
-        f"({'as asked' if asked else 'another time: --lease'})"
+        f"leased until the job ends, or for {span(seconds)} if its end cannot be observed "
+        f"({'as asked' if asked else 'set with --lease'})"
     )
 
 

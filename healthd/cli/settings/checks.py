@@ -294,7 +294,7 @@ class CheckSettings:
         timeouts: dict[str, float] = {}
         if not self.checks:
             return params, timeouts
-        from checks.contract import load_params
+        from checks.contract import ParameterError, load_params
         from checks.discover import builtin_checks
 
         known = builtin_checks()
@@ -312,7 +312,8 @@ class CheckSettings:
                     if isinstance(value, (int, float)) and value < 0:
                         raise ValueError(f"{key} must not be negative, as {value} is")
             except ValueError as error:
-                raise ConfigError(f"{self.where('checks', name)}: checks.{name}: {error}") from None
+                path = error.path if isinstance(error, ParameterError) else ()
+                raise ConfigError(f"{self.where('checks', name, *path)}: checks.{name}: {error}") from None
             params[name] = values
         return params, timeouts
 

@@ -25,7 +25,7 @@ def kubernetes() -> None:
     "--owner", metavar="NAME", help="Remove the taints, labels, annotations and rules of this actuator's owner."
 )
 @click.option(
-    "--taint-key", metavar="KEY", default=KubernetesActuatorSettings.taint_key, show_default=True, help="Their key."
+    "--taint-key", metavar="KEY", default=KubernetesActuatorSettings.taint_key, show_default=True, help="Taint key."
 )
 @click.option("--label", "labels", multiple=True, metavar="KEY", help="A label to remove; repeatable.")
 @click.option("--namespace", metavar="NAME", required=True, help="Where the pods of the installation are.")

@@ -415,7 +415,7 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
 
     names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
-    included = f"{counted(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
+    included = f"{counted(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node admitted"
     drill = f"  {DRILL}" if decision.drill else ""
     own = drill if decision.decision is not Verdict.ADMIT else ""
     verdict = VERDICT_SIGNS[decision.decision.value]
@@ -452,15 +452,15 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
     for line in reason_lines(reasons, short=short):
         yield f"  {line}"
     for excluded, shown in left_out:
-        why = "" if shown else " [dim](as said above)[/]" if excluded.reasons else " [dim](not looked at)[/]"
+        why = "" if shown else " [dim](see above)[/]" if excluded.reasons else " [dim](not looked at)[/]"
         yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]{why}"
         for line in reason_lines(shown, most=MOST_REASONS_LEFT_OUT, short=short):
             yield f"    {line}"
     if unjudged:
         named = "; ".join(f"{some(names, 8)} ({code})" for code, names in unjudged.items())
-        yield f"  [dim]not known to be well: {escape(named)}[/]"
+        yield f"  [dim]not verified: {escape(named)}[/]"
     if decision.well:
-        yield f"  [dim]well:[/] {escape(some([_called(node) for node in decision.well], 64 if whole else 8))}"
+        yield f"  [dim]passed:[/] {escape(some([_called(node) for node in decision.well], 64 if whole else 8))}"
 
 
 def _asked_lines(decision: Decision) -> Iterable[str]:

@@ -327,7 +327,7 @@ def bind_unix(path: Path, *, backlog: int = 16) -> socket.socket:
     """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ListenError(f"{path}: is there and is no socket; remove it or choose another directory")
+            raise ListenError(f"{path}: exists and is not a socket; remove it or choose another directory")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)  # a daemon that is frozen accepts nobody
             try:
@@ -339,7 +339,9 @@ def bind_unix(path: Path, *, backlog: int = 16) -> socket.socket:
     except FileNotFoundError:
         pass
     except BlockingIOError:
-        raise ListenError(f"{path}: a daemon has it that answers nobody; end it or choose another directory") from None
+        raise ListenError(
+            f"{path}: another daemon holds this socket but does not respond; stop it or choose another directory"
+        ) from None
     except OSError as error:
         raise ListenError(f"{path}: cannot be used: {error.strerror or error}; choose another directory") from None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

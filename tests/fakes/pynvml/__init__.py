@@ -48,6 +48,21 @@ class c_nvmlGpuFabricInfo_t(ctypes.Structure):  # noqa: N801
     ]
 
 
+class c_nvmlGpuFabricInfo_v2_t(ctypes.Structure):  # noqa: N801
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        ("clusterUuid", ctypes.c_uint8 * 16),
+        ("status", ctypes.c_uint),
+        ("cliqueId", ctypes.c_uint32),
+        ("state", ctypes.c_ubyte),
+        ("healthMask", ctypes.c_uint32),
+    ]
+
+
+NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+nvmlMemory_v2 = 0x02000028  # noqa: N816
+
+
 class _Record:
     def __init__(self, **members: Any) -> None:
         vars(self).update(members)
@@ -210,6 +225,26 @@ def nvmlDeviceGetGpuFabricInfo(device: _Handle, gpuFabricInfo: Any) -> int:
     found = gpuFabricInfo._obj
     found.state, found.status = state, status
     return NVML_SUCCESS
+
+
+def nvmlDeviceGetGpuFabricInfoV(device: _Handle, gpuFabricInfo: Any) -> int:
+    mask = _of(device, "nvmlDeviceGetGpuFabricInfoV", "fabric_health")
+    nvmlDeviceGetGpuFabricInfo(device, gpuFabricInfo)
+    gpuFabricInfo._obj.healthMask = mask
+    return NVML_SUCCESS
+
+
+def nvmlDeviceGetFieldValues(handle: _Handle, fieldIds: list[int]) -> list[_Record]:
+    assert fieldIds == [NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
+    action = _state("nvmlDeviceGetFieldValues", handle.index)["gpus"][handle.index].get("recovery_action")
+    said = _Record(uiVal=0 if action is None else action)
+    return [_Record(nvmlReturn=3 if action is None else NVML_SUCCESS, value=said)]
+
+
+def nvmlDeviceGetMemoryInfo(handle: _Handle, version: int | None = None) -> _Record:
+    assert version == nvmlMemory_v2
+    used = _of(handle, "nvmlDeviceGetMemoryInfo", "used_bytes")
+    return _Record(total=80 << 30, reserved=600 << 20, free=(80 << 30) - used, used=used)
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle: _Handle) -> list[_Record]:
