@@ -14,11 +14,11 @@ def main() -> None:
     """
     Run the command line.
 
-    A check needs the node's worker whatever its settings are; started before the rest of healthd is imported, it
-    imports its checks meanwhile.
+    A check needs the node's worker whatever its settings are, and most need torch; started before the rest of healthd
+    is imported, they import meanwhile.
     """
     if sys.argv[1:2] == ["check"] and None not in (sys.stdin, sys.stdout, sys.stderr):
-        start_ahead()
+        start_ahead(sys.argv[2:])
     try:
         usual = gc.get_threshold()
         # What is imported stays: it would be looked through a hundred times, a tenth of the start.

@@ -56,6 +56,7 @@ PCI = (
     "vendor",
     "device",
     "class",
+    "driver",
     "numa_node",
     "current_link_speed",
     "current_link_width",

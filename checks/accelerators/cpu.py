@@ -21,11 +21,28 @@ from checks.contract import Device
 from checks.host.efa import count_efa as count_efa
 from checks.host.machine import Host, HostError
 
+# A job may ask for bf16 inside fp32 products (usual on Graviton); a probe must measure what it says.
+_DROPPED = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+
+
+def prepare_fork(_: Mapping[str, Any]) -> None:
+    """
+    Import torch, for a process that is forked.
+
+    Measured with torch 2.9 and 2.13: the import starts no thread. The pools of threads begin with the first operation,
+    in the worker, and take their size from `bind`.
+    """
+    for name in _DROPPED:
+        os.environ.pop(name, None)
+    _import_torch()
+
+
 DESCRIPTOR = Descriptor(
     name="cpu",
     detect_order=2,
     speed_versions=("torch",),
     scaled_products=("float8_e4m3fn",),
+    prepare_fork=prepare_fork,
     jobs_open_devices=False,
     uses_efa=False,
 )
@@ -111,11 +128,10 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     if target not in targets:
         raise DeviceMissingError(f"no such device: {target}; this node has {', '.join(targets) or 'none'}")
     index = targets.index(target)
-    # Before torch: its thread pools take their size and place from what is allowed at import.
+    # Before torch, where it is not imported yet: its pools of threads take their size and place from what is allowed.
     share = _share(sorted(os.sched_getaffinity(0)), index, len(targets))
     os.sched_setaffinity(0, share)
-    # A job may ask for bf16 inside fp32 products (usual on Graviton); a probe must measure what it says.
-    for name in ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"):
+    for name in _DROPPED:
         os.environ.pop(name, None)
     torch = _import_torch()
     if torch.get_num_threads() != len(share):

@@ -64,6 +64,25 @@ def _tells_of_trouble(text: str) -> bool:
     return _TROUBLE.search(text) is not None
 
 
+# What a job sets that would let a probe compute with less than it says: TF32 for fp32.
+_DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+
+
+def prepare_fork(_: Mapping[str, Any]) -> None:
+    """
+    Import torch, for a process that is forked, and nothing that asks CUDA.
+
+    CUDA may not be used before a fork and after it. The import does not use it: the driver is opened, and
+    CUDA_VISIBLE_DEVICES is read, when the worker first counts its devices (torch, notes on multiprocessing).
+    """
+    for name in _DROPPED:
+        os.environ.pop(name, None)
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("the import of torch has opened CUDA")
+
+
 DESCRIPTOR = Descriptor(
     name="cuda",
     detect_order=1,
@@ -72,6 +91,7 @@ DESCRIPTOR = Descriptor(
     device_files="/dev/nvidia",
     pjrt_clients=("CUDA", "GPU"),
     scaled_products=("float8_e4m3fn",),
+    prepare_fork=prepare_fork,
     holders_check="gpu_driver",
     kubernetes_resources=("nvidia.com/",),
     tools={"nvidia-smi": "install the NVIDIA driver's utilities"},
@@ -105,9 +125,6 @@ _CARETAKERS = frozenset(
 
 _GIVE_ONE = "give the container one part alone (with nvidia-ml-py, which counts them), "
 
-# What a job sets that would let a probe compute with less than it says: TF32 for fp32.
-_DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
-
 
 def present(host: Host) -> bool:
     """Whether NVIDIA's driver shows a GPU or cannot be asked whether it does, or a GPU waits for its driver."""
@@ -131,8 +148,10 @@ def _without_driver(host: Host) -> list[str]:
             is_gpu = ours and host.read(f"{folder}/class", max_bytes=32).startswith(("0x0302", "0x0300"))
         except HostError:  # it was taken away meanwhile
             continue
-        if is_gpu and not host.exists(f"{folder}/driver"):
-            found.append(folder.rpartition("/")[2].lower())
+        address = folder.rpartition("/")[2]
+        # A recording may lack the link of a GPU that the driver shows.
+        if is_gpu and not host.exists(f"{folder}/driver") and not host.exists(f"{_FOLDER}/{address}"):
+            found.append(address.lower())
     return found
 
 

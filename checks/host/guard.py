@@ -101,10 +101,44 @@ def stand_guard(parent: int) -> None:
     _send(child, signal.SIGKILL, {guard})
     # The guards of programs below get SIGTERM with its end, and remove folders: that is worth a moment.
     end = time.monotonic() + _NESTED_SECONDS
-    while _has_children() and time.monotonic() < end:
+    while has_children() and time.monotonic() < end:
         time.sleep(_FIRST_PAUSE_SECONDS)
     _end_all(None)
     os._exit(_TOLD_TO_END if status is None else _end_as(status))
+
+
+def adopt_orphans(parent: int) -> bool:
+    """
+    For a process that works and cannot wait for signals as a guard does: take in orphans, and end with all descendants
+    on SIGTERM, or when the parent ends. False when the parent has ended already.
+    """
+    libc = ctypes.CDLL(None)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _end_with_descendants)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    return os.getppid() == parent
+
+
+def has_children() -> bool:
+    """Reap all children that have ended; whether there are others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def end_descendants() -> None:
+    """Kill all descendants of this process, until there are none."""
+    _end_all(None)
+
+
+def _end_with_descendants(*_: object) -> None:
+    _end_all(None)
+    os._exit(_TOLD_TO_END)
 
 
 def _close_all() -> None:
@@ -177,7 +211,7 @@ def _end_all(group: ControlGroup | None) -> None:
     """
     pause = _FIRST_PAUSE_SECONDS
     begun = time.monotonic()
-    while _has_children():
+    while has_children():
         if group is not None:
             group.kill()
         found = _stopped_descendants()
@@ -185,7 +219,7 @@ def _end_all(group: ControlGroup | None) -> None:
             _send(pid, signal.SIGKILL, found)
         if time.monotonic() - begun > _STORE_SECONDS and all(map(_hangs_in_a_store, found - {os.getpid()})):
             break
-        if _has_children():
+        if has_children():
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE_SECONDS)
     if group is not None:
@@ -200,16 +234,6 @@ def _hangs_in_a_store(pid: int) -> bool:
     except OSError:
         return False
     return name == STORE_NAME and rest.split()[0] == "D"
-
-
-def _has_children() -> bool:
-    """Reap all children that have ended; whether there are others."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _stopped_descendants() -> set[int]:

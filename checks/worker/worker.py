@@ -2,6 +2,9 @@
 The program of a worker process, in which checks run. The runner starts it, never a user.
 
     PYTHON -I /path/to/checks/worker/worker.py RESULT_DESCRIPTOR PARENT_PID
+    PYTHON -I /path/to/checks/worker/worker.py fork SOCKET_DESCRIPTOR PARENT_PID
+
+The second form is no worker: it forks workers (see `checks.worker.fork_server`).
 
 Commands arrive as JSON lines on standard input, results leave as bounded JSON lines on the descriptor (see
 `checks.worker.protocol`). This file is run by its path and loads the `checks` package that it is in by path, so that
@@ -37,39 +40,69 @@ def load_own_checks() -> None:
     spec.loader.exec_module(package)
 
 
+class Modesty:
+    """Lets all other processes go first: the daemon that must answer, and a job that was not seen."""
+
+    def __init__(self) -> None:
+        self._nice = os.nice(0)
+        self._oom_score = ""
+        with suppress(OSError), open("/proc/self/oom_score_adj") as file:
+            self._oom_score = file.read()
+
+    def begin(self) -> None:
+        """Be modest."""
+        import resource
+
+        # One byte is less than any core dump, and unlike zero it also keeps a dump from being piped to a program, which
+        # can take minutes for a process with a model's memory.
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
+        os.setpriority(os.PRIO_PROCESS, 0, min(self._nice + NICE, 19))
+        # For processes in sessions of their own only the value of the group counts.
+        with suppress(OSError), open("/proc/self/autogroup", "w") as file:
+            file.write(str(NICE))
+        # When memory runs out, the kernel kills a probe before it kills a job.
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+
+    def end(self) -> None:
+        """Be as before, as far as this user may: a guard must end what it guards."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, self._nice)
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write(self._oom_score)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Serve the runner that started this process."""
-    output, parent = int(arguments[0]), int(arguments[1])
+    output, parent = arguments[-2:]
     load_own_checks()
     from checks.host.guard import stand_guard
 
-    stand_guard(parent)  # from here on this is the child of a guard, which kills everything that it starts
+    modesty = Modesty()
+    if arguments[0] == "fork":
+        from checks.worker.fork_server import serve
+
+        modesty.begin()
+        results = serve(int(output), int(parent))  # from here on this is one of the workers
+        modesty.end()
+    else:
+        results = int(output)
+    stand_guard(int(parent))  # from here on this is the child of a guard, which kills everything that it starts
     # What a check starts must neither hold the pipe of the results nor read the commands.
-    os.set_inheritable(output, False)
+    os.set_inheritable(results, False)
     commands = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     import faulthandler
-    import resource
 
     from checks.worker.commands import Worker
 
-    # One byte is less than any core dump, and unlike zero it also keeps a dump from being piped to a program, which
-    # can take minutes for a process with a model's memory.
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
-    # Other processes get a processor first: the daemon that must answer, and a job that was not seen. For processes in
-    # sessions of their own only the value of the group counts.
-    os.nice(NICE)
-    with suppress(OSError), open("/proc/self/autogroup", "w") as file:
-        file.write(str(NICE))
-    # When memory runs out, the kernel kills a probe before it kills a job.
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    modesty.begin()
     faulthandler.enable()  # the last output of a crash says where it was
     with os.fdopen(commands, "rb") as lines:
-        Worker(output).serve(lines)
+        Worker(results).serve(lines)
     # The work is done, whatever threads or exit handlers a library has left behind.
     os._exit(0)
 

@@ -148,7 +148,8 @@ async def examine(
     wanted = dataclasses.replace(settings.runner(), past=past)
     runner = Runner(dataclasses.replace(wanted, profile="always") if profile else wanted)
     runner.on_profile = profiles.keep if profiles is not None else None
-    async with runner.prestarted():  # from here on the child imports at the same time as this process
+    devices = not names and tier is not Tier.PASSIVE
+    async with runner.prestarted(devices=devices):  # from here on children import at the same time as this process
         return await _examine(runner, settings, names, tier, quiet=quiet, localize=localize)
 
 

@@ -120,6 +120,8 @@ async def _serve(
     tasks = Tasks()
     stopping: asyncio.Future[None] = loop.create_future()
     LeasesFile(store, settings.run_dir)
+    if runner.settings.preload:
+        Preload(store, runner)
     schedulers = Schedulers(settings.allocations, settings.host_root, clock=clock)
     scheduler = Scheduler(store, runner, settings, clock=clock, tasks=tasks, schedulers=schedulers)
     rounds = RoundSettings(
@@ -179,6 +181,7 @@ async def _serve(
             finally:  # a preflight cancels this task
                 _resolve(stopping)  # ends requests that are held open
                 await tasks.stop(each)
+                await runner.close()
             saver.save()
     finally:
         for number in signals:
@@ -285,6 +288,22 @@ class LeasesFile:
             self._failed = True  # it is tried again at the next change
         else:
             self._written, self._failed = jobs, False
+
+
+class Preload:
+    """Keeps the process that forks the workers of devices while the node is free: a job has all of its memory."""
+
+    def __init__(self, store: NodeStore, runner: Runner) -> None:
+        self._store = store
+        self._runner = runner
+        self._free = False  # as long as nothing is known
+        store.listen(self._changed)
+
+    def _changed(self) -> None:
+        free = not self._store.allocated
+        if free is not self._free:
+            self._free = free
+            self._runner.preload(free)
 
 
 @contextlib.contextmanager

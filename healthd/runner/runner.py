@@ -32,6 +32,7 @@ from healthd.core import wire
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.runner.device_claim import SeenDevices, to_survey
 from healthd.runner.settings import OnProfile, OnProgress, OnResult, Plan, RunnerSettings, Survey
+from healthd.runner.workers.fork_server import ForkServers
 from healthd.runner.workers.node_lane import ask_node, ask_prestarted
 from healthd.runner.workers.workers import Unreaped, WorkerProcess
 
@@ -64,6 +65,8 @@ class Execution:
             tasks.create_task(self._node.serve(), name="lane of the node")
             survey = self._node.survey()
             active = [info for info in infos if info.tier is not Tier.PASSIVE]
+            if self._plan.allocated is None and any(info.scope is not Scope.NODE for info in active):
+                self.workers.expect_devices()
             # A check that can tell that the devices are in use comes first: active checks wait for its result.
             first = holders_checks() if active else frozenset()
             passive = [info for info in infos if info.tier is Tier.PASSIVE]
@@ -71,6 +74,7 @@ class Execution:
                 self._node.submit_check(info)
             if active:
                 await self._run_active(active, await survey, tasks)
+                await self.workers.end_server()
             self._node.close()
 
     async def _run_active(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
@@ -182,6 +186,7 @@ class Runner:
         self.seen = SeenDevices()
         """Since when each device is there, by all surveys."""
         self._unreaped = Unreaped()
+        self._fork_servers = ForkServers(settings)
         self._prestarted: WorkerProcess | None = None
         self._versions: dict[str, str] = {}
         self._catalogue: Mapping[str, CheckInfo] | None = None
@@ -224,14 +229,17 @@ class Runner:
         return {name: check.info() for name, check in builtin_checks(HOST_PACKAGES).items()}
 
     @contextlib.asynccontextmanager
-    async def prestarted(self) -> AsyncIterator[None]:
+    async def prestarted(self, *, devices: bool = False) -> AsyncIterator[None]:
         """
-        Start the node's worker of the next run now, so that it imports while the caller still reads what to ask for.
+        Start the node's worker of the next run now, so that it imports while the caller still reads what to ask for;
+        with `devices` the process that forks the workers of devices, too.
 
-        A worker that no run has used is killed on leaving.
+        What no run has used is killed on leaving.
         """
         with contextlib.suppress(OSError):  # the run reports why there can be none
             self._prestarted = self._workers(None).prestart()
+        if devices:
+            self._fork_servers.start()
         try:
             yield
         finally:
@@ -239,6 +247,19 @@ class Runner:
                 process, self._prestarted = self._prestarted, None
                 process.kill()
                 await process.wait_gone(self.settings.kill_grace_seconds)
+            await self._fork_servers.close()
+
+    def preload(self, wanted: bool) -> None:
+        """
+        Keep the process that forks the workers of devices from now on, also between runs; or end it, for a job that
+        needs the memory.
+        """
+        self._fork_servers.preload(wanted)
+
+    async def close(self) -> None:
+        """End what is kept between runs."""
+        self._fork_servers.keep = False
+        await self._fork_servers.close()
 
     async def survey(self, *, faults: Sequence[Fault] = ()) -> Survey:
         """Look at the machine now; what cannot be seen is None, and holders None count as there. Never raises."""
@@ -312,7 +333,7 @@ class Runner:
         return self._make_workers(self.settings, on_progress)
 
     def _make_workers(self, settings: RunnerSettings, on_progress: OnProgress | None) -> Workers:
-        return Workers(settings, self._unreaped, self._versions, on_progress)
+        return Workers(settings, self._unreaped, self._versions, on_progress, self._fork_servers)
 
     async def _ask(self, kind: str, timeout_seconds: float) -> Outcome:
         """The answer of a worker of its own to one command. Raises nothing but CancelledError."""

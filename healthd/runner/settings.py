@@ -123,8 +123,10 @@ class RunnerSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that are added to the environment of the workers."""
     max_workers_at_once: int = field(default_factory=lambda: max(2, (os.cpu_count() or 2) // 2))
-    """Device workers at a time, each with torch in it; half of the processors, because importing torch is work for
-    them. The ranks of a collective always run together."""
+    """Device workers at a time; half of the processors, because each imports torch where it cannot be forked. The ranks
+    of a collective always run together."""
+    preload: bool = False
+    """Whether a daemon keeps the process that forks the workers of devices while the node is free."""
     start_timeout_seconds: float = 60.0
     """From the start of a worker to its ready: importing torch from a cold network file system takes long."""
     times_file: Path | None = None

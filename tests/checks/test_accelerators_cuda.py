@@ -86,6 +86,7 @@ def test_gpu_on_the_bus_without_a_driver_makes_no_cpu_node_and_fails(kind: str, 
 def test_gpu_that_its_driver_left_fails_beside_those_that_it_has(tmp_path: Path) -> None:
     machine = GpuMachine(tmp_path / "machine", count=2, instance_type=None)
     on_bus(machine, "0000:53:00.0", driver="nvidia")
+    on_bus(machine, "0000:63:00.0")  # the driver shows it: its link was not recorded
     on_bus(machine, "0000:aa:00.0")
     (finding,) = [item for item in machine.findings(device_count) if item.status is not Status.PASS]
     assert (finding.status, finding.reason, finding.target) == (Status.FAIL, "MissingDriver", "pci:0000:aa:00.0")

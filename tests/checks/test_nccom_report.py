@@ -72,7 +72,7 @@ def test_old_and_new_tables_give_the_same_numbers(head: str, unit: float) -> Non
     assert all(believable(row) for row in rows)
 
 
-@pytest.mark.parametrize(
+@every(
     ("ratio", "status"),
     [(1.0, Status.PASS), (1.9, Status.PASS), (0.55, Status.PASS), (2.1, Status.UNKNOWN), (0.4, Status.UNKNOWN)],
 )

@@ -21,6 +21,7 @@ from checks.system.gpu.gpu_links import gpu_links
 from checks.system.gpu.gpu_memory import gpu_memory
 from checks.system.gpu.gpu_recovery import gpu_recovery
 from checks.system.gpu.gpu_throttle import gpu_throttle
+from tests.every import every
 from tests.fakes.gpus import HEALTHY_GPU, GpuMachine
 from tests.hosts.machine import Machine, number
 from tests.profile import examples
@@ -429,7 +430,7 @@ def test_fabric_that_is_not_ready_fails(fabric: list[int], fails: bool, machine:
     assert judged(machine, gpu_links) == ([(Status.FAIL, "LinkDown", "cuda:0")] if fails else [])
 
 
-@pytest.mark.parametrize(
+@every(
     ("mask", "expected"),
     [
         (0b01, (Status.FAIL, "LinkDegraded")),
@@ -501,7 +502,7 @@ def test_another_gpu_in_its_place_begins_anew(machine: GpuMachine) -> None:
 # --- recovery ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("action", "status", "advice"),
     [
         (0, Status.PASS, None),

@@ -170,6 +170,11 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "machine")
 
 
+@pytest.fixture
+def gpus(tmp_path: Path) -> GpuMachine:
+    return GpuMachine(tmp_path / "gpus", count=2)
+
+
 @pytest.mark.parametrize(("name", "status", "line"), FAULTS)
 def test_line_of_a_fault_is_found_and_judged_with_what_to_do(
     name: str, status: Status, line: str, machine: Machine
@@ -186,7 +191,7 @@ def test_ordinary_and_benign_lines_are_no_fault(line: str) -> None:
     assert find_fault(line) is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("line", "target", "action"),
     [
         ("NVRM: Xid (PCI:0000:63:00): 79, GPU has fallen off the bus.", "cuda:1", Action.REBOOT),
@@ -207,15 +212,14 @@ def test_ordinary_and_benign_lines_are_no_fault(line: str) -> None:
         (f"{MLX5}: poll_health:1: device's health compromised", "pci:0000:10:00.0", Action.INSPECT),
     ],
 )
-def test_line_with_a_bus_address_is_about_that_device(line: str, target: str, action: Action, tmp_path: Path) -> None:
-    machine = GpuMachine(tmp_path / "machine", count=2)
-    machine.write("/dev/kmsg", f"[ 4999.0] {line}\n")
-    (finding,) = machine.findings(kernel_log)
+def test_line_with_a_bus_address_is_about_that_device(line: str, target: str, action: Action, gpus: GpuMachine) -> None:
+    gpus.write("/dev/kmsg", f"[ 4999.0] {line}\n")
+    (finding,) = gpus.findings(kernel_log)
     assert (finding.status, finding.target, finding.action) == (Status.FAIL, target, action)
 
 
-def test_line_about_a_gpu_that_the_container_was_not_given_does_not_count(tmp_path: Path) -> None:
-    machine = GpuMachine(tmp_path / "machine", count=2)
+def test_line_about_a_gpu_that_the_container_was_not_given_does_not_count(gpus: GpuMachine) -> None:
+    machine = gpus
     machine.write("/.dockerenv", "")
     machine.write("/dev/nvidia0", "")
     machine.write("/dev/kmsg", "[ 4999.0] NVRM: Xid (PCI:0000:63:00): 79, GPU has fallen off the bus.\n")
@@ -271,8 +275,8 @@ def judged_by(machine: Machine, *lines: str, **members: Any) -> list[tuple[Statu
     return [(item.status, item.reason, item.target) for item in found]
 
 
-def test_line_of_ones_own_is_judged_by_its_status_reason_and_device(tmp_path: Path) -> None:
-    machine = GpuMachine(tmp_path / "machine", count=2)
+def test_line_of_ones_own_is_judged_by_its_status_reason_and_device(gpus: GpuMachine) -> None:
+    machine = gpus
     assert judged_by(machine, f"[ 10.0] {FAN}") == [(Status.FAIL, "KernelFault", "cuda:1")]
     assert judged_by(machine, f"[ 10.0] {FAN}", status="warn", reason="Overheating") == [
         (Status.WARN, "Overheating", "cuda:1")
@@ -305,7 +309,7 @@ def test_line_of_ones_own_hides_no_known_fault_and_is_remembered_beside_it(machi
     assert found(looked(machine, second, benign=["pid=1"], **added)) == [(Status.PASS, "node")]
 
 
-@pytest.mark.parametrize(
+@every(
     ("members", "key"),
     [
         ({"pattern": "fan ("}, "pattern"),

@@ -19,7 +19,7 @@ from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers import launch
 from tests.cli.cli_kit import environment
 from tests.node.node_kit import eventually
-from tests.runner.runner_kit import workers_left
+from tests.runner.runner_kit import servers_left, workers_left
 
 LOADED = """
 import sys
@@ -35,8 +35,8 @@ from healthd import __main__ as front
 from healthd.runner.workers.launch import start_ahead
 from tests.runner.runner_kit import workers_left
 
-def start():
-    start_ahead()
+def start(arguments):
+    start_ahead(arguments)
     sys.stderr.write(f"started: {len(workers_left())}\\n")
 
 front.start_ahead = start
@@ -112,7 +112,7 @@ async def test_the_worker_that_was_started_ahead_of_the_settings_is_the_prestart
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HEALTHD_PROBE_PYTHON", raising=False)
-    launch.start_ahead()
+    launch.start_ahead(["--tier", "passive"])
     runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
     async with runner.prestarted():
         await eventually(lambda: len(workers_left()) == 1)  # its command line shows a moment after its start
@@ -129,13 +129,44 @@ async def test_a_worker_that_was_started_ahead_and_is_not_the_one_of_the_setting
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HEALTHD_PROBE_PYTHON", raising=False)
-    launch.start_ahead()
+    launch.start_ahead(["--tier", "passive"])
     runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path, env={"PROBED": "1"}))
     async with runner.prestarted():
         await eventually(lambda: len(workers_left()) == 1)
         (worker,) = workers_left()
         assert "PROBED=1" in variables_of(int(worker.split()[0]))
     assert workers_left() == []
+
+
+async def test_the_process_that_was_started_ahead_forks_the_workers_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEALTHD_PROBE_PYTHON", raising=False)
+    launch.start_ahead([])
+    await eventually(lambda: len(servers_left()) == 1, 60)
+    ahead = servers_left()
+    runner = Runner(RunnerSettings(run_dir=tmp_path, params={"matmul": {"sizes": [32, 32], "repeats": 1}}))
+    async with runner.prestarted(devices=True):
+        assert servers_left() == ahead
+        (result,) = await runner.run(Plan(tier=Tier.QUICK, checks=("matmul",), executor="test"))
+        assert result.error is None
+    assert workers_left() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices"),
+    [
+        ("", True),
+        ("--json --tier quick", True),
+        ("--tier=deep --run-dir passive", True),
+        ("--tier passive", False),
+        ("--json --tier=passive", False),
+        ("--json clock", False),
+        ("--help", False),
+    ],
+)
+def test_torch_is_imported_ahead_where_the_arguments_ask_for_devices(arguments: str, devices: bool) -> None:
+    assert launch.ask_for_devices(arguments.split()) is devices
 
 
 def test_a_check_starts_its_worker_ahead_and_leaves_none_when_it_does_not_come_to_run(tmp_path: Path) -> None:
@@ -148,7 +179,7 @@ def test_a_check_starts_its_worker_ahead_and_leaves_none_when_it_does_not_come_t
         check=True,
     )
     lines = said.stderr.splitlines()
-    assert (lines[0], lines[-1]) == ("started: 1", "left: 0")
+    assert (lines[0], lines[-1]) == ("started: 2", "left: 0"), "the worker of the node, and what forks those of devices"
     assert "no such option" in said.stderr.lower()
 
 

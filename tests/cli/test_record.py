@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators import detect
+from checks.accelerators import cuda, detect
 from checks.contract import Context, Finding, Tier, load_params
 from checks.discover import builtin_checks
 from checks.host.machine import Host, HostError
@@ -145,6 +145,18 @@ def test_a_plain_machine_is_recorded_too(tmp_path: Path) -> None:
     made = record(machine.host, tmp_path / "recorded")
     assert passive_findings(tmp_path / "recorded") == before
     assert made.left_out["/bin/neuron-ls"] == "not installed"
+
+
+def test_gpus_on_the_bus_are_recorded_with_the_driver_that_has_them(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    for address in ("0000:10:1c.0", "0000:a0:1c.0"):
+        machine.write(f"/sys/bus/pci/devices/{address}/vendor", "0x10de\n")
+        machine.write(f"/sys/bus/pci/devices/{address}/class", "0x030200\n")
+    (machine.root / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
+    (machine.root / "sys/bus/pci/devices/0000:a0:1c.0/driver").symlink_to("../../drivers/vfio-pci")
+    record(machine.host, tmp_path / "recorded")
+    found = cuda.find(Host(tmp_path / "recorded"), {})
+    assert found["without_driver"] == cuda.find(machine.host, {})["without_driver"] == ["0000:10:1c.0"]
 
 
 def test_the_machine_that_runs_this_can_be_recorded_without_tools(tmp_path: Path) -> None:

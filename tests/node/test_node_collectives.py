@@ -18,7 +18,7 @@ from healthd.runner.collective.ranks import RefusedError
 from tests.node.node_collectives_kit import Site, collective
 from tests.node.node_kit import eventually, lease, lease_order, quiet, run, run_order
 from tests.runner.ranks_kit import orders
-from tests.runner.runner_kit import make_runner, workers_left
+from tests.runner.runner_kit import make_runner, ranks_left, workers_left
 
 # --- one validation ---------------------------------------------------------------------------------------------------
 
@@ -365,10 +365,10 @@ def test_two_nodes_with_real_ranks(tmp_path: Path) -> None:
             await two.take(Order(id="C1", kind="collective", deadline_seconds=90.0, collective=second))
             await eventually(lambda: (one.status("C1"), two.status("C1")) == ("done", "done"), seconds=30.0)
             assert [report.reason for site in (one, two) for report in site.report("C1").ranks] == [None, None]
-            assert len(workers_left()) == 2
+            assert len(ranks_left()) == 2
             await one.take(lease_order(lease()))
             await eventually(lambda: one.status("L1") == "accepted")
-            assert len(workers_left()) == 1
+            assert len(ranks_left()) == 1
         assert workers_left() == []
 
     run(main())

@@ -71,6 +71,22 @@ def workers_left() -> list[str]:
     return found
 
 
+def servers_left() -> list[str]:
+    """Those of them that fork workers: the guard of a forked worker has the same command line, and the worker below."""
+
+    def has_children(line: str) -> bool:
+        pid = line.split()[0]
+        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+    return [line for line in workers_left() if "worker.py fork" in line and not has_children(line)]
+
+
+def ranks_left() -> list[str]:
+    """Workers that still run, without what forks them, which a session has until its end."""
+    servers = servers_left()
+    return [line for line in workers_left() if line not in servers]
+
+
 def below_guard(pid: int) -> int:
     """The process of a worker by that of its guard, which is the one that was started."""
     for name in os.listdir("/proc"):

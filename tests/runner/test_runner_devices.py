@@ -387,9 +387,9 @@ class CountingWorkers(Workers):
 
     started: Counter[str]
 
-    def spawn(self, target: str | None) -> WorkerProcess:
+    async def spawn(self, target: str | None) -> WorkerProcess:
         self.started[target or "node"] += 1
-        return super().spawn(target)
+        return await super().spawn(target)
 
 
 @pytest.mark.parametrize(("ranks", "starts"), [("kept", 1), ("fresh", 2)])
@@ -428,7 +428,7 @@ def test_ranks_stay_or_start_anew_for_each_group_as_the_accelerator_says(ranks: 
 def test_a_cancellation_that_comes_as_a_worker_ends_is_not_forgotten() -> None:
     async def run() -> None:
         workers = Workers(make_runner().settings, Unreaped(), {}, None)
-        process = workers.spawn(None)
+        process = await workers.spawn(None)
         try:
             waiting = asyncio.create_task(process.wait_gone(60.0))
             await asyncio.sleep(0)

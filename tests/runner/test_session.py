@@ -23,7 +23,7 @@ from healthd.runner.device_claim import lock_file
 from tests.node.node_kit import eventually
 from tests.patience import PATIENCE
 from tests.runner.ranks_kit import SMALL, blank, lost, nodes, orders
-from tests.runner.runner_kit import below_guard, make_runner, wait_gone, workers_left
+from tests.runner.runner_kit import below_guard, make_runner, ranks_left, wait_gone, workers_left
 from tests.runner.session_kit import accused
 
 # For ranks that are up already to meet, and then to get through a collective: what a test that has a rank fail waits.
@@ -147,7 +147,7 @@ def test_after_a_loss_the_next_round_has_fresh_ranks(tmp_path: Path) -> None:
             reports = await two.join(orders(1, 1, checks=("all_reduce", "all_gather")))
             assert {one.check for one in reports} == {"all_reduce"}  # after the loss there is no group
             assert accused(reports) == [("rank:1", "RankDied")]
-            assert workers_left() == []
+            assert ranks_left() == []
             assert lost(await two.join(orders(1, 1, checks=("all_gather",)))) == {}
 
     run(main())
@@ -158,7 +158,7 @@ def test_killed_rank_is_told_at_once_and_its_neighbour_gets_a_grace(tmp_path: Pa
         async with nodes(tmp_path, 2, 1, params={"all_reduce": {"sizes_bytes": [2**20], "iterations": 2000}}) as three:
             joining = asyncio.create_task(three.join(orders(2, 1, timeout_seconds=30.0)))
             await eventually(lambda: three.seen(1) == "all_reduce/1048576 entered", seconds=30.0)
-            victim = int(workers_left()[0].split()[0])
+            victim = int(ranks_left()[0].split()[0])
             began = time.monotonic()
             os.kill(victim, signal.SIGKILL)
             reports = await joining
@@ -259,7 +259,7 @@ def test_main_node_that_dies_while_others_wait_makes_them_victims(tmp_path: Path
             first, second, _ = orders(1, 1, 1, join_seconds=60.0)
             joining = asyncio.create_task(two.join([first, second]))
             await eventually(lambda: two.seen(1) == "rendezvous/peers joined", seconds=30.0)
-            pids = [below_guard(int(line.split()[0])) for line in workers_left()]
+            pids = [below_guard(int(line.split()[0])) for line in ranks_left()]
             (main_pid,) = [pid for pid in pids if _listens(pid, first.port)]
             os.kill(main_pid, signal.SIGKILL)
             reports = await joining
@@ -318,7 +318,7 @@ def test_cancelled_round_tells_how_far_it_was_and_leaves_no_rank(tmp_path: Path)
             joining.cancel()
             await asyncio.wait([joining])
             await asyncio.sleep(0.5)
-            assert workers_left() == []
+            assert ranks_left() == []
             (last,) = two.heard[0][-1]
             assert (last.reason, last.last) == ("Cancelled", "all_reduce/1024 entered")
 
@@ -345,7 +345,7 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     ) as daemon:
         assert daemon.stdout is not None
         pids = [int(word) for word in daemon.stdout.readline().split()]
-        assert len(pids) == 1
+        assert len(pids) == 2, "the rank, and what has forked it"
         daemon.kill()
     assert all(wait_gone(pid) for pid in pids)
 
@@ -384,6 +384,7 @@ def test_session_whose_end_is_disturbed_keeps_nobody_off_the_devices(tmp_path: P
         await asyncio.wait([ending])
         with lock_file(tmp_path, "cpu").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        await eventually(lambda: workers_left() == [], 60)
 
     run(main())
 

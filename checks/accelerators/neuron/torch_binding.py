@@ -8,6 +8,10 @@ A core belongs to one process at a time, and a process that does not say which t
 are set before anything of Neuron is imported, and whatever a job left in the environment that would change results,
 shapes or caches goes.
 
+Its workers are not forked from one import (`Descriptor.prepare_fork`): torch imports torch-neuronx by itself where that
+is a back end (TORCH_DEVICE_BACKEND_AUTOLOAD), torch-neuronx reads the variables that pin a core when it is imported,
+and AWS documents no fork after the import. A worker that was forked could take the core of another.
+
 Unverified on hardware: the variables, the device's and the back ends' names and the functions called are those of AWS's
 documentation and of the public source of torch_xla 2.9 and torch-neuronx; no part of `bind` has run on a NeuronCore.
 """

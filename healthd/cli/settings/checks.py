@@ -95,6 +95,10 @@ class ProbeSettings:
     neuron_lnc: int | None = None
     """Physical cores of one logical NeuronCore (1 or 2), as the jobs have it; None: as neuron-ls says."""
 
+    preload: bool = False
+    """Whether the node daemon keeps torch imported while the node is free, so that a gate takes about a second. It
+    costs about 165 MB of memory, and the process ends as soon as a job has the node."""
+
     start_seconds: float = 60.0
     """Within which a worker must be ready: importing torch from a cold disk takes long."""
 
@@ -268,6 +272,7 @@ class CheckSettings:
             on_cold_cache=probe.on_cold_cache,
             compile_timeout_seconds=probe.compile_timeout_seconds,
             max_workers_at_once=probe.workers or max(2, (os.cpu_count() or 2) // 2),
+            preload=probe.preload,
             start_timeout_seconds=probe.start_seconds,
             lock_wait_seconds=probe.lock_wait_seconds,
             retries=probe.retries,

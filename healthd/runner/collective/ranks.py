@@ -485,6 +485,7 @@ class Session:
 
     async def open(self) -> None:
         """Claim the devices. Raises RefusedError when there are none, or they are in use; close the session then."""
+        self._workers.expect_devices()
         surveyed = await self._survey()
         if not self._targets:
             raise RefusedError("no devices were found, so that there is nothing to be a rank on")

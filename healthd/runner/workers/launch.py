@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 
 import checks
 from checks.training.environment import NUMERIC_PREFIXES
@@ -54,6 +54,36 @@ class Launch:
             os.close(result_end)
 
 
+class ForkLaunch:
+    """
+    A fork server that was started (`checks.worker.fork_server`) and has been asked for the import, and our end of its
+    socket. Raises OSError.
+    """
+
+    def __init__(self, python: str, env: Mapping[str, str], wanted: Mapping[str, object]) -> None:
+        import json
+        import socket
+
+        self.python, self.env, self.wanted = python, dict(env), dict(wanted)
+        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self.line.send(json.dumps(wanted).encode())
+                self.process = Popen(
+                    [python, "-I", WORKER, "fork", str(theirs.fileno()), str(os.getpid())],
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    stderr=DEVNULL,  # where the import fails, workers that import on their own say why
+                    env=self.env,
+                    cwd="/",
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except OSError:
+            self.line.close()
+            raise
+
+
 def command(python: str, *, alone: bool) -> list[str]:
     """The command of a worker. `alone`: without site-packages, with which the interpreter takes a third longer."""
     return [python, "-I", *(["-S"] if alone else []), WORKER]
@@ -75,36 +105,72 @@ def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -
 # --- ahead of the settings --------------------------------------------------------------------------------------------
 
 REAP_SECONDS = 1.0
+AUTO: Mapping[str, object] = {"accelerator": "auto", "host_root": None, "options": {}}
+"""What a fork server is asked for where no setting changes it."""
+_FLAGS = frozenset({"--json", "--localize", "--profile"})
 _ahead: Launch | None = None  # one that nobody has taken yet
+_fork_ahead: ForkLaunch | None = None
 
 
-def start_ahead() -> None:
+def start_ahead(arguments: Sequence[str]) -> None:
     """
-    Start the node's worker as it is where no setting changes it, and let it import its checks.
+    Start the node's worker as it is where no setting changes it, and let it import its checks; and the fork server,
+    where these arguments of `healthd check` ask for checks of devices.
 
     Nothing that a setting names is run: whether it may be is decided when the settings have been read.
     """
-    global _ahead
+    global _ahead, _fork_ahead
     if not sys.executable or "HEALTHD_PROBE_PYTHON" in os.environ:  # nobody would take it
         return
+    env = environment(sys.executable, {}, os.environ)
     with contextlib.suppress(OSError):
-        _ahead = Launch(command(sys.executable, alone=True), environment(sys.executable, {}, os.environ))
+        _ahead = Launch(command(sys.executable, alone=True), env)
         if _ahead.process.stdin is not None:
             _ahead.process.stdin.write(LOAD)
+        if ask_for_devices(arguments):
+            _fork_ahead = ForkLaunch(sys.executable, env, AUTO)
+
+
+def ask_for_devices(arguments: Sequence[str]) -> bool:
+    """Whether it can be seen that these arguments of `healthd check` ask for a tier that uses devices."""
+    left = iter(arguments)
+    for word in left:
+        if not word.startswith("--") or word == "--help":  # a name: what it checks is not known yet
+            return False
+        value = word.partition("=")[2] if "=" in word else "" if word in _FLAGS else next(left, "")
+        if word.startswith("--tier") and value == "passive":
+            return False
+    return True
 
 
 def take_ahead(argv: Sequence[str], env: Mapping[str, str]) -> Launch | None:
     """The worker that was started ahead, where it is the one that these would start; any other is ended."""
     global _ahead
     if _ahead is None or (_ahead.argv, _ahead.env) != (list(argv), env):
-        end_ahead()
+        _end_worker()
         return None
     found, _ahead = _ahead, None
     return found
 
 
+def take_fork_ahead(python: str, env: Mapping[str, str], wanted: Mapping[str, object]) -> ForkLaunch | None:
+    """The same of the fork server."""
+    global _fork_ahead
+    found = _fork_ahead
+    if found is None or (found.python, found.env, found.wanted) != (python, env, wanted):
+        _end_fork_server()
+        return None
+    _fork_ahead = None
+    return found
+
+
 def end_ahead() -> None:
-    """End the worker that was started ahead, where nobody has taken it."""
+    """End what was started ahead, where nobody has taken it."""
+    _end_worker()
+    _end_fork_server()
+
+
+def _end_worker() -> None:
     global _ahead
     if _ahead is not None:
         found, _ahead = _ahead, None
@@ -115,4 +181,14 @@ def end_ahead() -> None:
                     pipe.close()
         os.close(found.results)
         with contextlib.suppress(TimeoutExpired):  # one that a dying disk holds is not waited for
+            found.process.wait(REAP_SECONDS)
+
+
+def _end_fork_server() -> None:
+    global _fork_ahead
+    if _fork_ahead is not None:
+        found, _fork_ahead = _fork_ahead, None
+        found.line.close()
+        found.process.terminate()  # it ends what the import has started
+        with contextlib.suppress(TimeoutExpired):
             found.process.wait(REAP_SECONDS)

@@ -159,22 +159,24 @@ class WorkerLane:
     async def _try_start(self) -> tuple[Missing | None, bool]:
         """Start a worker and wait until it is ready; else why it is not, and whether another attempt is of no use."""
         limit_seconds = self._workers.settings.start_timeout_seconds
+        process: WorkerProcess | None = None
         try:
-            self.process = process = self._workers.spawn(self._device)
+            async with asyncio.timeout(limit_seconds):
+                self.process = process = await self._workers.spawn(self._device)
+                setup = {"kind": "setup", "id": 0, **self._workers.setup(self._device)}
+                process.send(json.dumps(setup).encode() + b"\n")
+                self._send_queued(process)
+                event = await process.next_event()
         except OSError as error:
+            if isinstance(error, TimeoutError):
+                if process is not None:
+                    process.kill()
+                return self._missing("StartFailed", f"not ready within {limit_seconds:g} s"), True
             text = (
                 f"cannot start {self._workers.python}: {error.strerror or error}; name another interpreter with python"
             )
             text += " under [probe] or HEALTHD_PROBE_PYTHON"
             return self._missing("StartFailed", text), False
-        process.send(json.dumps({"kind": "setup", "id": 0, **self._workers.setup(self._device)}).encode() + b"\n")
-        self._send_queued(process)
-        try:
-            async with asyncio.timeout(limit_seconds):
-                event = await process.next_event()
-        except TimeoutError:
-            process.kill()
-            return self._missing("StartFailed", f"not ready within {limit_seconds:g} s"), True
         if isinstance(event, Ended):
             line = last_line(process.last_output())
             text = f"{event.message} before it was ready{': ' if line else ''}{line}"

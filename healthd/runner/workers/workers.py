@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from checks.accelerators import find_descriptor
 from checks.contract import Missing
@@ -23,6 +23,9 @@ from checks.worker.protocol import LineDecoder, ProtocolError
 from healthd.core.tasks import Backoff
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 from healthd.runner.workers.launch import LOAD, Launch, command, environment, take_ahead
+
+if TYPE_CHECKING:
+    from healthd.runner.workers.fork_server import ForkServer, ForkServers
 
 # Whether the kernel has lately killed a process of this host for want of memory.
 
@@ -90,6 +93,31 @@ class Ended:
 Event = dict[str, Any] | Ended
 
 
+class Child(Protocol):
+    """A child of this process, as `Popen` has it."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal, once it is reaped; None as long as it runs."""
+
+
+class Launched(Protocol):
+    """A worker that was executed (`Launch`) or forked (`Forked`), and our end of the pipe of its results."""
+
+    started: float
+    results: int
+
+    @property
+    def process(self) -> Child: ...
+
+
 class WorkerProcess:
     """
     A worker under the guard (`checks.host.guard`) that leads its session and kills everything that it started.
@@ -97,7 +125,7 @@ class WorkerProcess:
     Must be created in the main thread while a loop runs there: the worker dies with the thread that started it.
     """
 
-    def __init__(self, launched: Launch, *, oom_kills: Callable[[], int | None] | None = None) -> None:
+    def __init__(self, launched: Launched, *, oom_kills: Callable[[], int | None] | None = None) -> None:
         """`oom_kills` says how many processes the kernel has killed for want of memory; None: it is asked."""
         self._oom_kills = OomKills(oom_kills or read_oom_kills)
         self._loop = asyncio.get_running_loop()
@@ -371,7 +399,9 @@ class Workers:
         unreaped: Unreaped,
         versions: dict[str, str],
         on_progress: OnProgress | None,
+        servers: ForkServers | None = None,
     ) -> None:
+        """`servers` None: workers are executed, none is forked."""
         self.settings = settings
         self.inventory: dict[str, Any] = {}
         """Devices and their holders, by the last survey."""
@@ -389,6 +419,9 @@ class Workers:
         self._unreaped = unreaped
         self._versions = versions
         self._on_progress = on_progress
+        self._servers = servers
+        self._server: ForkServer | None = None
+        self._executes = False  # there is no server, and will be none
         self._processes: list[tuple[str, WorkerProcess]] = []
         self._prestarted: WorkerProcess | None = None
         self._unreaped_of_node = 0
@@ -400,7 +433,7 @@ class Workers:
         ahead = take_ahead(self._command(None), self._env)
         if ahead is not None:
             return WorkerProcess(ahead)
-        process = self.spawn(None)
+        process = self._record(None, Launch(self._command(None), self._env))
         process.send(LOAD)
         return process
 
@@ -409,12 +442,36 @@ class Workers:
         self._prestarted = process
         self._processes.append(("node", process))
 
-    def spawn(self, target: str | None) -> WorkerProcess:
-        """Start a worker for a device, or for the node (None). Raises OSError."""
+    def expect_devices(self) -> None:
+        """
+        Begin with the import that the workers of devices share, where they can be forked.
+
+        Call it as soon as it is likely that devices are checked: the import takes longer than all else.
+        """
+        if self._server is None and not self._executes:
+            self._server = self._servers.take() if self._servers is not None else None
+            self._executes = self._server is None
+
+    async def spawn(self, target: str | None) -> WorkerProcess:
+        """
+        Start a worker for a device, or for the node (None). Raises OSError.
+
+        That of a device is forked where that can be, once the shared import is done.
+        """
         if target is None and self._prestarted is not None:
             process, self._prestarted = self._prestarted, None
             return process
-        process = WorkerProcess(Launch(self._command(target), self._env))
+        if target is not None:
+            self.expect_devices()
+            if self._server is not None:
+                accelerator = self.inventory.get("accelerator")
+                forked = await self._server.fork(accelerator, lambda made: self._record(target, made))
+                if forked is not None:
+                    return forked
+        return self._record(target, Launch(self._command(target), self._env))
+
+    def _record(self, target: str | None, launched: Launched) -> WorkerProcess:
+        process = WorkerProcess(launched)
         self._processes = [(name, other) for name, other in self._processes if not other.reaped.is_set()]
         self._processes.append((target or "node", process))
         return process
@@ -509,8 +566,18 @@ class Workers:
         for one in key.split(","):
             self._unreaped.add(one, process)
 
+    async def end_server(self) -> None:
+        """No device needs another worker."""
+        self._executes = True
+        if self._server is not None and self._servers is not None:
+            server, self._server = self._server, None
+            await self._servers.give_back(server)
+
     async def kill_all(self) -> None:
         """Kill all workers and wait until they are reaped; those that are not in time are recorded as unreaped."""
+        for _, process in self._processes:
+            process.kill()
+        await self.end_server()  # a worker that it was just making is known from then on
         for _, process in self._processes:
             process.kill()
         left = [(name, process) for name, process in self._processes if process not in self._unreaped]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import resource
 import signal
+import stat
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from checks.contract import Context, Evidence, Finding, Missing, NoParams, Progress, Status, check
 
@@ -45,6 +51,44 @@ def dies_once(ctx: Context[Where]) -> Iterator[Finding]:
         os.close(os.open(marker, os.O_CREAT))
         os.kill(os.getpid(), signal.SIGKILL)
     yield passed("done", ctx.device.target)
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="device")
+def surroundings_there(ctx: Context[Where]) -> Iterator[Finding]:
+    """Writes what the process has been given into a file named by its device."""
+    assert ctx.device is not None
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    guard = os.getppid()
+    kinds = [stat.S_IFMT(os.stat(f"/proc/self/fd/{number}").st_mode) for number in opened_descriptors()]
+    death = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(death))
+    found = {
+        "command": Path("/proc/self/cmdline").read_text().split("\0"),
+        "threads": int(status["Threads"]),
+        "signals": [status[name].strip() for name in ("SigBlk", "SigIgn", "SigCgt")],
+        "variables": dict(os.environ),
+        "folder": os.getcwd(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "torch threads": ctx.device.torch.get_num_threads(),
+        "priorities": [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, guard)],
+        "oom scores": [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in ("self", guard)],
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT" in name},
+        "leads session": [os.getsid(0) == guard, os.getpgid(0) == guard],
+        "descriptors": sorted(kinds),
+        "descriptors of the guard": os.listdir(f"/proc/{guard}/fd"),
+        "signal at the guard's end": death.value,
+        "isolated": sys.flags.isolated,
+        "path": sys.path,
+        "umask": os.umask(0o22),
+    }
+    with open(os.path.join(ctx.params.folder, ctx.device.target), "w") as file:
+        json.dump(found, file)
+    yield passed("written", ctx.device.target)
+
+
+def opened_descriptors() -> list[str]:
+    """Those of this process, without that of the look itself."""
+    return [number for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")]
 
 
 def judge_met(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
