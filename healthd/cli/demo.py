@@ -37,6 +37,9 @@ TRIES = 3
 # Times that a busy machine may need to start ranks. No fault of the demonstration is found by these limits.
 PATIENT = {"HEALTHD_POLICY_COLLECTIVE_START": "180s", "HEALTHD_POLICY_COLLECTIVE_JOIN": "90s"}
 
+WARM = {"HEALTHD_PROBE_PRELOAD": "true"}
+"""The nodes keep torch imported between the acts."""
+
 FAULT = "matmul@cpu:1=corrupt"
 BETWEEN = "all_reduce@rank:4=corrupt"
 """Rank 4 exists, on n3, only where all three nodes run together."""
@@ -140,7 +143,7 @@ class Stage:
         shown = ["healthd", *arguments]
         self.console.print(f"[green]$[/] {shlex.join(shown)} &".replace(str(self.folder), "$D"))
         with (self.folder / f"{name}.log").open("wb") as log:
-            environment = {**self.environment, "HEALTHD_POLICY_RECOVERY": "2s", **PATIENT}
+            environment = {**self.environment, "HEALTHD_POLICY_RECOVERY": "2s", **PATIENT, **WARM}
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", "healthd", *arguments], stdout=log, stderr=log, env=environment

@@ -21,7 +21,7 @@ from healthd.cli.fleet.line import (
     print_json,
     segment,
 )
-from healthd.cli.settings.options import Command, load_settings
+from healthd.cli.settings.options import Command
 from healthd.cli.terminal.render import table_of
 from healthd.core.errors import UnreachableError
 from healthd.core.model import Health
@@ -453,11 +453,9 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     GATE is its id, or JOB for the newest gate of a job, or JOB:ATTEMPT.
     """
     from healthd.core import wire
-    from healthd.core.http.client import GateClient
     from healthd.core.model import Decision
 
-    settings = load_settings(options, section="gate")
-    with GateClient(settings.endpoint()) as aggregator:
+    with aggregator_of(options) as aggregator:
         job, colon, attempt = gate.rpartition(":")
         asked = aggregator.gate_of(job, int(attempt)) if colon and job and attempt.isdecimal() else None
         path = f"/v1/gates/{segment(asked or gate)}"
