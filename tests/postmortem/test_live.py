@@ -368,20 +368,12 @@ def test_error_file_of_torch_counts(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.rank) == (Kind.SOFTWARE, 5)
 
 
-@pytest.mark.parametrize(("fault", "word"), [("well", "ok"), ("killed", None)])
-def test_the_aggregator_is_told_what_is_known(fault: str, word: str | None, tmp_path: Path) -> None:
+def test_the_aggregator_learns_of_a_good_end(tmp_path: Path) -> None:
     with answering(lambda *_: b'{"gates": [], "next": null}') as (url, heard):
-        command = (sys.executable, "-c", "") if fault == "well" else job(fault)
-        done = healthd_run(
-            tmp_path,
-            *command,
-            options=("--no-measure", "--job", "train", "--attempt", "3"),
-            env={"HEALTHD_AGGREGATOR": url},
-        )
-    asked = 0 if fault == "well" else 1  # after a bad end, for the gate that takes the notes
-    assert (len(heard) > asked) == (word is not None)
-    assert word is None or "train" in heard[0][0]
-    assert (done.code == 0) == (fault == "well")
+        options = ("--no-measure", "--job", "train", "--attempt", "3")
+        done = healthd_run(tmp_path, sys.executable, "-c", "", options=options, env={"HEALTHD_AGGREGATOR": url})
+    assert done.code == 0
+    assert "train" in heard[0][0]
 
 
 def test_what_is_told_of_each_kind() -> None:
