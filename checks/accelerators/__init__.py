@@ -80,9 +80,9 @@ class Descriptor:
     compiles: bool = False
     """Whether probes are compiled before they run, so that the compile cache concerns them."""
 
-    prepare_fork: Callable[[Mapping[str, Any]], None] | None = None
+    prepare_fork: Callable[[], None] | None = None
     """
-    Imports what the workers of all such devices share, so that one process can fork them. Takes the operator's options.
+    Imports what the workers of all such devices share, so that one process can fork them.
 
     It changes what is read at the import as `bind` does, and opens no device, no context and no runtime. Raises
     RuntimeError where such devices cannot be used after a fork. None: workers import on their own; the module of the

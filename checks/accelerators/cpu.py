@@ -25,7 +25,7 @@ from checks.host.machine import Host, HostError
 _DROPPED = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
 
-def prepare_fork(_: Mapping[str, Any]) -> None:
+def prepare_fork() -> None:
     """
     Import torch, for a process that is forked.
 

@@ -68,7 +68,7 @@ def _tells_of_trouble(text: str) -> bool:
 _DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 
 
-def prepare_fork(_: Mapping[str, Any]) -> None:
+def prepare_fork() -> None:
     """
     Import torch, for a process that is forked, and nothing that asks CUDA.
 

@@ -12,6 +12,10 @@ Verified on the CPU client alone. For others the number of devices, the variable
 and the device files must be configured, and their collectives are refused; NEURON's, whose processes can talk, are the
 business of `neuron/torch_binding.py`.
 
+Workers are not forked from one import (`Descriptor.prepare_fork`): one that finds nothing compiled says so without
+importing torch, and the ranks on the CPU client share a process. The import itself would allow it: with torch_xla 2.9.0
+it starts no thread, and a client that a forked process makes computes. Of other clients that is not known.
+
 What XLA cannot do on a device it leaves to the host's CPU, silently: `fallbacks` tells, so that nobody takes the host's
 health for the device's.
 """
@@ -41,28 +45,10 @@ _DROPPED = (
 )
 
 
-def prepare_fork(options: Mapping[str, Any]) -> None:
-    """
-    Import torch and torch_xla, for a process that is forked; on PJRT's CPU client alone.
-
-    Measured with torch_xla 2.9.0: the import starts no thread and makes no client, and a client that a copy of the
-    process makes computes. Whether the libraries of another client allow that is not known.
-    """
-    client = _client(options)
-    if client != "CPU":
-        raise RuntimeError(f"whether PJRT {client} works after a fork is not known")
-    for name in _DROPPED:
-        os.environ.pop(name, None)
-    os.environ["PJRT_DEVICE"] = client
-    cpu.prepare_fork(options)
-    import_or_say("torch_xla")
-
-
 DESCRIPTOR = Descriptor(
     name="xla",
     detect_order=None,
     speed_versions=("torch",),
-    prepare_fork=prepare_fork,
     compiles=True,
     python_packages=("torch-xla",),
     graph_sources=("accelerators/xla.py",),

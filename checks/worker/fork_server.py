@@ -103,7 +103,7 @@ def _prepare(wanted: Mapping[str, Any]) -> str:
     cores, given = os.sched_getaffinity(0), os.environ.get(_ONE_THREAD)
     os.environ.setdefault(_ONE_THREAD, "1")
     gc.disable()  # what is imported stays
-    descriptor.prepare_fork(wanted["options"])
+    descriptor.prepare_fork()
     builtin_checks()
     if given is None:
         del os.environ[_ONE_THREAD]

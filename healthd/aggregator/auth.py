@@ -19,6 +19,7 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -65,6 +66,10 @@ IMPLIED: Mapping[Scope, frozenset[Scope]] = {
     Scope.ADMIN: frozenset(Scope),
 }
 """What each scope allows."""
+
+
+PEER: ContextVar[str] = ContextVar("PEER", default="")
+"""The address that the request comes from which is answered now."""
 
 
 class AuthError(HealthdError):
@@ -118,6 +123,11 @@ class Caller:
     def speaks_for(self, node: str) -> bool:
         """Whether it may speak for the node of this name: as its daemon, as a hook there, or ask for it."""
         return self.nodes is None or any(fnmatch.fnmatchcase(node, pattern) for pattern in self.nodes)
+
+    @property
+    def limited_as(self) -> str | None:
+        """By what name its gates and held requests are counted; None where it speaks for all nodes."""
+        return None if self.nodes is None else str(self)
 
     def may_end(self, node: str, workload: str | None) -> bool:
         """

@@ -31,7 +31,7 @@ from healthd.aggregator.api import (
     respond,
     scope_of,
 )
-from healthd.aggregator.auth import Guard, Scope
+from healthd.aggregator.auth import PEER, Guard, Scope
 from healthd.aggregator.metrics import LeadershipCollector, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, connection_words
@@ -183,6 +183,7 @@ class Front:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        PEER.set(str((scope.get("client") or ("",))[0]))
         serving = self._serving
         if serving is None or not (serving.leads() or scope["path"] in _OWN):
             await self._elsewhere(scope, receive, send)

@@ -15,15 +15,16 @@ import base64
 import binascii
 import fnmatch
 import logging
+import math
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from checks.printable import some
-from healthd.aggregator.auth import IMPLIED, AuthError, Caller, Scope
+from healthd.aggregator.auth import IMPLIED, PEER, AuthError, Caller, Scope
 from healthd.aggregator.settings import KubernetesCallers
 from healthd.core import wire
 from healthd.core.errors import BadInputError
@@ -45,6 +46,17 @@ REFUSED_SECONDS = 10.0
 """How long a refusal is kept: whoever asks in a loop asks the API server no more often."""
 MOST_AT_ONCE = 8
 """Reviews under way: the API server has other clients, and a review takes milliseconds."""
+MOST_OF_ADDRESS = 6
+"""Reviews under way for one address: whoever floods leaves places to others."""
+MOST_A_SECOND = 400.0
+"""Reviews that are asked in a second: 10,000 nodes that find their aggregator again take half a minute."""
+SUSPECT_SECONDS = 60.0
+"""How long an address comes last after a refusal."""
+SUSPECTS_A_SECOND = 20.0
+"""Reviews in a second for all such addresses together."""
+MOST_SUSPECTS_WAITING = 64
+"""Requests of such an address that wait; the others are answered 503 at once."""
+MOST_SUSPECTS = 10_000
 MOST_WAITING = 5000
 """Requests that wait for a review; a fleet that finds its aggregator again sends one from each node."""
 REVIEW_SECONDS = 5.0
@@ -72,6 +84,112 @@ class _Review:
     until: float
 
 
+class _Pace:
+    """So many in a second, and `burst` at once."""
+
+    def __init__(self, a_second: float, burst: float) -> None:
+        self._a_second, self._burst = a_second, burst
+        self._left, self._at = burst, 0.0
+
+    def wait_seconds(self, now: float) -> float:
+        """How long until the next one may go; 0: now."""
+        self._left = min(self._burst, self._left + (now - self._at) * self._a_second)
+        self._at = now
+        return max(0.0, (1.0 - self._left) / self._a_second)
+
+    def take(self) -> None:
+        """One goes."""
+        self._left -= 1.0
+
+
+class _Turns:
+    """
+    Who may ask the API server next. Addresses take turns; those with a refusal lately come last, and slowly.
+
+    Whoever has a turn gives it back with `done`. On the event loop alone.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._under_way: Counter[str] = Counter()
+        self._suspects: OrderedDict[str, float] = OrderedDict()
+        self._all = _Pace(MOST_A_SECOND, MOST_AT_ONCE)
+        self._slow = _Pace(SUSPECTS_A_SECOND, 1.0)
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def take(self, address: str) -> None:
+        """Wait for a turn. AuthError(503) for one too many of an address that comes last."""
+        queue = self._waiting.setdefault(address, deque())
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        if self._is_suspect(address):
+            self._trim(address)
+        self._give()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.done(address)
+            raise
+
+    def done(self, address: str) -> None:
+        """The turn is over."""
+        self._under_way[address] -= 1
+        if self._under_way[address] <= 0:
+            del self._under_way[address]
+        self._give()
+
+    def refused(self, address: str) -> None:
+        """A token from there was refused."""
+        _put(self._suspects, address, self._clock() + SUSPECT_SECONDS, MOST_SUSPECTS)
+        self._trim(address)
+
+    def _is_suspect(self, address: str) -> bool:
+        return self._clock() < self._suspects.get(address, -math.inf)
+
+    def _trim(self, address: str) -> None:
+        queue = self._waiting.get(address, deque())
+        while len(queue) > MOST_SUSPECTS_WAITING:
+            turn = queue.pop()
+            if not turn.done():
+                text = f"tokens from {address} were refused lately, and {MOST_SUSPECTS_WAITING} wait already"
+                turn.set_exception(AuthError(503, f"{text}; try again later"))
+
+    def _give(self) -> None:
+        while self._under_way.total() < MOST_AT_ONCE and (address := self._next()) is not None:
+            queue = self._waiting[address]
+            turn = queue.popleft()
+            self._waiting.move_to_end(address)
+            if not queue:
+                del self._waiting[address]
+            if not turn.done():
+                self._all.take()
+                if self._is_suspect(address):
+                    self._slow.take()
+                self._under_way[address] += 1
+                turn.set_result(None)
+
+    def _next(self) -> str | None:
+        """The address whose turn it is; None where none may go now. A timer looks again where only time is lacking."""
+        free = [one for one in self._waiting if self._under_way[one] < MOST_OF_ADDRESS]
+        good = next((one for one in free if not self._is_suspect(one)), None)
+        address = good or next(iter(free), None)
+        if address is None:
+            return None
+        now = asyncio.get_running_loop().time()
+        seconds = max(self._all.wait_seconds(now), 0.0 if good is not None else self._slow.wait_seconds(now))
+        if seconds <= 0.0:
+            return address
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._again)
+        return None
+
+    def _again(self) -> None:
+        self._timer = None
+        self._give()
+
+
 class TokenReviews:
     """
     Who the bearers of service account tokens are, on the event loop alone.
@@ -95,7 +213,7 @@ class TokenReviews:
         self._kept: OrderedDict[bytes, _Review] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[AuthError, float]] = OrderedDict()
         self._asking: dict[bytes, asyncio.Event] = {}
-        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+        self._turns = _Turns(clock)
         self._waiting = 0
         self._away = ""
         self._away_until = float("-inf")
@@ -162,6 +280,7 @@ class TokenReviews:
             caller = self._caller_of(status)
         except AuthError as error:
             self._kept.pop(digest, None)
+            self._turns.refused(PEER.get())
             _put(self._refused, digest, (error, now + REFUSED_SECONDS), MOST_REFUSED)
             raise
         self._refused.pop(digest, None)
@@ -173,7 +292,8 @@ class TokenReviews:
     async def _review(self, token: str) -> Mapping[str, object]:
         """The status of the token's review. KubernetesError where there is none, or could not be one just before."""
         self._check_there()
-        await self._wait(self._at_once.acquire())
+        address = PEER.get()
+        await self._wait(self._turns.take(address))
         try:
             self._check_there()
             self._probing = probing = bool(self._away)
@@ -182,7 +302,7 @@ class TokenReviews:
             finally:
                 self._probing = self._probing and not probing
         finally:
-            self._at_once.release()
+            self._turns.done(address)
 
     def _check_there(self) -> None:
         """KubernetesError where the API server could not be asked just before, or one request tries that already."""

@@ -13,7 +13,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -51,20 +51,21 @@ COMMANDS = {
     "completion": "completion",
 }
 
-# What usage or configuration, any other error of ours, and an error nobody foresaw come to: see docs/operations.md.
-EXIT_CODES = {"check": (2, 3, 3), "gate": (2, 75, 75), "preflight": (2, 75, 75), "slurm": (2, 75, 75)}
-DEFAULT_EXIT_CODES = (2, 1, 1)
-
-
-# Their exit code is an answer, 0 or 1; where none can be given it is 3.
-CANNOT_TELL = 3
-QUESTIONS = {
-    ("fleet", "breaker"),
-    ("fleet", "stragglers"),
-    ("fleet", "digests"),
-    ("fleet", "steps"),
-    ("fleet", "validate"),
+# Command -> what usage, settings or a token without the right, any other error of ours, and an error that was not
+# foreseen come to: the table of docs/operations.md. 3: it asks something, and no answer can be given.
+EXIT_CODES: Mapping[tuple[str, ...], tuple[int, int, int]] = {
+    (): (2, 1, 1),
+    ("check",): (2, 3, 3),
+    ("gate",): (2, 75, 75),
+    ("preflight",): (2, 75, 75),
+    ("slurm",): (2, 75, 75),
+    ("fleet", "breaker"): (2, 3, 3),
+    ("fleet", "stragglers"): (2, 3, 3),
+    ("fleet", "digests"): (2, 3, 3),
+    ("fleet", "steps"): (2, 3, 3),
+    ("fleet", "validate"): (2, 3, 3),
 }
+CANNOT_TELL = 3
 
 # How kubectl calls the program: https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
 KUBECTL_PLUGIN = "kubectl-healthd"
@@ -127,12 +128,10 @@ def healthd() -> None:
 
 
 def exit_codes(arguments: Sequence[str]) -> tuple[int, int, int]:
-    """What usage or configuration, any other error of ours, and an error nobody foresaw come to for these arguments."""
-    name = next((argument for argument in arguments if argument in COMMANDS), "")
-    usage, known, internal = EXIT_CODES.get(name, DEFAULT_EXIT_CODES)
-    if tuple(arguments[:2]) in QUESTIONS:
-        return usage, CANNOT_TELL, CANNOT_TELL
-    if name == "check" and {"plugin", "--exit-style=plugin"} & set(arguments):
+    """The row of EXIT_CODES for these arguments."""
+    words = tuple(word for word in arguments if not word.startswith("-"))[:2]
+    usage, known, internal = next(EXIT_CODES[words[:n]] for n in (2, 1, 0) if words[:n] in EXIT_CODES)
+    if words[:1] == ("check",) and {"plugin", "--exit-style=plugin"} & set(arguments):
         return CANNOT_TELL, known, internal  # of a monitoring plug-in 2 is a failure of what it looks at
     return usage, known, internal
 

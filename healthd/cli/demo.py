@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from checks.json_text import parse_json
 from healthd.cli.terminal.output import styled
 from healthd.core.errors import HealthdError
 
@@ -35,6 +36,9 @@ TRIES = 3
 """Attempts at a gate whose answer is inconclusive, as it is where a busy machine does not start the ranks in time."""
 # Times that a busy machine may need to start ranks. No fault of the demonstration is found by these limits.
 PATIENT = {"HEALTHD_POLICY_COLLECTIVE_START": "180s", "HEALTHD_POLICY_COLLECTIVE_JOIN": "90s"}
+
+WARM = {"HEALTHD_PROBE_PRELOAD": "true"}
+"""The nodes keep torch imported between the acts."""
 
 FAULT = "matmul@cpu:1=corrupt"
 BETWEEN = "all_reduce@rank:4=corrupt"
@@ -105,7 +109,7 @@ class Stage:
         )
         if done.returncode not in (0, 1, 3):
             raise HealthdError(f"the checks of this host did not run: {done.stderr.strip()}")
-        failed = failed_checks(json.loads(done.stdout))
+        failed = failed_checks(parse_json(done.stdout))
         if failed:
             found = "; ".join(f"{name}: {message}" for name, message in failed.items())
             self.console.print(
@@ -139,7 +143,7 @@ class Stage:
         shown = ["healthd", *arguments]
         self.console.print(f"[green]$[/] {shlex.join(shown)} &".replace(str(self.folder), "$D"))
         with (self.folder / f"{name}.log").open("wb") as log:
-            environment = {**self.environment, "HEALTHD_POLICY_RECOVERY": "2s", **PATIENT}
+            environment = {**self.environment, "HEALTHD_POLICY_RECOVERY": "2s", **PATIENT, **WARM}
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", "healthd", *arguments], stdout=log, stderr=log, env=environment

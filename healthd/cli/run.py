@@ -73,7 +73,8 @@ def run(
     cannot be executed, 2 for usage.
 
     With --exit-style verdict a bad end exits 75 where a retry elsewhere can help, 76 where a retry here can, 70 where
-    none can, 79 where somebody or a scheduler has stopped it; as the command did where nothing explains its end.
+    it is certain that none can, and 79 where a person stopped it. It exits as the command did if nothing explains the
+    end, or if the verdict is only suspected and nothing was measured.
     """
     if not 1.0 <= seconds <= MAX_SECONDS:
         raise ConfigError(f"--seconds {seconds:g} is not within 1 and {MAX_SECONDS:g}")

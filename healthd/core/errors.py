@@ -36,6 +36,10 @@ class OutputError(HealthdError):
     """What a command has to tell cannot be written: to standard output, or to the file that was named for it."""
 
 
+class LimitError(HealthdError):
+    """The caller has as much as it may have; some of that must end first."""
+
+
 class ConflictError(HealthdError):
     """What is asked contradicts what was asked before under the same name."""
 

@@ -209,12 +209,16 @@ _SCHEDULERS = re.compile(
     r"^(?:slurm|srun|containerd|runc|crun|conmon|dockerd|kubelet|systemd|tini|dumb-init|amazon-ecs|pbs)"
 )
 _LAUNCHERS = re.compile(r"^(?:torchrun|pt_elastic|python|mpirun|mpiexec|orted|prted|prte|hydra|accelerate|deepspeed)")
+_SPREADING = ("srun: ", "slurmstepd: ", "mpirun ", "mpiexec ", "prterun ")
 _STOPPING = {1, 2, 3, 9, 15}
 
 
 def judge(case: Case) -> JobVerdict:
     """The verdict of a job that ended badly. It explains itself: the sentence, and the evidence with its sources."""
     placed = {**placed_ranks(case.lines), **case.nodes}
+    # A script below `healthd run` may start srun or mpirun, which then print lines of their own.
+    spread = {line.node for line in case.lines if line.text.startswith(_SPREADING)}
+    case = replace(case, spread=case.spread | spread)
     findings = [_on_its_node(finding, placed) for finding in find(case.lines)]
     summary = torchrun_failures(case.lines)
     findings += _of_processes(case, findings, summary)
@@ -341,6 +345,13 @@ def _tied(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
         return
     windows = _windows(case, [finding for finding in findings if not finding.signature.kernel])
     named = pids_of(case.lines)
+    # Where a process of the job reports its device too, an error that names a stranger may be of that device.
+    reported = {
+        each.node
+        for each in findings
+        if not each.signature.kernel and each.signature.strength is _REPORT and each.signature.device
+        if not each.signature.general
+    }
     for finding in findings:
         if not finding.signature.kernel:
             yield finding
@@ -349,14 +360,17 @@ def _tied(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
         ours = finding.pid is not None and finding.pid in own
         begin, end = windows.get(finding.node, (float("-inf"), float("inf")))
         in_time = finding.at is None or begin <= finding.at <= end
-        foreign = finding.pid is not None and bool(own) and not ours
+        # The pid of a launcher says nothing of its ranks, so strangers are known only where the output names ranks.
+        foreign = finding.pid is not None and bool(named.get(finding.node)) and not ours
         signature = finding.signature
         if signature.name == "kernel OOM kill":
             count = case.oom_kills.get(finding.node)
             if count == 0 or not (ours or in_time) or (foreign and not count):
                 continue
             yield finding if ours or count else replace(finding, signature=replace(signature, strength=_REPORT))
-        elif (in_time or ours) if signature.strength is _FACT else (in_time and not foreign):
+        elif (ours and signature.strength is _FACT) or (
+            in_time and (not foreign or (signature.strength is _FACT and finding.node in reported))
+        ):
             yield finding
 
 

@@ -331,6 +331,8 @@ def _match(line: Line, order: int, known: dict[tuple[bool, str], tuple[Signature
             return None
         told = {name: value for name, value in found.groupdict().items() if value is not None}
         rank, code, pid = _first(told, "rank"), _first(told, "code"), _first(told, "pid")
+        if pid is None and line.kernel and (process := _PID.search(line.text)):
+            pid = process[1]
         by_signal, silent = _first(told, "signal"), _first(told, "silent")
         waited = _WAITED.search(line.text)
         return Finding(
@@ -362,6 +364,7 @@ def _first(told: Mapping[str, str], name: str) -> str | None:
 
 # The kernel's lines in other output: a copy, which proves nothing.
 _QUOTED = re.compile(r"NVRM: Xid \x28|NEURON_HW_ERR=|(?:Out of memory|out of memory): Killed process \d")
+_PID = re.compile(r"\bpid=(\d+)")
 _WAITED = re.compile(r"\b(?:ran for|after) (\d+) (?:milliseconds|ms)\b")
 
 

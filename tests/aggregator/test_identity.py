@@ -135,6 +135,54 @@ def test_gates_and_validations_are_asked_for_the_tokens_nodes_alone(tmp_path: Pa
     scenario(test, tmp_path)
 
 
+def test_token_of_some_nodes_stops_nobody_by_many_open_gates_and_held_requests(tmp_path: Path) -> None:
+    async def test(client: Callable[[str], httpx.AsyncClient]) -> None:
+        for number in range(1, 10):
+            await sync(client("all"), f"trn-a-{number}")
+
+        async def asked(who: str, job: str, node: str, wait: float = 0.0) -> httpx.Response:
+            body = {"job": job, "nodes": [node], "tier": "deep", "wait_seconds": 86400.0}
+            return await client(who).post(f"/v1/gates?wait={wait:g}", json=body)
+
+        for number in range(64):
+            opened = await asked("a-hooks", f"a-{number}", f"trn-a-{1 + number % 8}")
+            assert (opened.status_code, opened.json()["decision"]) == (200, "hold")
+        node = await asked("a-hooks", "one-more-of-the-node", "trn-a-1")
+        token = await asked("a-hooks", "one-more-of-the-token", "trn-a-9")
+        assert (node.status_code, token.status_code) == (429, 429)
+        assert "policy.open_gates_per_token" in token.json()["detail"]
+        assert (await asked("a-hooks", "a-0", "trn-a-1")).status_code == 200, "the same gate again"
+        held = [asyncio.create_task(asked("a-hooks", f"a-{number}", "trn-a-1", 20.0)) for number in range(0, 64, 8)]
+        held += [asyncio.create_task(client("a-hooks").get("/v1/gates/a-0?wait=20")) for _ in range(57)]
+        done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+        (more,) = (one.result() for one in done)
+        assert (more.status_code, "64 requests are held" in more.text) == (429, True)
+        for number in range(65):  # of all nodes
+            assert (await asked("hooks", f"other-{number}", "trn-a-1")).status_code == 200
+        for job in ("a-0", "a-8"):
+            assert (await client("a-hooks").delete(f"/v1/gates/lease?job={job}")).status_code == 200
+        assert (await asked("a-hooks", "now", "trn-a-9")).status_code == 200
+        for task in held:
+            task.cancel()
+        await asyncio.wait(held)
+
+    scenario(test, tmp_path)
+
+
+def test_node_has_few_open_gates_of_tokens_of_some_nodes(tmp_path: Path) -> None:
+    async def test(client: Callable[[str], httpx.AsyncClient]) -> None:
+        await sync(client("all"), "trn-a-1")
+        statuses = []
+        for number in range(9):
+            body = {"job": f"a-{number}", "nodes": ["trn-a-1"], "tier": "deep"}
+            answer = await client("a-hooks").post("/v1/gates", json=body)
+            statuses.append(answer.status_code)
+        assert statuses == [200] * 8 + [429]
+        assert "policy.open_gates_per_node" in answer.json()["detail"]
+
+    scenario(test, tmp_path)
+
+
 def test_gates_leases_and_outcomes_of_others_nodes_are_left_alone(tmp_path: Path) -> None:
     async def test(client: Callable[[str], httpx.AsyncClient]) -> None:
         async with living(client("all"), "trn-a-1", "trn-a-2", "trn-b-1"):

@@ -239,6 +239,7 @@ def test_override_admits_by_hand_and_shows(fleet: Cluster) -> None:
     assert "healthd_overrides_active 0.0" in aggregator.get("/metrics").text
 
 
+@pytest.mark.thorough
 def test_rival_fault_14_what_comes_up_after_the_daemon_is_found_without_a_restart(cluster: Cluster) -> None:
     """
     The part of the machine that the probes need is not there yet: their interpreter, on a file system mounted late.

@@ -137,3 +137,21 @@ def test_the_page_and_the_api_of_a_rejected_gate_show_all_nodes(tmp_path: Path) 
             assert '<th scope="row">tier</th><td><span class="muted">left to the settings</span></td><td>quick' in text
 
     scenario(test, tmp_path, policy=dataclasses.replace(POLICY, rules=False))
+
+
+def test_a_pool_gate_that_replaced_a_bad_node_says_so_in_its_answer_and_on_its_page(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        async with living(client, "n1") as (bad,), living(client, "n2"):
+            bad.on_run = lambda: bad.changes.update(status=Status.FAIL)
+            question = {"job": "train", "pool": "train", "count": 1, "max_age_seconds": 0.001}
+            answer = await client.post("/v1/gates?wait=10", json=question)
+            decision = decode(answer.content, Decision, what="decision")
+            assert [one.node for one in decision.nodes] == ["n2"]
+            assert [(one.node, one.reasons[0].code) for one in decision.excluded] == [("n1", "WrongResult")]
+            assert "  left out: n1" in plain(*render.decision_report(decision))
+            text = (await client.get(f"/gates/{decision.id}")).text
+            assert "WrongResult" in text[text.index("<h3>Left out</h3>") :]
+            assert "Nothing speaks against it" not in text
+            assert "old when the gate ordered the check or granted the lease" in text
+
+    scenario(test, tmp_path, policy=dataclasses.replace(POLICY, rules=False))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from healthd.aggregator import service_accounts
-from healthd.aggregator.auth import AuthError, Caller, Guard, Scope, new_token
+from healthd.aggregator.auth import PEER, AuthError, Caller, Guard, Scope, new_token
 from healthd.aggregator.service_accounts import TokenReviews, claims_of
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.errors import ConfigError
@@ -222,13 +222,41 @@ def test_no_more_requests_wait_than_are_allowed(tmp_path: Path, monkeypatch: pyt
     async def test(bench: Bench) -> None:
         bench.server.held.clear()
         asking = [
-            asyncio.create_task(bench.who(bench.server.token())) for _ in range(service_accounts.MOST_AT_ONCE + 3)
+            asyncio.create_task(bench.who(bench.server.token())) for _ in range(service_accounts.MOST_OF_ADDRESS + 3)
         ]
-        await bench.server.was_asked(service_accounts.MOST_AT_ONCE)
+        await bench.server.was_asked(service_accounts.MOST_OF_ADDRESS)
         error = await bench.refused(bench.server.token())
         assert (error.status, "wait for reviews" in str(error)) == (503, True)
         bench.server.held.set()
         await asyncio.gather(*asking)
+
+    scenario(test, tmp_path)
+
+
+def test_flood_of_forged_tokens_takes_no_turn_of_another_address(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        async def from_address(address: str, token: str) -> Caller | None:
+            PEER.set(address)
+            return await bench.who(token)
+
+        bench.server.held.clear()
+        forged = [bench.server.token(good=False) for _ in range(1500)]
+        flood = [asyncio.create_task(from_address("10.0.0.1", token)) for token in forged]
+        await bench.server.was_asked(service_accounts.MOST_OF_ADDRESS)
+        hook = bench.server.token()
+        asked = asyncio.create_task(from_address("10.0.0.2", hook))
+        await bench.server.was_asked(service_accounts.MOST_OF_ADDRESS + 1)
+        assert bench.server.asked[-1] == hook, "it is asked while the whole flood waits"
+        bench.server.held.set()
+        assert (await asked) is not None
+        ends = await asyncio.gather(*flood[:100], *flood[-100:], return_exceptions=True)
+        assert {end.status for end in ends if isinstance(end, AuthError)} == {401, 503}
+        later = await from_address("10.0.0.2", bench.server.token())
+        assert later is not None
+        assert len(bench.server.asked) < 200, "the flood comes last, and slowly"
+        for one in flood:
+            one.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
 
     scenario(test, tmp_path)
 

@@ -44,7 +44,7 @@ def test_a_job_that_was_gated_and_died_gets_one_verdict_over_all_of_its_nodes(jo
     for rank in range(job.size):
         ended = job.end(rank)
         assert ended.out == f"started {rank}\n", ended.err
-        assert "healthd: why it died: STORAGE" in ended.err, ended.err
+        assert "healthd: why it died: SUSPECTED STORAGE" in ended.err, ended.err
         assert "the command on rank-2: A file system is full" in ended.err
         assert "judged alone" not in ended.err
         assert ended.code == 76

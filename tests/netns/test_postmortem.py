@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.aggregator.cluster import HEALTHD
+from tests.aggregator.cluster import HEALTHD, release
 from tests.aggregator.service import ROOT, until
 from tests.netns.fleet import MARK, Fleet, marks
 from tests.patience import PATIENCE
@@ -77,6 +77,7 @@ def job(fleet: Fleet, *, by_rank: bool) -> Iterator[tuple[str, dict[str, subproc
         for parent in parents.values():
             end(parent)
             parent.communicate()
+        release(fleet.aggregator.url, gate)  # nothing here sees the end of its ranks
 
 
 def record(fleet: Fleet, gate: str) -> Any:

@@ -7,7 +7,7 @@ import importlib
 import itertools
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -60,9 +60,25 @@ def expected(signature: Signature) -> Kind:
     return signature.kind if signature.strength in (Strength.FACT, Strength.REPORT) else Kind.UNKNOWN
 
 
+def for_each(signatures: Iterable[Signature]) -> Callable[[Callable[[Signature], None]], Callable[[], None]]:
+    """One test over many signatures: as a test of its own each would cost more than what it does."""
+
+    def decorate(test: Callable[[Signature], None]) -> Callable[[], None]:
+        def over_all() -> None:
+            for signature in signatures:
+                try:
+                    test(signature)
+                except AssertionError as error:
+                    raise AssertionError(f"{signature.name}: {error}") from error
+
+        return over_all
+
+    return decorate
+
+
 FORMS: Mapping[str, Callable[[str], list[str]]] = {
     "alone": lambda text: [text],
-    "after noise": lambda text: [*noise(400), text],
+    "after noise": lambda text: [*noise(60), text],
     "between noise": lambda text: [*noise(30), text, *noise(20)],
     "coloured": lambda text: [f"\x1b[1m\x1b[31m{text}\x1b[0m"],
     "with a title of the terminal": lambda text: [f"\x1b]0;train\x07{text}"],
@@ -76,7 +92,7 @@ FORMS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)
+@for_each(SIGNATURES)
 def test_signature_is_found_in_its_real_form(signature: Signature) -> None:
     kind = expected(signature)
     for form, texts in FORMS.items():
@@ -88,11 +104,7 @@ def test_signature_is_found_in_its_real_form(signature: Signature) -> None:
         assert (signature.name in found) is (signature.strength is not Strength.MENTION), form
 
 
-@pytest.mark.parametrize(
-    "signature",
-    [each for each in SIGNATURES if not each.kernel and each.strength is not Strength.MENTION],
-    ids=lambda each: each.name,
-)
+@for_each(each for each in SIGNATURES if not each.kernel and each.strength is not Strength.MENTION)
 def test_signature_is_given_to_its_rank_among_interleaved_ones(signature: Signature) -> None:
     others = [f"[rank{number % 4}]: {NOISE.format(number)}" for number in range(40)]
     verdict = judge(case(*others[:30], f"[rank2]: {EXAMPLES[signature.name]}", *others[30:]))
@@ -104,16 +116,16 @@ def test_signature_is_given_to_its_rank_among_interleaved_ones(signature: Signat
         assert verdict.rank == finding.rank
 
 
-@pytest.mark.parametrize("signature", [each for each in SIGNATURES if not each.kernel], ids=lambda each: each.name)
+@for_each(each for each in SIGNATURES if not each.kernel)
 def test_text_that_was_cut_never_accuses_the_hardware_or_the_data_instead(signature: Signature) -> None:
     text = EXAMPLES[signature.name]
-    for length in range(0, len(text), 7):
+    for length in range(0, len(text), 17):
         verdict = judge(case(text[:length]))
         assert verdict.kind in (signature.kind, Kind.UNKNOWN, Kind.SOFTWARE), text[:length]
         assert verdict.kind is signature.kind or verdict.suspected or verdict.kind is Kind.UNKNOWN
 
 
-@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)
+@for_each(SIGNATURES)
 def test_signature_has_all_that_a_reader_needs(signature: Signature) -> None:
     assert signature.source.startswith("https://")
     for text in (signature.suggests, signature.settles, signature.action):
@@ -273,9 +285,7 @@ def test_nothing_is_unknown() -> None:
         assert (verdict.kind, verdict.confidence, verdict.node) == (Kind.UNKNOWN, "low", None)
 
 
-@pytest.mark.parametrize(
-    "signature", [each for each in SIGNATURES if expected(each) is Kind.HARDWARE], ids=lambda each: each.name
-)
+@for_each(each for each in SIGNATURES if expected(each) is Kind.HARDWARE)
 def test_hardware_is_only_said_where_measured_or_found_by_the_kernel(signature: Signature) -> None:
     text = EXAMPLES[signature.name]
     verdict = judge(case(text, kernel=signature.kernel))
@@ -292,8 +302,7 @@ def test_what_a_program_can_cause_is_not_the_device_where_that_passes(name: str)
     assert (verdict.kind, verdict.suspected) == (Kind.SOFTWARE, True)
 
 
-@pytest.mark.parametrize("signature", [each for each in SIGNATURES if each.kind is Kind.SOFTWARE
-                                       and each.place is Place.INITIATING], ids=lambda each: each.name)  # fmt: skip
+@for_each(each for each in SIGNATURES if each.kind is Kind.SOFTWARE and each.place is Place.INITIATING)
 def test_software_is_only_said_where_the_nodes_passed(signature: Signature) -> None:
     text = EXAMPLES[signature.name]
     assert judge(case(text, kernel=signature.kernel)).suspected
@@ -494,7 +503,7 @@ def mandatory(parsed: Any) -> list[set[str]]:
     return ways
 
 
-@pytest.mark.parametrize("signature", [each for each in SIGNATURES if not each.kernel], ids=lambda each: each.name)
+@for_each(each for each in SIGNATURES if not each.kernel)
 def test_whatever_a_signature_matches_has_one_of_the_words_that_are_looked_for_first(signature: Signature) -> None:
     parser: Any = importlib.import_module("re._parser")
     for pattern in signature.patterns:
@@ -511,8 +520,8 @@ def test_ordinary_output_is_looked_through_quickly() -> None:
 
 
 def test_bounds_hold_for_hostile_output() -> None:
-    huge = "x" * 5_000_000 + " ValueError: " + "y" * 1000
-    many = [f"[rank{number % 64}]: ValueError: {number}" for number in range(10_000)]
+    huge = "x" * 500_000 + " ValueError: " + "y" * 1000
+    many = [f"[rank{number % 64}]: ValueError: {number}" for number in range(3_000)]
     verdict = judge(case(huge, *many))
     assert len(verdict.evidence) <= 8
     assert all(len(each.text) <= 300 for each in verdict.evidence)

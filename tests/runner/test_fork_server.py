@@ -60,12 +60,12 @@ import dataclasses, os, subprocess, sys, threading, time
 from checks.accelerators import cpu
 from checks.worker.fork_server import serve
 
-def threads(options): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-def processes(options): subprocess.Popen(["sleep", "600"])
-def orphans(options): subprocess.run(["sh", "-c", "setsid sleep 600 & echo"], stdout=subprocess.DEVNULL)
-def cores(options): os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-def devices(options): sys.opened = open("/dev/zero")
-def raises(options): import no_such_module
+def threads(): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+def processes(): subprocess.Popen(["sleep", "600"])
+def orphans(): subprocess.run(["sh", "-c", "setsid sleep 600 & echo"], stdout=subprocess.DEVNULL)
+def cores(): os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+def devices(): sys.opened = open("/dev/zero")
+def raises(): import no_such_module
 
 prepare = None if sys.argv[2] == "none" else globals()[sys.argv[2]]
 cpu.DESCRIPTOR = dataclasses.replace(cpu.DESCRIPTOR, prepare_fork=prepare)
@@ -93,7 +93,7 @@ def test_nothing_is_forked_where_an_import_does_more_than_import(after: str, why
         process = prepared.ScriptPopen(
             [sys.executable, "-c", REFUSING, str(theirs.fileno()), after], pass_fds=[theirs.fileno()]
         )
-        ours.send(json.dumps({"accelerator": "cpu", "host_root": None, "options": {}}).encode())
+        ours.send(json.dumps({"accelerator": "cpu", "host_root": None}).encode())
         theirs.close()
         assert why in json.loads(ours.recv(4096))["refused"]
         assert process.wait(60) == 0

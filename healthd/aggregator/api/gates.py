@@ -8,6 +8,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -97,7 +98,7 @@ class NotesBody:
     """Whether it checks the devices of its node when it is asked to."""
 
 
-@router.post("", responses=problems(409))
+@router.post("", responses=problems(409, 429))
 async def ask(request: Request, response: Response, caller: GateCaller, wait: Wait, asked: GateRequest) -> Decision:
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
@@ -112,13 +113,14 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     asked = _of_caller(caller, asked)
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
-    gate = await _asked(parts, caller, asked, wait)
-    if gate.decision is not None and wait > 0 and (held := await parts.engine.confirm(gate, wait)) is not None:
-        response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
-        return held
-    if asked.join is not None:
-        wait = min(wait, parts.engine.policy.tuning.member_seconds / 4)  # a member is heard only when it asks
-    decision = await _decision(parts, gate.id, wait, response)
+    with _held(parts, caller, wait, None if asked.join is None else asked.join.node):
+        gate = await _asked(parts, caller, asked, wait)
+        if gate.decision is not None and wait > 0 and (held := await parts.engine.confirm(gate, wait)) is not None:
+            response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
+            return held
+        if asked.join is not None:
+            wait = min(wait, parts.engine.policy.tuning.member_seconds / 4)  # a member is heard only when it asks
+        decision = await _decision(parts, gate.id, wait, response)
     granted_at = parts.metrics.granted_at(gate.id)
     if granted_at is not None and granted_at > began:
         # What the aggregator itself took, up to the leases on disk: without the nodes' round trip.
@@ -145,11 +147,12 @@ async def listed(
 
 
 # A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
-@router.get("/{gate:path}/postmortem")
+@router.get("/{gate:path}/postmortem", responses=problems(429))
 async def postmortem(request: Request, caller: Reader, gate: str, wait: Wait) -> PostmortemState:
     """Why the job of a gate died, by its id or its job (then the newest); held back until nothing is waited for."""
     parts = parts_of(request)
-    return state_of(await parts.postmortems.wait(await _find(parts, caller, gate), None, wait))
+    with _held(parts, caller, wait):
+        return state_of(await parts.postmortems.wait(await _find(parts, caller, gate), None, wait))
 
 
 @router.get("/{gate:path}/evidence")
@@ -160,11 +163,12 @@ async def evidence(request: Request, caller: Reader, gate: str) -> Evidence:
     return Evidence(gate=plain(told.gate), states=told.states, leases=told.leases, outcome=told.outcome)
 
 
-@router.get("/{gate:path}")
+@router.get("/{gate:path}", responses=problems(429))
 async def follow(request: Request, response: Response, caller: Reader, gate: str, wait: Wait) -> Decision:
     """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
     parts = parts_of(request)
-    return await _decision(parts, await _find(parts, caller, gate), wait, response)
+    with _held(parts, caller, wait):
+        return await _decision(parts, await _find(parts, caller, gate), wait, response)
 
 
 @router.delete("/lease", responses=problems(404))
@@ -222,7 +226,7 @@ async def outcome(request: Request, caller: GateCaller, gate: str, body: Outcome
     return OutcomeKept(gate=gate, status=body.status)
 
 
-@router.post("/{gate}/notes", responses=problems(409))
+@router.post("/{gate}/notes", responses=problems(409, 429))
 async def notes(request: Request, caller: GateCaller, gate: str, wait: Wait, body: NotesBody) -> PostmortemState:
     """
     A `healthd run` tells that its part of the job ended badly, and with which notes. Safe to repeat.
@@ -238,10 +242,11 @@ async def notes(request: Request, caller: GateCaller, gate: str, wait: Wait, bod
         packed = base64.b64decode(body.notes, validate=True)
     except ValueError:
         raise BadInputError("notes: no base64") from None
-    return await parts.postmortems.tell(gate, node, packed, measures=body.measures, wait=wait)
+    with _held(parts, caller, wait, node):
+        return await parts.postmortems.tell(gate, node, packed, measures=body.measures, wait=wait)
 
 
-@router.post("/{gate}/handshake")
+@router.post("/{gate}/handshake", responses=problems(429))
 async def handshake(
     request: Request, caller: GateCaller, gate: str, wait: Wait, body: HandshakeBody
 ) -> HandshakeAnswer:
@@ -253,7 +258,8 @@ async def handshake(
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
     came = parts.rollcall.nodes or None
-    return await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came)
+    with _held(parts, caller, wait, body.node):
+        return await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came)
 
 
 def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
@@ -272,12 +278,20 @@ def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
         )
 
 
+def _held(parts: Parts, caller: Caller, wait: float, node: str | None = None) -> AbstractContextManager[None]:
+    return parts.held.one(parts.engine.policy, caller, wait, node)
+
+
 async def _asked(parts: Parts, caller: Caller, asked: GateRequest, wait: float) -> Gate:
     """The gate as it is on disk; StoreError when the database has not taken it before the asker's time is over."""
     seconds = max(LEAST_SECONDS, wait)
     try:
         async with asyncio.timeout(seconds if wait > 0 else None):
-            return await parts.engine.ask(asked, may_end=lambda row: caller.may_end(row.node, row.lease.workload))
+            return await parts.engine.ask(
+                asked,
+                may_end=lambda row: caller.may_end(row.node, row.lease.workload),
+                asker=caller.limited_as,
+            )
     except TimeoutError:
         why = parts.engine.trouble() or "the aggregator is too busy"
         raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
@@ -462,7 +476,7 @@ class ValidationBody:
     wait_seconds: float | None = None
 
 
-@validation_router.post("")
+@validation_router.post("", responses=problems(429))
 async def start(
     request: Request, response: Response, caller: GateCaller, wait: Wait, body: ValidationBody
 ) -> ValidationState:
@@ -470,18 +484,20 @@ async def start(
     parts = parts_of(request)
     asked = request_of(body)
     _check_asked(parts, caller, asked)
-    gate = await parts.engine.ask(asked)
-    await parts.engine.wait(gate.id, wait)
+    with _held(parts, caller, wait):
+        gate = await parts.engine.ask(asked, asker=caller.limited_as)
+        await parts.engine.wait(gate.id, wait)
     found = await parts.engine.get(gate.id)
     response.headers["location"] = f"/v1/validations/{gate.id}"
     return _told(found, parts.engine.answer(found))
 
 
-@validation_router.get("/{gate}", dependencies=[READ])
-async def follow_validation(request: Request, gate: str, wait: Wait) -> ValidationState:
+@validation_router.get("/{gate}", responses=problems(429))
+async def follow_validation(request: Request, caller: Reader, gate: str, wait: Wait) -> ValidationState:
     """The validations of a gate or of one started by hand, round by round; held back while it is open."""
     parts = parts_of(request)
-    await parts.engine.wait(gate, wait)
+    with _held(parts, caller, wait):
+        await parts.engine.wait(gate, wait)
     found = await parts.engine.get(gate)
     if not found.terms.collective:
         raise NotFoundError(f"gate {gate} runs no collectives over its nodes")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import ipaddress
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -27,6 +29,7 @@ from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.inventory import Accusation, Accusations, Fleet, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model.gates import LeaseRow, Override, Phase
+from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.postmortems import PostmortemState
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
@@ -35,7 +38,7 @@ from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import HistoryEvent, PutOutcome
 from healthd.aggregator.stragglers import Stragglers
 from healthd.core.config import nearest
-from healthd.core.errors import BadInputError
+from healthd.core.errors import BadInputError, LimitError
 from healthd.core.http.addresses import host_of, split_header
 from healthd.core.model import (
     Allocation,
@@ -51,6 +54,33 @@ from healthd.core.model import (
     Verdict,
 )
 from healthd.core.tasks import Tasks
+
+
+class HeldRequests:
+    """How many requests are held for each caller that speaks for some nodes alone, and for each node of theirs."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def one(self, policy: Policy, caller: Caller, wait: float, node: str | None = None) -> Iterator[None]:
+        """One more, meanwhile, of a member of a group on `node`, else of the caller; LimitError for one too many."""
+        who = caller.limited_as
+        if who is None or wait <= 0:
+            yield
+            return
+        name, limit, most = who, "open_gates_per_token", policy.open_gates_per_token
+        if node is not None:
+            name, limit, most = f"node {node}", "open_gates_per_node", policy.open_gates_per_node
+        if self._held[name] >= most:
+            raise LimitError(f"{name}: {most} requests are held already (policy.{limit}); wait until one has ended")
+        self._held[name] += 1
+        try:
+            yield
+        finally:
+            self._held[name] -= 1
+            if not self._held[name]:
+                del self._held[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +104,7 @@ class Parts:
     postmortems: Postmortems
     drain: DrainController | None = None
     callers_may: frozenset[GateTerm] = frozenset()
+    held: HeldRequests = field(default_factory=HeldRequests)
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,6 +146,7 @@ STATUSES = {
     408: "The body did not come in time.",
     409: "It contradicts what was asked before, or what is in force.",
     413: "The body is too large.",
+    429: "The caller has as many open gates, or held requests, as it may; try again later.",
     421: "This aggregator stands by; the header `Leader` has the URL of the one that leads.",
     431: "The headers are too large.",
     500: "An internal error; the aggregator's log has more.",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from healthd.aggregator.auth import AuthError
 from healthd.aggregator.inventory import DuplicateError, FullError, NotExecutorError, NotVouchedError
-from healthd.core.errors import BadInputError, ConflictError, HealthdError, NotFoundError, StoreError
+from healthd.core.errors import BadInputError, ConflictError, HealthdError, LimitError, NotFoundError, StoreError
 from healthd.core.model import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -30,6 +30,7 @@ _KINDS: Sequence[tuple[type[HealthdError], _Told]] = (
     (NotVouchedError, (403, None, {})),
     (NotExecutorError, (409, "NotExecutor", {})),
     (ConflictError, (409, None, {})),
+    (LimitError, (429, None, {"retry-after": "5"})),
     (NotFoundError, (404, None, {})),
     (BadInputError, (400, None, {})),
     (StoreError, (503, "StoreFailed", {"retry-after": "5"})),

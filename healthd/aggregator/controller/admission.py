@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.gate import decisions, rendezvous
 from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, LeaseRow, Terms
 from healthd.aggregator.model.policy import LONGEST_LEASE_SECONDS, MOST_RUNTIME_SECONDS, Policy
-from healthd.core.errors import BadInputError, ConflictError, StoreError
+from healthd.core.errors import BadInputError, ConflictError, LimitError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mode, ValidationKind
 from healthd.core.node_name import check_name
 from healthd.core.workload import problem_of
@@ -115,16 +115,18 @@ def open_gate(
     decided: Gate | None = None,
     *,
     may_end: Callable[[LeaseRow], bool] = every_lease,
+    asker: str | None = None,
     past: str | None = None,
 ) -> Gate:
     """
     The gate of this job and attempt: the open one, or a new one, which supersedes earlier attempts.
 
     `decided` is the newest gate of the job of a group where that is decided and not in memory. `may_end` tells which
-    leases of earlier attempts this caller ends; the gate holds until the others have ended. `past` as in `Gate`.
+    leases of earlier attempts this caller ends; the gate holds until the others have ended. `asker` and
+    `past` as in `Gate`.
     """
     if request.join is not None:
-        return _open_group(batch, fleet_state, policy, request, request.join, decided, may_end)
+        return _open_group(batch, fleet_state, policy, request, request.join, decided, may_end, asker)
     key = (request.job, request.attempt)
     known = fleet_state.gates.get(fleet_state.keys.get(key, "")) or fleet_state.decided.get(
         fleet_state.keys.get(key, "")
@@ -134,8 +136,9 @@ def open_gate(
         return known
     if key in fleet_state.keys:
         raise StoreError(f"job {request.job} attempt {request.attempt} was just read from the database; ask again")
-    _check_room(fleet_state, policy)
-    gate = dataclasses.replace(new_gate(fleet_state.new_id(batch.now), request, policy, batch.now), past=past)
+    _check_room(fleet_state, policy, request, asker)
+    gate = new_gate(fleet_state.new_id(batch.now), request, policy, batch.now)
+    gate = dataclasses.replace(gate, asker=asker, past=past)
     newest = fleet_state.newest.get(request.job)
     fleet_state.add(gate)
     if newest is not None and newest > request.attempt:
@@ -149,9 +152,25 @@ def open_gate(
     return gate
 
 
-def _check_room(fleet_state: FleetState, policy: Policy) -> None:
+def _check_room(fleet_state: FleetState, policy: Policy, request: GateRequest, asker: str | None) -> None:
+    """LimitError where the asker, or a node that it names, has too many open gates; StoreError where all have."""
+    if asker is not None:
+        limited = [gate for gate in fleet_state.gates.values() if gate.asker is not None]
+        own, most = sum(gate.asker == asker for gate in limited), policy.open_gates_per_token
+        if own >= most:
+            raise LimitError(f"{asker}: has {own} open gates (policy.open_gates_per_token); wait until one has ended")
+        for node in (request.join.node,) if request.join is not None else request.nodes:
+            there, most = sum(node in _nodes_of(gate) for gate in limited), policy.open_gates_per_node
+            if there >= most:
+                raise LimitError(
+                    f"node {node}: {there} open gates name it (policy.open_gates_per_node); wait until one has ended"
+                )
     if len(fleet_state.gates) >= policy.tuning.max_open_gates:
         raise StoreError(f"{policy.tuning.max_open_gates} gates are open already; ask again when one has ended")
+
+
+def _nodes_of(gate: Gate) -> Collection[str]:
+    return gate.request.nodes if gate.group is None else [one.node for one in gate.group.members]
 
 
 def _open_group(
@@ -162,6 +181,7 @@ def _open_group(
     join: Join,
     decided: Gate | None,
     may_end: Callable[[LeaseRow], bool],
+    asker: str | None,
 ) -> Gate:
     """
     The gate for this member: the open gate of its group, the decided one if that answers it, or the next one.
@@ -186,7 +206,7 @@ def _open_group(
         if group is not None and rendezvous.answers_member(gate, join, over=over):
             check_same_request(gate, request, fleet_state)
             return gate
-    _check_room(fleet_state, policy)
+    _check_room(fleet_state, policy, request, asker)
     attempt = request.attempt if newest is None else max(request.attempt, newest + 1)
     if attempt > LARGEST_ATTEMPT:
         raise ConflictError(f"job {request.job} has used up its attempts ({LARGEST_ATTEMPT}); name the job otherwise")
@@ -196,6 +216,7 @@ def _open_group(
         ranks = {one.node: one.rank for one in group.members}
         own = {grant.lease_id: ranks[node] for node, grant in gate.granted.items() if node in ranks}
         former = {**group.former, **own}
+    opened = dataclasses.replace(opened, asker=asker)
     opened = rendezvous.with_group(opened, asked_attempt=request.attempt, former=former)
     fleet_state.add(opened)
     if not former:

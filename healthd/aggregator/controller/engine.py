@@ -160,19 +160,21 @@ class Engine:
         request: GateRequest,
         *,
         may_end: Callable[[LeaseRow], bool] = admission.every_lease,
+        asker: str | None = None,
         past: str | None = None,
     ) -> Gate:
         """
         Open a gate, or return the one that this job and attempt already has, as it is on disk now.
 
-        `may_end` tells which leases of earlier attempts end by it. `past` as in `Gate`.
+        `may_end` tells which leases of earlier attempts end by it. `asker` and `past` as in `Gate`.
 
         BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
-        one whose admission is over, StoreError when it cannot be written.
+        one whose admission is over, LimitError where the asker has too many open ones, StoreError when it cannot be
+        written.
         """
         admission.check_request(request)
         if request.join is not None:
-            return await self._ask_to_join(request, may_end)
+            return await self._ask_to_join(request, may_end, asker)
         known = self._memory.fleet_state.keys.get((request.job, request.attempt))
         if known is not None and known not in self._memory.fleet_state.gates:
             gate = await self.get(known)
@@ -180,7 +182,7 @@ class Engine:
             return gate
         gate = await self.submit(
             lambda batch: admission.open_gate(
-                batch, self._memory.fleet_state, self.policy, request, may_end=may_end, past=past
+                batch, self._memory.fleet_state, self.policy, request, may_end=may_end, asker=asker, past=past
             )
         )
         return self._newest(gate)
@@ -640,7 +642,7 @@ class Engine:
 
     # --- what requests share ------------------------------------------------------------------------------------------
 
-    async def _ask_to_join(self, request: GateRequest, may_end: Callable[[LeaseRow], bool]) -> Gate:
+    async def _ask_to_join(self, request: GateRequest, may_end: Callable[[LeaseRow], bool], asker: str | None) -> Gate:
         """The gate of the group; it is stepped again, because a member was heard."""
         newest = self._memory.fleet_state.newest.get(request.job)
         known = self._memory.fleet_state.keys.get((request.job, newest)) if newest is not None else None
@@ -648,7 +650,7 @@ class Engine:
 
         def act(batch: Batch) -> Gate:
             fleet_state = self._memory.fleet_state
-            gate = admission.open_gate(batch, fleet_state, self.policy, request, decided, may_end=may_end)
+            gate = admission.open_gate(batch, fleet_state, self.policy, request, decided, may_end=may_end, asker=asker)
             self._memory.stepper.dirty.add(gate.id)
             join = request.join
             executes = join is not None and join.execute and gate.decision is None

@@ -209,6 +209,8 @@ class Gate:
     """None unless the gate was asked for by a `join`."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The names by which nodes of `request.nodes` were asked for, where those are not their own."""
+    asker: str | None = None
+    """Who opened it, where that credential speaks for some nodes alone: how many gates it may open is limited."""
     past: str | None = None
     """The gate of a job that has died and whose nodes this one only checks: leases of that gate are no obstacle."""
     unfinished: Mapping[str, str] = field(default_factory=dict)

@@ -75,6 +75,14 @@ class Policy:
     max_age_seconds: float = 3600.0
     """How old evidence may be when the request does not say. An hour: short jobs in a row need no new run each."""
 
+    open_gates_per_token: int = 64
+    """Most gates that a token or service account of some nodes alone may have open, and requests that are held for it.
+    One that speaks for all nodes has no such limit. 64: more than a node ever starts at once."""
+
+    open_gates_per_node: int = 8
+    """Most open gates of such tokens that name the same node, and requests of such tokens that are held for it. A node
+    starts one job, or a few on some of its devices."""
+
     wait_seconds: float = 600.0
     """How long a gate holds when the request does not say. Ten minutes: a reboot fits."""
 

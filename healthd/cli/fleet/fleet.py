@@ -23,7 +23,7 @@ from healthd.cli.fleet.line import (
     segment,
 )
 from healthd.cli.hooks.gate import release_lease
-from healthd.cli.settings.options import Command, Group, load_settings
+from healthd.cli.settings.options import Command, Group
 from healthd.core.backoff import Backoff
 from healthd.core.config import nearest
 from healthd.core.errors import ConfigError, UnreachableError
@@ -324,11 +324,9 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     GATE is its id, or JOB for the newest gate of a job, or JOB:ATTEMPT.
     """
     from healthd.core import wire
-    from healthd.core.http.client import GateClient
     from healthd.core.model import Decision
 
-    settings = load_settings(options, section="gate")
-    with GateClient(settings.endpoint()) as aggregator:
+    with aggregator_of(options) as aggregator:
         job, colon, attempt = gate.rpartition(":")
         asked = aggregator.gate_of(job, int(attempt)) if colon and job and attempt.isdecimal() else None
         path = f"/v1/gates/{segment(asked or gate)}"

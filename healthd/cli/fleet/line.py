@@ -35,19 +35,19 @@ def fleet_options(command: F) -> F:
 
 
 @contextlib.contextmanager
-def aggregator_of(options: Mapping[str, Any]) -> Iterator[Aggregator]:
+def aggregator_of(options: Mapping[str, Any]) -> Iterator[GateClient]:
     """
-    The aggregator that the options of a command, the variables or the file name. A question that it does not take
-    becomes a ConfigError.
+    The aggregator that the options of a command, the variables or the file name. A question that it does not take, and
+    a token without the right, become a ConfigError.
     """
-    from healthd.core.http.client import BAD_REQUEST, Aggregator, RefusedError
+    from healthd.core.http.client import BAD_REQUEST, NO_TOKEN, WRONG_TOKEN, GateClient, RefusedError
 
     settings = load_settings(options, section="gate")
-    with Aggregator(settings.endpoint()) as aggregator:
+    with GateClient(settings.endpoint()) as aggregator:
         try:
             yield aggregator
         except RefusedError as error:
-            raise (error.told if error.status == BAD_REQUEST else error) from None
+            raise (error.told if error.status in (BAD_REQUEST, NO_TOKEN, WRONG_TOKEN) else error) from None
 
 
 @contextlib.contextmanager

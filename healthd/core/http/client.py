@@ -131,7 +131,7 @@ PAGE_BYTES = 64 << 10
 ANSWER_SECONDS = 60.0
 TOKEN_FILE_BYTES = 64 << 10
 # What an aggregator answers to a question that cannot be meant, to no token, and to one that may not do this.
-BAD_REQUEST, NO_TOKEN, WRONG_TOKEN = 400, 401, 403
+BAD_REQUEST, NO_TOKEN, WRONG_TOKEN, TOO_MANY = 400, 401, 403, 429
 # Refusals that no second try can change: the question or the token has to.
 ANSWERED_BY_NOBODY = frozenset({502, 503, 504})
 """One that stands by and knows no leader, or whatever is before it: nothing was done, and another one may answer."""
@@ -215,6 +215,10 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+class BusyError(UnreachableError):
+    """The aggregator answers, but not now: the caller has as many open gates or held requests as it may (429)."""
 
 
 class _NextError(UnreachableError):
@@ -354,18 +358,24 @@ class Aggregator:
             if "json" not in content_type and found.strip() not in (b"", b"ok"):
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
             return found
-        detail = problem_in(found)[1] or f"HTTP {status} {answer.phrase}"
-        if status == NO_TOKEN and not token:
+        raise self._refusal(status, answer.phrase, content_type, found, with_token=token is not None)
+
+    def _refusal(self, status: int, phrase: str, content_type: str, found: bytes, *, with_token: bool) -> HealthdError:
+        """What an answer that is not good comes to."""
+        detail = problem_in(found)[1] or f"HTTP {status} {phrase}"
+        if status == NO_TOKEN and not with_token:
             detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
         elif status in (NO_TOKEN, WRONG_TOKEN):
             detail += "; name the file of another with --token-file or HEALTHD_TOKEN_FILE"
         if status == BAD_REQUEST and "json" not in content_type and (change := https_instead(self.url)) is not None:
-            raise ConfigError(f"aggregator {self.url}: {change}")  # nginx and Go's servers answer plain HTTP so
+            return ConfigError(f"aggregator {self.url}: {change}")  # nginx and Go's servers answer plain HTTP so
         if status in ANSWERED_BY_NOBODY:
-            raise _NextError(f"aggregator {self.url}: {detail}")
-        if not 400 <= status < 500 or status in (408, 429) or "json" not in content_type:
-            raise UnreachableError(f"aggregator {self.url}: {detail}")
-        raise RefusedError(f"aggregator {self.url}: {detail}", status)
+            return _NextError(f"aggregator {self.url}: {detail}")
+        if status == TOO_MANY:
+            return BusyError(f"aggregator {self.url}: {detail}")
+        if not 400 <= status < 500 or status == 408 or "json" not in content_type:
+            return UnreachableError(f"aggregator {self.url}: {detail}")
+        return RefusedError(f"aggregator {self.url}: {detail}", status)
 
     def _exchange(
         self,
@@ -741,6 +751,8 @@ class GateClient(Aggregator):
                 pause = backoff.after(failures)
                 end = max(began + wait, heard + BACK_SECONDS) if gate else began + wait
                 if now + pause > end or (gone_seconds is not None and now - heard > gone_seconds):
+                    if isinstance(error, BusyError):
+                        raise NotAdmittedError(str(error)) from None
                     raise
                 if not away and on_away is not None:
                     on_away(error)

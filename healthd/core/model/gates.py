@@ -74,7 +74,7 @@ class Decision:
     would: Verdict | None = None
     request: GateRequest | None = None
     well: tuple[WellNode, ...] = ()
-    decided_seconds_ago: float | None = None
+    decided_seconds_ago: float | None = field(default=None, compare=False)
     """Of a reject, in the answer to who asks for it: the same question again gets the same answer, which may be old."""
 
     @property

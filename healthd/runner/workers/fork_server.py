@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from checks.accelerators import find_descriptor
 from healthd.runner.settings import RunnerSettings
-from healthd.runner.workers.launch import AUTO, ForkLaunch, environment, take_fork_ahead
+from healthd.runner.workers.launch import ForkLaunch, environment, take_fork_ahead
 from healthd.runner.workers.workers import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -287,11 +287,8 @@ class ForkServers:
         wanted = {
             "accelerator": settings.accelerator,
             "host_root": str(settings.host_root) if settings.host_root else None,
-            "options": dict(settings.options),
         }
-        # Options change what is shared on devices that are never found by `auto`.
-        plain = AUTO if settings.accelerator == "auto" and settings.host_root is None else wanted
         try:
-            return ForkServer(take_fork_ahead(python, env, plain) or ForkLaunch(python, env, wanted))
+            return ForkServer(take_fork_ahead(python, env, wanted) or ForkLaunch(python, env, wanted))
         except OSError:  # the worker that is then executed says what is wrong
             return None

@@ -105,7 +105,7 @@ def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -
 # --- ahead of the settings --------------------------------------------------------------------------------------------
 
 REAP_SECONDS = 1.0
-AUTO: Mapping[str, object] = {"accelerator": "auto", "host_root": None, "options": {}}
+AUTO: Mapping[str, object] = {"accelerator": "auto", "host_root": None}
 """What a fork server is asked for where no setting changes it."""
 _FLAGS = frozenset({"--json", "--localize", "--profile"})
 _ahead: Launch | None = None  # one that nobody has taken yet
