@@ -289,7 +289,7 @@ def test_wrong_and_missing_tokens_are_refused_in_one_line_and_right_ones_are_let
             assert "--token-file" in joined.err
         assert world.run("fleet", "status", "--token-file", str(right), "--json").json["nodes"] == []
         refused = world.run("fleet", "quarantine", "n1", "--reason", "x", "--token-file", str(right))
-        assert refused.code == 1
+        assert refused.code == 2
         assert "lacks scope" in refused.err
 
 
