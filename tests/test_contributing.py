@@ -25,6 +25,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(page, folder / "docs")
     (folder / "docs/runbooks/reasons").mkdir(parents=True)
     shutil.copy(ROOT / "docs/runbooks/reasons.toml", folder / "docs/runbooks")
+    shutil.copy(ROOT / "docs/postmortem.md", folder / "docs")
     (folder / "tests/checks").mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
