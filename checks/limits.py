@@ -101,6 +101,89 @@ def within(
     )
 
 
+# Which measurements can have a limit in the settings.
+
+
+_COLLECTIVES = ("all_gather", "all_reduce", "data_parallel_step", "reduce_scatter")
+_OF_COLLECTIVES = ("algbw_bytes_per_second", "busbw_bytes_per_second", "duration_seconds")
+_EFA_RATES = (
+    "impaired_remote_conn_events",
+    "rdma_read_wr_err",
+    "rdma_write_wr_err",
+    "retrans_bytes",
+    "retrans_pkts",
+    "retrans_timeout_events",
+    "rx_drops",
+    "unresponsive_remote_events",
+)
+
+
+def limited_names() -> frozenset[str]:
+    """
+    The names, without label and target, by which the checks that come with healthd ask for a limit.
+
+    `nodes_` and `nccom_nodes_` begin those of collectives between nodes.
+    """
+    with_nccom = [f"nccom_{name}" for name in _COLLECTIVES if name != "data_parallel_step"]
+    inside = [*_COLLECTIVES, *with_nccom]
+    between = [f"nodes_{name}" for name in _COLLECTIVES]
+    between += [name.replace("nccom_", "nccom_nodes_") for name in with_nccom]
+    return frozenset(
+        [
+            *(f"{name}_{quantity}" for name in (*inside, *between) for quantity in _OF_COLLECTIVES),
+            *(f"efa_{counter}_per_second" for counter in _EFA_RATES),
+            "checkpoint_available_bytes",
+            "checkpoint_load_bytes_per_second",
+            "checkpoint_peers_count",
+            "checkpoint_read_bytes_per_second",
+            "checkpoint_rename_seconds",
+            "checkpoint_size_bytes",
+            "checkpoint_write_bytes_per_second",
+            "clock_offset_seconds",
+            "data_parallel_step_own_seconds",
+            "data_random_bytes_per_second",
+            "data_random_read_seconds",
+            "data_sequential_bytes_per_second",
+            "disk_available_bytes",
+            "disk_available_inodes_ratio",
+            "gpu_nvlink_crc_errors_per_second",
+            "gpu_nvlink_retries_count",
+            "gpu_pcie_replays_per_second",
+            "gpu_retired_pages_count",
+            "gpu_stuck_bytes",
+            "gpu_temperature_celsius",
+            "gpu_uncorrected_errors_count",
+            "job_step_seconds",
+            "load_per_core_ratio",
+            "matmul_flops_per_second",
+            "memlock_limit_bytes",
+            "memory_available_ratio",
+            "memory_bandwidth_bytes_per_second",
+            "neuron_corrected_errors_per_hour_count",
+            "neuron_hardware_errors_count",
+            "neuron_repairable_errors_count",
+            "neuron_suspect_errors_count",
+            "neuron_uncorrected_errors_count",
+            "nodes_data_parallel_step_own_seconds",
+            "open_files_limit_count",
+            "processes_stuck_count",
+            "processes_zombie_count",
+            "shared_memory_available_ratio",
+            "shared_memory_size_bytes",
+            "store_answer_seconds",
+            "store_available_bytes",
+            "store_available_inodes_ratio",
+            "swap_used_ratio",
+            "train_step_flops_per_second",
+            "train_step_loss_error_ratio",
+            "train_step_seconds",
+            "train_step_steps_per_second",
+            "train_step_tokens_per_second",
+            "transfer_bytes_per_second",
+        ]
+    )
+
+
 # Which learned limits are meant for this machine: those of its hardware and of the versions that are at work here.
 
 

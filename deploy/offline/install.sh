@@ -31,7 +31,7 @@ pip=$(ls "$here"/wheels/pip-*.whl)/pip # a wheel is an archive that Python runs
 install() { "$bin/python" "$pip" install --quiet --no-index --no-cache-dir --find-links "$here/wheels" "$@"; }
 install pip "$here"/wheels/healthd-*.whl
 # What the extras add, as far as this bundle has it.
-for name in nvidia_ml_py grpcio psycopg psycopg_binary boto3 cryptography tenacity fsspec s3fs; do
+for name in nvidia_ml_py grpcio psycopg psycopg_binary boto3 asn1crypto cryptography tenacity fsspec s3fs; do
     set -- "$here"/wheels/"$name"-*.whl
     [ ! -e "$1" ] || install "$1"
 done

@@ -6,8 +6,8 @@ metadata service of that instance can copy it. So it says for which names a call
 id, and is worth nothing without the node's key: see `healthd.aggregator.inventory`. AWS signs for all of its customers;
 the accounts are what the settings say.
 
-The form is CMS, in BER: AWS writes lengths that are not known ahead. What the signature covers is compared byte by
-byte, so that a mistake in reading it can refuse a good document and never accept another one.
+The form is CMS, in BER: AWS writes lengths that are not known ahead. `asn1crypto` reads it, `cryptography` verifies
+the signature over the content, or over the signed attributes that have the digest of the content.
 
 Source: AWS, "Verify the instance identity document"; RFC 5652. Verified with documents signed by openssl and by
 `cryptography`, not with one of AWS.
@@ -34,31 +34,29 @@ from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError, words_of
 
 if TYPE_CHECKING:
+    from asn1crypto import cms
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 log = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 8192
 """One has some 1,400."""
-MAX_DEPTH = 16
 MAX_FILE_BYTES = 1 << 20
 MOST_CERTIFICATES = 200
 """AWS has one for each of some 35 regions."""
 LEAST_BITS = 2048
 MOST_KEPT = 50_000
 
+UNREADABLE = (ValueError, TypeError, KeyError)
+"""What asn1crypto raises for bytes that are no such structure."""
+
 _BASE64 = re.compile(r"MI[A-Za-z0-9+/]+={0,2}")  # of a SEQUENCE that is longer than 127 bytes
 _INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
 _ACCOUNT = re.compile(r"[0-9]{12}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
-SEQUENCE, SET, INTEGER, OCTETS, OBJECT = 0x30, 0x31, 0x02, 0x04, 0x06
-CONSTRUCTED, CONTEXT_0 = 0x20, 0xA0
-SIGNED_DATA = bytes.fromhex("2a864886f70d010702")
-DATA = bytes.fromhex("2a864886f70d010701")
-SHA256 = bytes.fromhex("608648016503040201")
-CONTENT_TYPE = bytes.fromhex("2a864886f70d010903")
-MESSAGE_DIGEST = bytes.fromhex("2a864886f70d010904")
+
+SET = (0, 1, 17)  # class, method and tag with which signed attributes are signed; the document has [0] in their place
 
 
 class DocumentError(Exception):
@@ -66,132 +64,79 @@ class DocumentError(Exception):
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One value of BER: its tag, its content, and what is inside of a constructed one."""
-
-    tag: int
-    content: bytes
-    inner: tuple[_Part, ...]
-
-    def octets(self) -> bytes:
-        """The bytes of an OCTET STRING, also of one in pieces."""
-        if self.tag == OCTETS:
-            return self.content
-        if self.tag == OCTETS | CONSTRUCTED:
-            return b"".join(part.octets() for part in self.inner)
-        raise DocumentError("no OCTET STRING where one belongs")
-
-
-def _read(data: bytes, at: int, limit: int, depth: int) -> tuple[_Part, int]:
-    """The value that begins at an offset and ends before `limit`, and where the next one begins."""
-    if depth > MAX_DEPTH or at + 2 > limit:
-        raise DocumentError("it is cut off, or too deep")
-    tag, first = data[at], data[at + 1]
-    at += 2
-    if tag & 0x1F == 0x1F:
-        raise DocumentError("a tag of several bytes")
-    if first == 0x80:  # the length is not told: up to two zero bytes
-        if not tag & CONSTRUCTED:
-            raise DocumentError("a plain value without a length")
-        begin, parts = at, []
-        while data[at : at + 2] != b"\0\0":
-            part, at = _read(data, at, limit, depth + 1)
-            parts.append(part)
-        if at + 2 > limit:
-            raise DocumentError("it is cut off")
-        return _Part(tag, data[begin:at], tuple(parts)), at + 2
-    length = first
-    if first & 0x80:
-        size = first & 0x7F
-        if size > 2:
-            raise DocumentError("a length beyond the document")
-        length, at = int.from_bytes(data[at : at + size], "big"), at + size
-    end = at + length
-    if end > limit:
-        raise DocumentError("it is cut off")
-    content, found, inside = data[at:end], [], at
-    while tag & CONSTRUCTED and inside < end:
-        part, inside = _read(data, inside, end, depth + 1)
-        found.append(part)
-    return _Part(tag, content, tuple(found)), end
-
-
-def _only(part: _Part, tag: int, index: int) -> _Part:
-    """The part of a constructed value at an index, which has to have that tag."""
-    if index >= len(part.inner) or part.inner[index].tag != tag:
-        raise DocumentError("it is not built like signed data")
-    return part.inner[index]
-
-
-@dataclass(frozen=True)
 class _Signed:
-    """What of a document matters: what was signed, by whom, and the signature."""
+    """What of a document matters: what was signed, by which certificate, and the signature."""
 
     content: bytes
     serial: int
-    attributes: _Part | None
+    digest: bytes | None
+    """The SHA-256 of the content as the signed attributes have it; None without such attributes."""
+    covered: bytes
+    """What the signature is over: the signed attributes in DER, or else the content."""
     signature: bytes
 
 
 def _parse(data: bytes) -> _Signed:
     """A SignedData with its content and one signature. DocumentError."""
-    outer, end = _read(data, 0, len(data), 0)
-    if end != len(data) or outer.tag != SEQUENCE or _only(outer, OBJECT, 0).content != SIGNED_DATA:
-        raise DocumentError("it is no signed data")
-    signed = _only(_only(outer, CONTEXT_0, 1), SEQUENCE, 0)
-    inside = _only(signed, SEQUENCE, 2)
-    if _only(inside, OBJECT, 0).content != DATA:
-        raise DocumentError("what is signed is no plain data")
-    holder = _only(inside, CONTEXT_0, 1)
-    if len(holder.inner) != 1:
-        raise DocumentError("it has no content")
-    signers = signed.inner[-1]
-    if signers.tag != SET or len(signers.inner) != 1:
-        raise DocumentError("it has not exactly one signature")
-    signer = _only(signers, SEQUENCE, 0)
-    serial = _only(_only(signer, SEQUENCE, 1), INTEGER, 1)
-    if _only(_only(signer, SEQUENCE, 2), OBJECT, 0).content != SHA256:
-        raise DocumentError("it is not signed by SHA-256: ask for /latest/dynamic/instance-identity/rsa2048")
-    attributes = signer.inner[3] if len(signer.inner) > 3 and signer.inner[3].tag == CONTEXT_0 else None
-    signature = _only(signer, OCTETS, 5 if attributes is not None else 4)
-    return _Signed(
-        content=holder.inner[0].octets(),
-        serial=int.from_bytes(serial.content, "big", signed=True),
-        attributes=attributes,
-        signature=signature.content,
-    )
+    from asn1crypto import cms, parser
+
+    try:
+        outer = cms.ContentInfo.load(data, strict=True)
+        if outer["content_type"].native != "signed_data":
+            raise DocumentError("it is no signed data")
+        signed = outer["content"]
+        inside, signers = signed["encap_content_info"], signed["signer_infos"]
+        if inside["content_type"].native != "data":
+            raise DocumentError("what is signed is no plain data")
+        if len(signers) != 1:
+            raise DocumentError("it has not exactly one signature")
+        (signer,) = signers
+        if signer["digest_algorithm"]["algorithm"].native != "sha256":
+            raise DocumentError("it is not signed by SHA-256: ask for /latest/dynamic/instance-identity/rsa2048")
+        if signer["sid"].name != "issuer_and_serial_number":
+            raise DocumentError("it does not name its certificate by issuer and serial number")
+        content, attributes = bytes(inside["content"]), signer["signed_attrs"]
+        if not isinstance(attributes, cms.CMSAttributes):
+            digest, covered = None, content
+        else:
+            if _attribute(attributes, "content_type").native != "data":
+                raise DocumentError("what is signed is no plain data")
+            digest = bytes(_attribute(attributes, "message_digest"))
+            covered = parser.emit(*SET, attributes.contents)
+        return _Signed(
+            content=content,
+            serial=signer["sid"].chosen["serial_number"].native,
+            digest=digest,
+            covered=covered,
+            signature=bytes(signer["signature"]),
+        )
+    except UNREADABLE:
+        raise DocumentError("it cannot be read as signed data") from None
 
 
-def _attribute(attributes: _Part, kind: bytes) -> _Part:
+def _attribute(attributes: cms.CMSAttributes, kind: str) -> Any:
     """The one value of the one attribute of a kind."""
-    found = [one for one in attributes.inner if one.inner and one.inner[0].content == kind]
-    if len(found) != 1 or len(found[0].inner) != 2 or len(found[0].inner[1].inner) != 1:
+    found = [one["values"] for one in attributes if one["type"].native == kind]
+    if len(found) != 1 or len(found[0]) != 1:
         raise DocumentError("its signed attributes are not those of signed data")
-    return found[0].inner[1].inner[0]
-
-
-def _der_set(content: bytes) -> bytes:
-    """The signed attributes as they are signed: a SET, whose own tag in the document is another one."""
-    size = len(content)
-    if size < 0x80:
-        return bytes([SET, size]) + content
-    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
-    return bytes([SET, 0x80 | len(length)]) + length + content
+    return found[0][0]
 
 
 def read_certificates(file: Path) -> dict[int, list[RSAPublicKey]]:
     """
     The keys of the regions' RSA-2048 certificates in a PEM file, by serial number.
 
-    ConfigError names the file and the remedy: also without `cryptography`, and for the weaker certificates, those of
-    the other two signatures of AWS.
+    ConfigError names the file and the remedy: also without the libraries, and for the weaker certificates, those of the
+    other two signatures of AWS.
     """
     try:
+        import asn1crypto.cms  # noqa: F401  (for `verify`)
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import rsa
     except ImportError:
         raise ConfigError(
-            "aggregator.aws.certificates: needs cryptography; run 'pip install cryptography' in healthd's environment"
+            "aggregator.aws.certificates: needs asn1crypto and cryptography; run 'pip install asn1crypto cryptography' "
+            "in healthd's environment"
         ) from None
     try:
         found = x509.load_pem_x509_certificates(read_file(file, MAX_FILE_BYTES))
@@ -221,17 +166,11 @@ def verify(data: bytes, keys: dict[int, list[RSAPublicKey]]) -> bytes:
     from cryptography.hazmat.primitives.asymmetric import padding
 
     signed = _parse(data)
-    covered = signed.content
-    if signed.attributes is not None:
-        if _attribute(signed.attributes, CONTENT_TYPE).content != DATA:
-            raise DocumentError("what is signed is no plain data")
-        digest = _attribute(signed.attributes, MESSAGE_DIGEST).octets()
-        if not hmac.compare_digest(digest, hashlib.sha256(signed.content).digest()):
-            raise DocumentError("its content is not what was signed")
-        covered = _der_set(signed.attributes.content)
+    if signed.digest is not None and not hmac.compare_digest(signed.digest, hashlib.sha256(signed.content).digest()):
+        raise DocumentError("its content is not what was signed")
     for key in keys.get(signed.serial, ()):
         try:
-            key.verify(signed.signature, covered, padding.PKCS1v15(), hashes.SHA256())
+            key.verify(signed.signature, signed.covered, padding.PKCS1v15(), hashes.SHA256())
         except InvalidSignature:
             continue
         return signed.content

@@ -104,7 +104,8 @@ class AwsCallers:
 
     certificates: Path | None = None
     """PEM file with AWS's RSA-2048 certificates of your regions, as its page "AWS public certificates for instance
-    identity document signatures" has them. None: no instance is taken by its document. Needs cryptography."""
+    identity document signatures" has them. None: no instance is taken by its document. Needs asn1crypto and
+    cryptography."""
 
     accounts: tuple[str, ...] = ()
     """AWS accounts, as twelve digits, whose instances may speak. Required: AWS signs for all of its customers."""

@@ -109,7 +109,18 @@ async def test_other_digests_and_what_is_no_document_are_refused(aws: Region) ->
 
 @pytest.mark.parametrize("options", [(), (NO_ATTRIBUTES,)])
 def test_no_change_of_a_byte_changes_what_is_believed(aws: Region, options: tuple[PKCS7Options, ...]) -> None:
-    good, keys = base64.b64decode(aws.sign(document(), *options)), read_certificates(aws.file)
+    holds_under_changes(aws, base64.b64decode(aws.sign(document(), *options)))
+
+
+@pytest.mark.system("openssl")
+@pytest.mark.parametrize("options", [("-stream",), ("-stream", "-noattr")])
+def test_no_change_of_a_byte_of_ber_changes_what_is_believed(aws: Region, options: tuple[str, ...]) -> None:
+    holds_under_changes(aws, base64.b64decode(aws.sign_by_openssl(document(), *options)))
+
+
+def holds_under_changes(aws: Region, good: bytes) -> None:
+    """Every byte flipped, and cut off: the same document, or a refusal."""
+    keys = read_certificates(aws.file)
     assert verify(good, keys) == document()
     for at in range(len(good)):
         changed = bytearray(good)

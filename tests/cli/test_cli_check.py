@@ -220,6 +220,7 @@ def test_an_interpreter_that_is_not_there_is_unknown_and_named(tmp_path: Path) -
         ("[node\n", "healthd.toml:1: not TOML"),
         ('[node]\nchecks = ["nothing_like_it"]\n', "nothing_like_it"),
         ("[limits.matmul_flops_per_second]\nlower = 'a'\n", "limits"),
+        ("\n[limits.memory_availble_ratio]\nlower = 0.9\n", "healthd.toml:2: no check has a limit"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
@@ -338,9 +339,9 @@ def test_a_relative_run_directory_is_the_same_place_to_workers(tmp_path: Path) -
 
 
 def test_a_limit_that_judges_nothing_is_told(tmp_path: Path) -> None:
-    text = "[limits.memory_available_ratio]\nlower = 0.0\n[limits.memory_availble_ratio]\nlower = 0.9\n"
+    text = "[limits.memory_available_ratio]\nlower = 0.0\n[limits.gpu_temperature_celsius]\nupper = 90.0\n"
     said = healthd(tmp_path, "check", "--tier", "passive", "--config", small(tmp_path, text))
-    assert "healthd.toml:3: limits.memory_availble_ratio matched no measurement" in said.err
+    assert "healthd.toml:3: limits.gpu_temperature_celsius matched no measurement" in said.err
     assert "limits.memory_available_ratio" not in said.err
 
 

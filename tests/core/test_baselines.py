@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import random
 import tomllib
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import checks
 from checks.contract import Limit, Measurement, Status, Tier
-from checks.limits import choose
+from checks.limits import choose, limited_names
 from checks.peers import factor_of
+from checks.system import efa
 from healthd import baselines
 from healthd.baselines import (
     Kind,
@@ -473,3 +476,54 @@ def test_a_check_judges_by_its_kind_shows_the_origin_and_leaves_other_versions_u
     assert {reason.code for reason in found.reasons} == {"SlowDevice"}
     config.write_text(config.read_text().replace(dict(kind.versions)["torch"], "1.0"))
     assert healthd(tmp_path, "check", "matmul", "--config", str(config), "--json").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("memory_availble_ratio", "memory_available_ratio"),
+        ("matmul_flops/bf16", "matmul_flops_per_second"),
+        ("memory_bandwidth_byte_per_second@cpu:1", "memory_bandwidth_bytes_per_second"),
+        ("node_all_reduce_busbw_bytes_per_second", "nodes_all_reduce_busbw_bytes_per_second"),
+        ("digest_repeats_count", ""),  # measured, and judged by no limit
+    ],
+)
+def test_a_limit_that_no_check_asks_for_is_refused_with_the_nearest_name(tmp_path: Path, name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=rf"healthd\.toml:2: no check has a limit .*; did you mean '{near}"):
+        settings_of(f'\n[limits."{name}"]\nlower = 1.0\n', tmp_path).runner()
+
+
+def test_limits_of_checks_of_ones_own_are_taken_and_slips_in_other_names_are_not(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    own = f'[probe]\ndirectories = ["{tmp_path}/own"]\n'
+    asked = settings_of(own + "[limits.fan_speed_per_second]\nlower = 1.0\n", tmp_path).runner()
+    assert set(asked.limits) == {"fan_speed_per_second"}
+    with pytest.raises(ConfigError, match="did you mean 'memory_available_ratio'"):
+        settings_of(own + "[limits.memory_availble_ratio]\nlower = 1.0\n", tmp_path).runner()
+
+
+def test_every_limit_that_a_check_asks_for_can_be_set() -> None:
+    asked = {f"efa_{key.removeprefix('max_')}" for key in vars(efa.Params) if key.endswith("_per_second")}
+    for file in Path(checks.__file__).parent.rglob("*.py"):
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                asked |= asked_in(function)
+    assert {"efa_rx_drops_per_second", "load_per_core_ratio", "matmul_flops_per_second"} <= asked
+    assert asked - limited_names() == set()
+
+
+def asked_in(function: ast.FunctionDef) -> set[str]:
+    """The names of limits that a function asks for as text, or by a variable that holds text."""
+    found: set[str] = set()
+    held: dict[str, set[str]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for target in node.targets:
+                held.setdefault(ast.unparse(target), set()).add(node.value.value)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("ctx.limit", "bound", "labelled_limit"):
+            for argument in node.args[:2]:
+                if isinstance(argument, ast.Constant):
+                    found.add(argument.value)
+                found |= held.get(ast.unparse(argument), set())
+    return found - {"node"}

@@ -258,6 +258,7 @@ def test_every_optional_requirement_is_named_by_the_extra_that_messages_name(whe
         metadata = archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
     assert re.search(r'^Requires-Dist: boto3[^;]*; extra == "aws"$', metadata, re.MULTILINE)
     assert re.search(r'^Requires-Dist: tenacity[^;]*; extra == "aws"$', metadata, re.MULTILINE)
+    assert re.search(r'^Requires-Dist: asn1crypto[^;]*; extra == "aws"$', metadata, re.MULTILINE)
     plain = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert not [line for line in plain if re.search(r"torch|boto|numpy|grpc", line)]
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from healthd.runner.settings import Baseline, RunnerSettings
 
 
+ALIKE = 0.85
+"""How much a name resembles another (difflib) that is taken for a slip; one wrong letter in eight reaches it."""
+
+
 # The run directory: where it is by default, and whether it may be used; only commands that use it look.
 
 
@@ -211,6 +215,7 @@ class Settings(Tables):
         probe = self.probe
         check_run_dir(self.node.run_dir)
         self._check_writers()
+        self._check_limits()
         params, timeouts = self._check_params()
         if probe.instance_type is not None:
             for name in ("instance_type", "device_count", "neuron_cores", "neuron_topology"):
@@ -263,6 +268,29 @@ class Settings(Tables):
             found = shutil.which(program)
             if found is not None:
                 check_file(Path(found), "program", owner=False)  # packages may well belong to a user of their own
+
+    def _check_limits(self) -> None:
+        """
+        ConfigError for a limit that nothing would ask for.
+
+        Where checks of one's own are configured, a name that resembles none of ours may be of theirs. Programs judge
+        their numbers themselves.
+        """
+        if not self.limits:
+            return
+        import difflib
+
+        from checks.limits import limited_names
+
+        known = limited_names()
+        elsewhere = bool(self.probe.third_party or self.probe.directories)
+        for name in self.limits:
+            plain = name.partition("@")[0].partition("/")[0]
+            near = difflib.get_close_matches(plain, known, n=1, cutoff=ALIKE if elsewhere else 0.0)
+            if plain not in known and near:
+                raise ConfigError(
+                    f"{self.where('limits', name)}: no check has a limit {plain!r}; did you mean {near[0]!r}?"
+                )
 
     def _check_params(self) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         """`[checks.NAME]` split into parameters and the time limit, checked against the check where it is known."""
