@@ -1,8 +1,8 @@
 """
 How much the tests try: a few examples for people who wait and for CI (`unit`, the default), many by night (`thorough`).
 
-TESTS_PROFILE chooses; `make nightly` sets it. Tests that are marked `thorough` run with that profile alone: they show by
-real processes what a quicker test shows too.
+TESTS_PROFILE chooses; `make nightly` sets it. Tests that are marked `thorough` run with that profile alone: they show
+by real processes what a quicker test shows too.
 """
 
 from __future__ import annotations
