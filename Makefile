@@ -95,7 +95,7 @@ test-all: test test-system test-xla test-kubernetes ## [Test] all of these
 
 # What takes hours, and what CI leaves out. A part that fails does not hide the next.
 nightly: $(STAMP) $(XLA_STAMP) ## [Test] hours: everything at full size, images, drills, soaks, 2,000 simulated schedules
-	@$(MAKE) --keep-going NIGHTLY=1 test-all test-images test-kubernetes-jobs drill bench-short bench-localize soak
+	@TESTS_PROFILE=thorough $(MAKE) --keep-going NIGHTLY=1 test-all test-images test-kubernetes-jobs drill bench-short bench-localize soak
 	@$(MAKE) simulate SEED=1000000 SCHEDULES=2000
 	@$(MAKE) soak-fleet MINUTES=10
 
@@ -129,7 +129,7 @@ bench: $(STAMP) ## [Measure] the measured figures, as ratios in one run
 
 .PHONY: bench-short
 bench-short: $(STAMP) # can every figure still be measured? small sizes, no aims (a minute or two)
-	@$(BIN)/python -m tests.benchmarks --short
+	@$(BIN)/python -m tests.benchmarks --short $(patsubst %,--skip %,$(SKIP))
 	@$(BIN)/python -m tests.benchmarks.localize --short
 
 .PHONY: bench-localize

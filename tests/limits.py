@@ -29,7 +29,7 @@ os.environ.setdefault("PYTEST_TIMEOUT", str(SECONDS))  # of pytest-timeout, for 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for CI, and give tests with other programs their time."""
+    """Leave out what is for the night, and give tests with other programs their time."""
     if not THOROUGH:
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)

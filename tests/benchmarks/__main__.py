@@ -1,7 +1,7 @@
 """
 `make bench`: the figures to reach, measured as ratios in one run, as one table.
 
-    python -m tests.benchmarks [--short] [--only NAME ...] [--json FILE] [--list]
+    python -m tests.benchmarks [--short] [--only NAME ...] [--skip BENCH ...] [--json FILE] [--list]
 
 `--short` (`make bench-short`, in CI) runs everything with few rounds and small sizes: it says whether each figure can
 be measured, and nothing about the aims.
@@ -69,12 +69,13 @@ def main(argv: Sequence[str] | None = None, benches: Sequence[Bench] = BENCHES) 
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a bench or a figure; repeat")
+    parser.add_argument("--skip", action="append", default=[], metavar="BENCH", help="leave this bench out; repeat")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the readings there as well")
     parser.add_argument("--list", action="store_true", help="name the benches and their figures, and measure nothing")
     parser.add_argument("--short", action="store_true", help="few rounds and small sizes: can it be measured?")
     arguments = parser.parse_args(argv)
     scale = SHORT if arguments.short else WHOLE
-    chosen = choose(benches, arguments.only, parser)
+    chosen = [bench for bench in choose(benches, arguments.only, parser) if bench.name not in arguments.skip]
     if arguments.list:
         for bench in chosen:
             sys.stdout.write(f"{bench.name}: {', '.join(figure.name for figure in bench.figures)}\n")
