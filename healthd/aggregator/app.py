@@ -74,7 +74,7 @@ async def run_aggregator(
     `callers_may`: the terms in which tokens of scope `gate` may ask for less than the policy does.
 
     `on_ready` is told the address that is really listened on. HealthdError, in one line, when it cannot start: port in
-    use, state directory not writable, database damaged, token file or certificate that cannot be used. Also when it
+    use, state directory not writable, database damaged, token table or certificate that cannot be used. Also when it
     cannot go on: a fatal task has ended.
     """
     stop = asyncio.Event()
@@ -122,7 +122,7 @@ async def aggregator(
             check_file(file, what)
     sock = bind(settings.listen, backlog=BACKLOG)
     with closing_on_error(sock):
-        guard = Guard(settings.token_file, platform=_platform(settings))
+        guard = Guard(settings.token_table, platform=_platform(settings))
         _make_state_dir(settings)
         address = address_of(sock)
         own_url = settings.own_url(address)

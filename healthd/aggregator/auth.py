@@ -198,7 +198,7 @@ class Platforms:
 
 class Guard:
     """
-    Says who a caller is: by the token file, or by the word of its platform. Without both everyone may do everything:
+    Says who a caller is: by the token table, or by the word of its platform. Without both everyone may do everything:
     `check_exposure` says where that is allowed.
 
     The file is read again when it changes; one that cannot be used is reported once and the last good one stands, so
@@ -207,21 +207,21 @@ class Guard:
 
     def __init__(
         self,
-        token_file: Path | None,
+        token_table: Path | None,
         *,
         platform: Platform | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._file = token_file
+        self._file = token_table
         self._platform = platform
         self._clock = clock
         self._callers: dict[bytes, Caller] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._looked_at = 0.0
         self._trouble = LogOnce(log)
-        if token_file is not None:
-            self._stamp = _stamp(token_file)
-            self._callers = read_tokens(token_file)
+        if token_table is not None:
+            self._stamp = _stamp(token_table)
+            self._callers = read_tokens(token_table)
             self._looked_at = clock()
 
     @property
@@ -304,12 +304,12 @@ def read_tokens(file: Path) -> dict[bytes, Caller]:
         mode = stat.S_IMODE(file.stat().st_mode)
         values = parse_toml(read_file(file, MAX_FILE_BYTES).decode())
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such token file; make one with 'healthd token'") from None
+        raise ConfigError(f"{file}: no such token table; make one with 'healthd token'") from None
     except (OSError, BadInputError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be used as a token file: {error}") from None
+        raise ConfigError(f"{file}: cannot be used as a token table: {error}") from None
     if mode & 0o022:
         raise ConfigError(f"{file}: others may write it (mode {mode:04o}); run: chmod go-w {file}")
-    check_file(file, "token file")
+    check_file(file, "token table")
     entries = values.pop("token", [])
     if values or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{file}: must hold tables [[token]] and nothing else; see 'healthd token --help'")
@@ -376,7 +376,7 @@ def check_patterns(nodes: Sequence[str], scopes: Iterable[Scope], where: str) ->
 
 def new_token(name: str, scopes: Iterable[Scope], nodes: Sequence[str] = ()) -> tuple[str, str]:
     """
-    A fresh token, and the lines for the token file that make it known there. Empty `nodes`: it speaks for every node.
+    A fresh token, and the lines for the token table that make it known there. Empty `nodes`: it speaks for every node.
 
     The file gets its hash alone: who can read the file still cannot use it.
     """
@@ -406,7 +406,7 @@ def is_loopback(host: str) -> bool:
 def check_exposure(*, hosts: Iterable[str], tokens: bool, tls: bool, insecure: bool) -> None:
     """Refuse to be reachable beyond this machine without TLS and tokens, unless somebody said so: ConfigError."""
     outside = [host for host in hosts if not is_loopback(host)]
-    missing = [name for name, there in (("tls_cert and tls_key", tls), ("token_file", tokens)) if not there]
+    missing = [name for name, there in (("tls_cert and tls_key", tls), ("token_table", tokens)) if not there]
     if outside and missing and not insecure:
         raise ConfigError(
             f"listening on {outside[0] or 'all addresses'} without {' and '.join(missing)}: set them, "
@@ -445,7 +445,7 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     try:
         status = file.stat()
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such token file; make one with 'healthd token'") from None
+        raise ConfigError(f"{file}: no such token table; make one with 'healthd token'") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {words_of(error)}") from None
     return status.st_mtime_ns, status.st_size, status.st_ino

@@ -428,7 +428,7 @@ def _place(account: str, bound: Mapping[str, str]) -> tuple[Pod, str]:
         raise AuthError(
             403,
             f"Kubernetes does not say on which node pod {pod.full_name} runs ({NODE_NAMES_SINCE}); update the cluster, "
-            "or use tokens of a token file",
+            "or use tokens of a token table",
         )
     return pod, node
 

@@ -30,7 +30,7 @@ class KubernetesCallers:
 
     audience: str | None = None
     """The audience that their tokens are bound to, such as `healthd`: no other service can use what it is sent. None:
-    tokens of the token file alone."""
+    tokens of the token table alone."""
 
     nodes: tuple[str, ...] = ()
     """Accounts of node daemons, as NAMESPACE/NAME, or patterns of the names of one namespace (`healthd/node-*`). Each
@@ -160,9 +160,9 @@ class AggregatorSettings:
     """PEM file of the CA that signed the certificates of the other aggregators on the same PostgreSQL; None trusts the
     system's."""
 
-    token_file: Path | None = None
-    """TOML file of bearer tokens; None means that everyone who reaches the port may do everything, which is allowed on
-    loopback alone."""
+    token_table: Path | None = None
+    """TOML file of the bearer tokens that are accepted, as `healthd token` writes it; None means that everyone who
+    reaches the port may do everything, which is allowed on loopback alone."""
 
     kubernetes: KubernetesCallers = field(default_factory=KubernetesCallers)
     """Which service accounts of Kubernetes may speak here, beside the tokens of the file."""
@@ -243,7 +243,7 @@ class AggregatorSettings:
             )
         check_exposure(
             hosts=[self.address[0]],
-            tokens=self.token_file is not None or self.kubernetes.on or self.aws.on,
+            tokens=self.token_table is not None or self.kubernetes.on or self.aws.on,
             tls=self.tls_cert is not None,
             insecure=self.insecure,
         )

@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -87,6 +88,15 @@ class Lazy(click.Group):
         module = importlib.import_module(f"healthd.cli.{COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As always; an error of a file that a variable names says which key of the settings file it won over."""
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            from healthd.cli.settings.options import with_winner
+
+            raise with_winner(error, ctx) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As always; an option in front of the command, which has it, is told with its place."""

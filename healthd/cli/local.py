@@ -90,7 +90,7 @@ def token(name: str, scope: tuple[str, ...], node: tuple[str, ...], write: Path 
     Make a bearer token for NAME, and the lines that let it in.
 
     The token goes into a new file that only you can read (--write) or to standard error, the lines for the
-    aggregator's token file (its hash alone) to standard output:
+    aggregator's token table (its hash alone) to standard output:
     'healthd token ci --scope gate --write ci.token >> tokens.toml'. Give the nodes of each rack or pool a token of
     their own: 'healthd token trn-a --scope sync --node "trn-a-*"'.
     """

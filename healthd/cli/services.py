@@ -11,7 +11,13 @@ from typing import Any, Literal
 
 import click
 
-from healthd.cli.settings.options import Command, aggregator_option, common_options, load_settings
+from healthd.cli.settings.options import (
+    Command,
+    aggregator_option,
+    common_options,
+    common_options_of_aggregator,
+    load_settings,
+)
 from healthd.cli.terminal.log import goes_to_the_journal, log_to_stderr
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.node_name import check_name
@@ -70,9 +76,15 @@ def node(
 
 
 @click.command(cls=Command)
-@common_options
+@common_options_of_aggregator
 @log_format_option
 @click.option("--listen", metavar="HOST:PORT", help="Address to listen on (default 127.0.0.1:8090).")
+@click.option(
+    "--token-table",
+    type=click.Path(path_type=Path),
+    metavar="F",
+    help="TOML file of the tokens that are accepted ('healthd token').",
+)
 @click.option(
     "--database", metavar="URL", help="SQLAlchemy URL of the database (default: SQLite in the state directory)."
 )
@@ -89,8 +101,7 @@ def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "j
     Exit code: 0 after SIGTERM or --step-down, 2 for usage or configuration, 1 else.
     """
     options["policy.mode"] = mode
-    for shared in ("token_file", "ca_file"):
-        options[f"aggregator.{shared}"] = options.pop(shared)
+    options["aggregator.ca_file"] = options.pop("ca_file")
     settings = load_settings(options, section="aggregator")
     if step_down:
         from healthd.aggregator.store import step_down as end_lease

@@ -293,6 +293,18 @@ def _boolean(text: str) -> bool:
 
 T = TypeVar("T")
 
+
+@dataclasses.dataclass(frozen=True)
+class Won:
+    """A variable that was taken in the place of a key of the file."""
+
+    variable: str
+    key: str
+    where: str
+    """`file:line` of the key."""
+    value: Any
+
+
 PREFIX = "HEALTHD_"
 MAX_FILE_BYTES = 4 << 20
 """Of a settings file: those of large fleets have some kilobytes."""
@@ -324,12 +336,17 @@ def load(
     line.
     """
     tree: dict[str, Any] = {}
+    won: dict[tuple[str, ...], Won] = {}
+    text = ""
     if file is not None:
         text = _read(file)
         values = _parse(file, text)
         _take(schema, values, tree, where=lambda path: f"{file}:{_line_of(text, path)}", path=())
     for name, path, annotation in _variables(schema, environ, sections):
-        _put(tree, path, leaf(annotation, path, environ[name], where=name, text=True))
+        value = leaf(annotation, path, environ[name], where=name, text=True)
+        if path in won or _has(tree, path):
+            won[path] = Won(name, ".".join(path), f"{file}:{_line_of(text, path)}", value)
+        _put(tree, path, value)
     for dotted, value in arguments.items():
         if value is not None and value != ():
             path = _resolve(schema, tuple(dotted.split(".")), sections)
@@ -339,7 +356,7 @@ def load(
     for dotted, value in (defaults or {}).items():
         _put(tree, dotted.split("."), value, weak=True)
     if issubclass(schema, Tables):
-        return _tables(schema, tree, given, file)
+        return _tables(schema, tree, given, file, tuple(won.values()))
     return _build(schema, tree, ())
 
 
@@ -496,6 +513,12 @@ def _option(path: Sequence[str]) -> str:
     return "--" + {"labels": "label", "faults": "fault"}.get(path[-1], path[-1]).replace("_", "-")
 
 
+def _has(tree: Mapping[str, Any], path: Sequence[str]) -> bool:
+    for key in path[:-1]:
+        tree = tree.get(key, {})
+    return path[-1] in tree
+
+
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any, *, weak: bool = False) -> None:
     """`weak`: only where nothing is yet."""
     for key in path[:-1]:
@@ -504,7 +527,9 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any, *, weak: bool = 
         tree[path[-1]] = value
 
 
-def _tables(schema: type[T], tree: Mapping[str, Any], given: frozenset[str], file: Path | None) -> T:
+def _tables(
+    schema: type[T], tree: Mapping[str, Any], given: frozenset[str], file: Path | None, won: tuple[Won, ...]
+) -> T:
     """The tables that are `given` are built, and checked, at once; the others when they are asked for."""
     now: dict[str, Any] = {}
     later: dict[str, Callable[[], Any]] = {}
@@ -515,7 +540,7 @@ def _tables(schema: type[T], tree: Mapping[str, Any], given: frozenset[str], fil
         else:
             later[key] = make
     made: Callable[..., T] = schema
-    return made(**now, later=later, file=file)
+    return made(**now, later=later, file=file, won=won)
 
 
 def _build(schema: type[T], tree: Mapping[str, Any], path: tuple[str, ...]) -> T:

@@ -1,8 +1,8 @@
 """
 Who may change the files that say what runs here, whom to believe and who may ask: root and this user, nobody else.
 
-A settings file names programs that are run, often as root; a token file or a CA file says who is believed. What anybody
-on the machine can write is anybody's command.
+A settings file names programs that are run, often as root; a token table or a CA file says who is believed. What
+anybody on the machine can write is anybody's command.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Secured:
     @property
     def aggregator(self) -> tuple[str, ...]:
         """What the aggregator is started with."""
-        files = {"--token-file": "tokens.toml", "--tls-cert": "cert.pem", "--tls-key": "key.pem"}
+        files = {"--token-table": "tokens.toml", "--tls-cert": "cert.pem", "--tls-key": "key.pem"}
         return tuple(word for option, name in files.items() for word in (option, str(self.folder / name)))
 
     def client(self, scope: Scope) -> tuple[str, ...]:

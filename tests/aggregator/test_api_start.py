@@ -142,7 +142,7 @@ def test_a_database_in_memory_needs_no_directory(tmp_path: Path) -> None:
 
 def test_settings_that_cannot_work_are_refused() -> None:
     for wrong, text in (
-        ({"listen": "0.0.0.0:8090"}, "without tls_cert and tls_key and token_file"),
+        ({"listen": "0.0.0.0:8090"}, "without tls_cert and tls_key and token_table"),
         ({"listen": ":8090"}, "--insecure"),
         ({"listen": "x"}, "not HOST:PORT"),
         ({"tls_cert": Path("c")}, "go together"),
@@ -170,7 +170,7 @@ def test_over_tls_each_token_opens_its_own_paths(tmp_path: Path) -> None:
         state_dir=tmp_path,
         tls_cert=tmp_path / "cert.pem",
         tls_key=tmp_path / "key.pem",
-        token_file=tmp_path / "tokens",
+        token_table=tmp_path / "tokens",
     )
     trust = ssl.create_default_context()
     ca.configure_trust(trust)
@@ -206,9 +206,9 @@ def test_over_tls_each_token_opens_its_own_paths(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
 
 
-def test_a_token_file_or_certificate_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> None:
-    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path, token_file=tmp_path / "none")
-    assert "no such token file" in fails(settings)
+def test_a_token_table_or_certificate_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> None:
+    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path, token_table=tmp_path / "none")
+    assert "no such token table" in fails(settings)
     (tmp_path / "pem").write_text("no certificate")
     settings = AggregatorSettings(
         listen="127.0.0.1:0", state_dir=tmp_path, tls_cert=tmp_path / "pem", tls_key=tmp_path / "pem"

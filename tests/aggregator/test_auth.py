@@ -170,9 +170,9 @@ def test_a_file_that_others_may_write_or_that_is_not_there_is_refused(tmp_path: 
     file = write(tmp_path / "tokens", lines, 0o666)
     with pytest.raises(ConfigError, match="chmod go-w"):
         Guard(file)
-    with pytest.raises(ConfigError, match="no such token file"):
+    with pytest.raises(ConfigError, match="no such token table"):
         Guard(tmp_path / "missing")
-    with pytest.raises(ConfigError, match="cannot be used as a token file: larger than 1 MiB"):
+    with pytest.raises(ConfigError, match="cannot be used as a token table: larger than 1 MiB"):
         Guard(Path("/dev/zero"))
     os.chmod(file, 0o644)  # hashes alone may be read by all
     assert read_tokens(file)
@@ -186,7 +186,7 @@ def test_beyond_loopback_needs_tls_and_tokens_or_a_clear_word() -> None:
         assert not is_loopback(host)
         with pytest.raises(ConfigError, match="tls_cert and tls_key"):
             check_exposure(hosts=["127.0.0.1", host], tokens=True, tls=False, insecure=False)
-        with pytest.raises(ConfigError, match="token_file"):
+        with pytest.raises(ConfigError, match="token_table"):
             check_exposure(hosts=[host], tokens=False, tls=True, insecure=False)
 
 

@@ -244,4 +244,4 @@ def test_only_an_admin_ends_the_leases_of_a_node(tmp_path: Path) -> None:
             "token 'hooks' lacks scope 'admin'; it has: gate, read",
         )
 
-    scenario(test, tmp_path, token_file=tmp_path / "tokens.toml")
+    scenario(test, tmp_path, token_table=tmp_path / "tokens.toml")

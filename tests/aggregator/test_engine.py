@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from healthd.aggregator.controller import admission
 from healthd.aggregator.controller.engine import Engine, Pass, steady_clock
-from healthd.aggregator.controller.fleet_state import Batch
+from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.gate.reservation import OBSERVE_SECONDS
 from healthd.aggregator.model.gates import LeaseState, Override, Phase
 from healthd.aggregator.model.policy import Policy
@@ -462,6 +464,32 @@ async def test_more_open_gates_than_allowed_are_refused() -> None:
         await run.engine.ask(GateRequest(job="one", nodes=("n9",)))
         with pytest.raises(StoreError, match="open already"):
             await run.engine.ask(GateRequest(job="two", nodes=("n9",)))
+
+
+def test_limit_of_open_gates_compares_each_name_with_few_others() -> None:
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    with contextlib.closing(Store.open("sqlite://")) as store:
+        fleet_state = FleetState(store.load(), store_id=store.store_id, policy=POLICY)
+    gates, names = 20, 200
+    for number in range(gates):
+        request = GateRequest(job=f"job-{number}", nodes=tuple(Name(f"n{number}-{node}") for node in range(names)))
+        admission.open_gate(Batch(now=NOW), fleet_state, POLICY, request, asker="token 'a'")
+    assert len(fleet_state.gates) == gates
+    assert compared <= gates * names
+    compared = 0
+    with pytest.raises(BadInputError, match="named twice: n0"):
+        admission.check_request(GateRequest(job="job", nodes=tuple(Name(f"n{node % 199}") for node in range(names))))
+    assert compared <= 4 * names
 
 
 async def test_a_refused_lease_order_is_acknowledged_and_forgotten() -> None:

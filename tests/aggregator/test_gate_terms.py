@@ -83,7 +83,7 @@ async def guarded(
 ) -> AsyncIterator[Mapping[Scope, httpx.AsyncClient]]:
     """An aggregator with tokens, and a client with a token of each scope."""
     file, made = tokens(folder, **{scope.value: scope for scope in Scope})
-    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=folder, token_file=file)
+    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=folder, token_table=file)
     async with contextlib.AsyncExitStack() as stack:
         address, _ = await stack.enter_async_context(aggregator(settings, policy, callers_may=callers_may))
         clients = {}
@@ -171,7 +171,7 @@ def test_healthd_gate_that_may_not_ask_so_ends_with_2_and_names_the_setting(tmp_
     for name, token in made.items():
         (tmp_path / name).write_text(token)
     (tmp_path / "open.toml").write_text('[gate]\ncallers_may = ["tier"]\n')
-    with served(tmp_path, "--token-file", str(file), "--config", str(tmp_path / "open.toml")) as world:
+    with served(tmp_path, "--token-table", str(file), "--config", str(tmp_path / "open.toml")) as world:
         for options in (nodes("n1"), ("--join", "g", "--size", "1", "--rank", "0")):
             hook = ("gate", "--job", "j", "--wait", "0s", *options, "--token-file", str(tmp_path / "gate"))
             refused = world.run(*hook, "--mode", "observe", "--on-unreachable", "admit")

@@ -188,7 +188,7 @@ def test_tls_and_tokens_between_node_hook_and_aggregator(cluster: Cluster) -> No
     bare = cluster.healthd("aggregator", "--listen", listen, "--state-dir", str(folder / "bare"))
     assert bare.code == 2
     assert "--insecure" in bare.line
-    aggregator = cluster.aggregator("--listen", listen, "--token-file", str(folder / "tokens.toml"), *tls).start()
+    aggregator = cluster.aggregator("--listen", listen, "--token-table", str(folder / "tokens.toml"), *tls).start()
     url = f"https://127.0.0.1:{listen.partition(':')[2]}"
 
     def node(name: str, token: str) -> Service:

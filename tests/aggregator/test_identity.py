@@ -41,7 +41,7 @@ async def running(folder: Path) -> AsyncIterator[Callable[[str], httpx.AsyncClie
     file.write_text("".join(entry for _, entry in made.values()))
     file.chmod(0o600)
     async with contextlib.AsyncExitStack() as stack:
-        first = await stack.enter_async_context(aggregator(folder, POLICY, token_file=file))
+        first = await stack.enter_async_context(aggregator(folder, POLICY, token_table=file))
         clients = dict[str, httpx.AsyncClient]()
         for name, (token, _) in made.items():
             headers = {"authorization": f"Bearer {token}"}
@@ -293,7 +293,7 @@ async def in_kubernetes(folder: Path, server: Reviews) -> AsyncIterator[Pods]:
     file = folder / "tokens.toml"
     file.write_text("".join(entry for _, entry in made))
     file.chmod(0o600)
-    async with aggregator(folder, POLICY, token_file=file, kubernetes=server.settings()) as client:
+    async with aggregator(folder, POLICY, token_table=file, kubernetes=server.settings()) as client:
         yield Pods(server, client, *(token for token, _ in made))
 
 

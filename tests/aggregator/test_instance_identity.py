@@ -177,7 +177,7 @@ async def test_copy_of_a_document_is_worth_nothing_without_the_nodes_key(aws: Re
     file = tmp_path / "tokens.toml"
     file.write_text(entry)
     file.chmod(0o600)
-    async with running(tmp_path, aws=aws.callers(), token_file=file) as client:
+    async with running(tmp_path, aws=aws.callers(), token_table=file) as client:
         assert (await sync(client, INSTANCE, headers=bearer(token))).status_code == 200
         other = await sync(client, OTHER, headers=bearer(token))
         assert (other.status_code, f"only for {INSTANCE}" in other.text) == (403, True)
@@ -250,7 +250,7 @@ async def test_daemon_is_known_to_its_aggregator_by_its_document_alone(aws: Regi
     file.write_text(entry)
     file.chmod(0o600)
     with serving(Metadata(in_lines(aws.sign(document())))) as endpoint:
-        async with running(tmp_path, aws=aws.callers(), token_file=file) as client:
+        async with running(tmp_path, aws=aws.callers(), token_table=file) as client:
             environ = {
                 **{key: value for key, value in os.environ.items() if not key.startswith("HEALTHD_")},
                 "AWS_EC2_METADATA_SERVICE_ENDPOINT": endpoint,

@@ -103,7 +103,7 @@ async def test_each_path_takes_the_scope_that_it_names_and_no_lesser_one(tmp_pat
         named = re.sub(r"\{\w+\}", "nobody", path)
         return (await client.request(method, named, headers=headers)).status_code
 
-    async with running(tmp_path, token_file=file, preflight=True) as client:
+    async with running(tmp_path, token_table=file, preflight=True) as client:
         for method, path, told in (one.values for one in OPERATIONS):
             if "security" not in told:
                 assert await status(client, method, path, None) == 200
@@ -120,7 +120,7 @@ async def test_each_path_takes_the_scope_that_it_names_and_no_lesser_one(tmp_pat
 async def test_who_may_read_gets_the_description_of_this_aggregator(tmp_path: Path) -> None:
     file, made = tokens(tmp_path, looker=Scope.READ, daemon=Scope.SYNC)
 
-    async with running(tmp_path, token_file=file) as client:
+    async with running(tmp_path, token_table=file) as client:
         assert (await client.get("/openapi.json")).status_code == 401
         for name, wanted in (("daemon", 403), ("looker", 200)):
             answer = await client.get("/openapi.json", headers={"authorization": f"Bearer {made[name]}"})
@@ -133,7 +133,7 @@ def test_who_is_not_known_is_told_so_before_a_body_is_read(tmp_path: Path) -> No
     file, _ = tokens(tmp_path, hook=Scope.GATE)
 
     async def main() -> None:
-        async with running(tmp_path, token_file=file) as client:
+        async with running(tmp_path, token_table=file) as client:
             reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
             writer.write(b"POST /v1/gates HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
             assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")

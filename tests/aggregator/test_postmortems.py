@@ -166,7 +166,7 @@ async def test_what_is_no_notes_is_refused_in_one_line(
 async def test_a_token_of_some_nodes_tells_of_these_alone(tmp_path: Path) -> None:
     file, made = tokens(tmp_path, admin=Scope.ADMIN, hook=Scope.GATE)
     file.write_text(file.read_text().replace('name = "hook"', 'name = "hook"\nnodes = ["n1"]'))
-    async with running(tmp_path, token_file=file) as client:
+    async with running(tmp_path, token_table=file) as client:
         client.headers["authorization"] = f"Bearer {made['admin']}"
         async with job(client, "n1", "n2") as gate:
             hook = {"authorization": f"Bearer {made['hook']}"}

@@ -142,7 +142,7 @@ def test_roll_call_needs_a_token_where_there_are_some(tmp_path: Path) -> None:
         body = {"node": "rank-0", "rank": 0, "options": {}}
         assert (await client.post("/v1/preflight/ranks", json=body)).status_code == 401
 
-    scenario(test, tmp_path, preflight=True, token_file=tmp_path / "tokens.toml")
+    scenario(test, tmp_path, preflight=True, token_table=tmp_path / "tokens.toml")
 
 
 def test_ranks_are_told_the_hosts_that_they_ask_for_as_far_as_they_are_known() -> None:

@@ -390,11 +390,11 @@ def test_guard_asks_for_what_no_file_has_and_knows_it_without_asking_then(tmp_pa
     scenario(test, tmp_path / "cluster")
 
 
-def test_aggregator_may_listen_beyond_loopback_with_service_accounts_instead_of_a_token_file(tmp_path: Path) -> None:
+def test_aggregator_may_listen_beyond_loopback_with_service_accounts_instead_of_a_token_table(tmp_path: Path) -> None:
     accounts = KubernetesCallers(audience="healthd", nodes=(NODES,))
     tls = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
     AggregatorSettings(listen="0.0.0.0:0", state_dir=tmp_path, kubernetes=accounts, **tls)
-    with pytest.raises(ConfigError, match="token_file"):
+    with pytest.raises(ConfigError, match="token_table"):
         AggregatorSettings(listen="0.0.0.0:0", state_dir=tmp_path, **tls)
 
 

@@ -101,11 +101,11 @@ class World:
 
 
 @contextlib.contextmanager
-def aggregator(folder: Path, *options: str, port: int | None = None) -> Iterator[World]:
+def aggregator(folder: Path, *options: str, port: int | None = None, **variables: str) -> Iterator[World]:
     port = port or free_port()
     line = ["aggregator", "--listen", f"127.0.0.1:{port}", "--state-dir", str(folder / "aggregator"), *options]
     policy = {"RECOVERY": "0s", "TUNING_SETTLE": "0s", "NODE_GRACE": "0s", "COLLECTIVE": "off"}
-    env = environment(folder, **{f"HEALTHD_POLICY_{name}": value for name, value in policy.items()})
+    env = environment(folder, **{f"HEALTHD_POLICY_{name}": value for name, value in policy.items()}, **variables)
     env.pop("HEALTHD_NODE_STATE_DIR")
     with (folder / "aggregator.log").open("ab") as log:
         process = prepared.Popen([sys.executable, "-P", prepared.TUNED, *line], env=env, stderr=log)

@@ -270,6 +270,30 @@ def test_a_hook_that_is_stopped_withdraws_its_gate_so_that_nobody_is_admitted(wo
     assert (found["decision"], found["reasons"][0]["code"]) == ("reject", "Released")
 
 
+def test_token_of_a_client_and_table_of_the_aggregator_have_names_of_their_own(tmp_path: Path) -> None:
+    """One shell has the variables that the guide exports, and starts an aggregator."""
+    made = healthd(tmp_path, "token", "me", "--scope", "admin", "--json").json
+    table, token, config = tmp_path / "tokens.toml", tmp_path / "admin.token", tmp_path / "healthd.toml"
+    table.write_text(made["entry"])
+    table.chmod(0o600)
+    token.write_text(made["token"])
+    config.write_text(f'[aggregator]\ntoken_table = "{table}"\n[gate]\ntoken_file = "{tmp_path}/none"\n')
+    exported = {"HEALTHD_TOKEN_FILE": str(token)}
+    with aggregator(tmp_path, "--config", str(config), **exported) as world:
+        asked = ("fleet", "status", "--config", str(config), "--aggregator", world.url, "--json")
+        assert healthd(tmp_path, *asked, env=exported).json["nodes"] == []
+
+        swapped = healthd(tmp_path, *asked, env={"HEALTHD_TOKEN_FILE": str(tmp_path / "away")})
+        assert swapped.code == 2
+        assert f"HEALTHD_TOKEN_FILE names it and won over gate.token_file in {config}:4" in swapped.err
+    swapped = healthd(tmp_path, "aggregator", "--config", str(config), env={"HEALTHD_TOKEN_TABLE": str(token)})
+    assert swapped.code == 2
+    assert f"HEALTHD_TOKEN_TABLE names it and won over aggregator.token_table in {config}:2" in swapped.err
+    assert healthd(tmp_path, "aggregator", "--token-file", str(table)).code == 2
+    unknown = healthd(tmp_path, "aggregator", env={"HEALTHD_AGGREGATOR_TOKEN_FILE": str(table)})
+    assert (unknown.code, "HEALTHD_AGGREGATOR_TOKEN_TABLE" in unknown.err) == (2, True), unknown
+
+
 def test_wrong_and_missing_tokens_are_refused_in_one_line_and_right_ones_are_let_in(tmp_path: Path) -> None:
     made = healthd(tmp_path, "token", "ci", "--scope", "gate", "--json").json
     tokens, right, wrong = tmp_path / "tokens.toml", tmp_path / "right", tmp_path / "wrong"
@@ -277,7 +301,7 @@ def test_wrong_and_missing_tokens_are_refused_in_one_line_and_right_ones_are_let
     tokens.chmod(0o600)
     right.write_text(made["token"])
     wrong.write_text("wrong-token-of-some-length")
-    with aggregator(tmp_path, "--token-file", str(tokens)) as world:
+    with aggregator(tmp_path, "--token-table", str(tokens)) as world:
         for told in ((), ("--token-file", str(wrong))):
             said = world.gate("j", *nodes("n1"), *told, wait="0s")
             assert said.code == 2, "no second try can help, and it is none that is away"

@@ -344,7 +344,7 @@ def test_token_that_is_not_wanted_is_a_usage_error_and_no_aggregator_that_is_awa
     wrong.write_text("wrong-token-of-some-length")
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "scontrol").chmod(0o755)
-    with aggregator(tmp_path, "--token-file", str(tmp_path / "tokens.toml")) as world:
+    with aggregator(tmp_path, "--token-table", str(tmp_path / "tokens.toml")) as world:
         for words in (("gate", "--on-unreachable", "admit"), ("end",)):
             asked = ("slurm", *words, "--aggregator", world.url, "--token-file", str(wrong))
             said = healthd(tmp_path, *asked, env={**JOB, "PATH": str(tmp_path)})

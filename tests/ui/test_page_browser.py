@@ -174,7 +174,7 @@ def test_the_page_of_the_api_shows_and_calls_every_path_and_loads_nothing_from_e
     browser: Any, tmp_path: Path
 ) -> None:
     file, made = tokens(tmp_path, looker=Scope.READ)
-    with stage(tmp_path, token_file=file) as closed:
+    with stage(tmp_path, token_table=file) as closed:
         page = browser.new_page()
         watch, asked = Watch(page), list[str]()
         page.on("request", lambda request: asked.append(request.url))

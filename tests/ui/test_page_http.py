@@ -36,7 +36,7 @@ def open_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, dict[str, str]]]:
     folder = tmp_path_factory.mktemp("closed")
     file, made = tokens(folder, looker=Scope.READ, boss=Scope.ADMIN, daemon=Scope.SYNC)
-    with stage(folder, token_file=file, sync_token=made["daemon"]) as found:
+    with stage(folder, token_table=file, sync_token=made["daemon"]) as found:
         found.say("n1")
         yield found, made
 
@@ -317,7 +317,7 @@ def test_over_tls_the_cookie_is_bound_to_the_host_and_to_tls(tmp_path: Path) -> 
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     subprocess.run([*command, "-keyout", str(pem) + ".key", "-out", str(pem)], check=True, capture_output=True)
     key = Path(f"{pem}.key")
-    with stage(tmp_path, token_file=file, sync_token=made["daemon"], tls_cert=pem, tls_key=key) as found:
+    with stage(tmp_path, token_table=file, sync_token=made["daemon"], tls_cert=pem, tls_key=key) as found:
         url = found.url.replace("http://", "https://")
         with httpx.Client(base_url=url, verify=False, trust_env=False, timeout=20) as client:
             answer = client.post("/log-in", data={"token": made["looker"]}, headers={"origin": url})

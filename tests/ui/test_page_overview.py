@@ -304,7 +304,7 @@ def test_a_form_without_nodes_or_reason_changes_nothing_and_says_why(found: Stag
 
 def test_who_may_only_read_sees_no_buttons_and_may_send_no_form(tmp_path: Path) -> None:
     file, made = tokens(tmp_path, nodes=Scope.SYNC, eyes=Scope.READ)
-    with stage(tmp_path, token_file=file, sync_token=made["nodes"]) as guarded:
+    with stage(tmp_path, token_table=file, sync_token=made["nodes"]) as guarded:
         guarded.say("n1", status=Status.PASS)
         with guarded.http(headers={"authorization": f"Bearer {made['eyes']}"}) as client:
             text = client.get("/several").text

@@ -120,7 +120,7 @@ TOKEN = HTTPBearer(
     scheme_name="token",
     auto_error=False,
     description="A token of the aggregator's file. It has scopes: read, sync, gate (also read), admin (all). "
-    "An aggregator on loopback without a token file asks for none.",
+    "An aggregator on loopback without a token table asks for none.",
 )
 
 

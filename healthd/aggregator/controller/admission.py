@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
@@ -159,11 +160,12 @@ def _check_room(fleet_state: FleetState, policy: Policy, request: GateRequest, a
         own, most = sum(gate.asker == asker for gate in limited), policy.open_gates_per_token
         if own >= most:
             raise LimitError(f"{asker}: has {own} open gates (policy.open_gates_per_token); wait until one has ended")
-        for node in (request.join.node,) if request.join is not None else request.nodes:
-            there, most = sum(node in _nodes_of(gate) for gate in limited), policy.open_gates_per_node
-            if there >= most:
+        named = {request.join.node} if request.join is not None else set(request.nodes)
+        there = Counter(node for gate in limited for node in named.intersection(_nodes_of(gate)))
+        for node, count in there.most_common(1):
+            if count >= policy.open_gates_per_node:
                 raise LimitError(
-                    f"node {node}: {there} open gates name it (policy.open_gates_per_node); wait until one has ended"
+                    f"node {node}: {count} open gates name it (policy.open_gates_per_node); wait until one has ended"
                 )
     if len(fleet_state.gates) >= policy.tuning.max_open_gates:
         raise StoreError(f"{policy.tuning.max_open_gates} gates are open already; ask again when one has ended")
@@ -438,7 +440,7 @@ def _check_size(request: GateRequest) -> None:
     if not 1 <= wanted <= MOST_NODES:
         raise BadInputError(f"1 to {MOST_NODES} nodes can be asked for, not {wanted}")
     if len(set(request.nodes)) != len(request.nodes):
-        twice = sorted({name for name in request.nodes if request.nodes.count(name) > 1})
+        twice = sorted(name for name, times in Counter(request.nodes).items() if times > 1)
         raise BadInputError(f"node named twice: {', '.join(twice[:5])}")
     if request.min_nodes is not None and not 1 <= request.min_nodes <= wanted:
         raise BadInputError(f"min_nodes must be 1 to {wanted}, not {request.min_nodes}")

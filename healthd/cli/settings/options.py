@@ -19,6 +19,9 @@ from healthd.core.file_trust import check_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+WON = "healthd.won"
+"""Where the context of a command has the variables that were taken in the place of keys of the file."""
+
 DEFAULT_FILE = Path("/etc/healthd/healthd.toml")
 
 # Option -> key, where they differ.
@@ -35,7 +38,7 @@ COMMON = (
     ("--config", "F", f"TOML file (default {DEFAULT_FILE})."),
     ("--state-dir", "D", "Directory for state that survives a restart."),
     ("--run-dir", "D", "Directory for sockets, locks and CPU device files."),
-    ("--token-file", "F", "File with the bearer token; for the aggregator, with all tokens that it accepts."),
+    ("--token-file", "F", "File with the bearer token."),
     ("--ca-file", "F", "CA that signed the aggregator's certificate (PEM)."),
     ("--host-root", "D", "Read this directory instead of the machine ('healthd record' makes one)."),
 )
@@ -43,7 +46,16 @@ COMMON = (
 
 def common_options(command: F) -> F:
     """The options that every command has; a `Command` shows them last."""
-    for name, metavar, text in reversed(COMMON):
+    return _with_options(command, COMMON)
+
+
+def common_options_of_aggregator(command: F) -> F:
+    """The same but for `--token-file`: the aggregator sends no token, it has a table of those that it accepts."""
+    return _with_options(command, tuple(one for one in COMMON if one[0] != "--token-file"))
+
+
+def _with_options(command: F, options: Sequence[tuple[str, str, str]]) -> F:
+    for name, metavar, text in reversed(options):
         command = click.option(name, type=click.Path(path_type=Path), metavar=metavar, help=text)(command)
     return command
 
@@ -117,6 +129,14 @@ class Group(_Sections, click.Group):
     command_class = Command
 
 
+def with_winner(error: ConfigError, context: click.Context) -> ConfigError:
+    """The error; where it is of a file that a variable names, with the variable and the key that it won over."""
+    for one in context.meta.get(WON) or ():
+        if isinstance(one.value, Path) and str(error).startswith(f"{one.value}:"):
+            return ConfigError(f"{error}; {one.variable} names it and won over {one.key} in {one.where}")
+    return error
+
+
 def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
     """The settings of a command: its options over the variables over the file. ConfigError with one line."""
     return _load(options, section)
@@ -159,6 +179,9 @@ def _load(
             **({} if state_dir is None else {"node.state_dir": state_dir, "aggregator.state_dir": state_dir}),
         },
     )
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[WON] = settings.won
     root = settings.node.host_root if settings.is_given("node") else None
     if root is not None and not os.path.isdir(root):  # also where it may not be looked at
         raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthd.core.config import Tables, free_table, locate, nearest, parse_duration, table
+from healthd.core.config import Tables, Won, free_table, locate, nearest, parse_duration, table
 from healthd.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ class Settings(Tables):
 
     file: Path | None = field(metadata={"internal": True})
     """The file that was read; no setting itself."""
+
+    won: tuple[Won, ...] | None = field(metadata={"internal": True})
+    """The variables that were taken in the place of keys of the file; no setting either."""
 
     def endpoint(self) -> Endpoint:
         """The aggregators that hooks and people ask, and how to speak to them. ConfigError."""

@@ -135,7 +135,7 @@ def settings_of(task: Task, folder: Path) -> str:
         tokens = folder / "tokens.toml"
         digest = hashlib.sha256(task.token.encode()).hexdigest()
         _write_private(tokens, f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
-        aggregator["token_file"] = str(tokens)
+        aggregator["token_table"] = str(tokens)
     # What lives for one job's start has nothing to remember, and nobody could release what it latched.
     policy: dict[str, Plain] = {
         **task.policy,

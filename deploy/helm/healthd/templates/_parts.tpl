@@ -129,7 +129,7 @@ HEALTHD_AGGREGATOR_KUBERNETES_HOOKS: {{ join "," . | quote }}
 HEALTHD_AGGREGATOR_KUBERNETES_READERS: {{ join "," . | quote }}
 {{- end }}
 {{- if include "healthd.tokens" . }}
-HEALTHD_AGGREGATOR_TOKEN_FILE: /etc/healthd/tokens/tokens.toml
+HEALTHD_AGGREGATOR_TOKEN_TABLE: /etc/healthd/tokens/tokens.toml
 {{- end }}
 HEALTHD_AGGREGATOR_TLS_CERT: /etc/healthd/tls/tls.crt
 HEALTHD_AGGREGATOR_TLS_KEY: /etc/healthd/tls/tls.key
