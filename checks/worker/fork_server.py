@@ -72,7 +72,7 @@ def serve(descriptor: int, parent: int) -> int:
                 pid = _fork_sibling()
             except OSError as error:
                 _send(line, {"refused": f"clone: {error.strerror}"})
-                continue
+                os._exit(0)  # requests that wait have this answer too, and their descriptors end with us
             if pid == 0:
                 line.close()
                 return _take(descriptors)

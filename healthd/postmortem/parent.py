@@ -40,6 +40,7 @@ STEPS_KEPT, STEP_SECONDS = 48, 1.0
 READ_BYTES = 64 * 1024  # what a pipe holds
 CHUNK_BYTES, CHUNK_SECONDS = 4096, 0.02  # what arrives together shares one time
 MAX_CHUNKS = 8192  # each has its time: dots that come one by one for days would take more memory than their text
+STOP_WITHIN_SECONDS = 900.0  # a command that ends later than this after a signal has not ended by it
 DRAINED_BYTES = 1024 * 1024  # after the command's end: the largest pipe; what writes on is a descendant
 TERMINAL_MS = 50  # the kernel hands on what was written to a terminal a little later
 SIGNALS_KEPT = 64
@@ -337,6 +338,8 @@ class Parent:
         """Why the output of the command is not read; "" where it is."""
         self._over = False  # the command has ended; its descendants may live
         self._stop = 0  # the last signal to stop that was passed on
+        self._stop_at = 0.0
+        self._ignored = {number for number in _STOPPING if signal.getsignal(number) is signal.SIG_IGN}  # as by nohup
         self._stopped: set[int] = set()  # the descendants that received it
         self._stand_by_pid = 0
         self._earlier = descendants(os.getpid(), set())
@@ -519,7 +522,10 @@ class Parent:
         while True:
             info = signal.sigwaitinfo(self._waited)
             if info.si_signo == signal.SIGCHLD:
-                self._over = self._reap() or self._over
+                if self._reap():
+                    self._over = True
+                    if time.monotonic() - self._stop_at > STOP_WITHIN_SECONDS:
+                        self._stop = 0  # the command survived that signal, and ended for another reason
                 if self._over and not (self._stop and self._stop_rest()):
                     return
             elif info.si_signo == signal.SIGWINCH and self.terminal is not None:
@@ -538,8 +544,8 @@ class Parent:
             self.signals.append(
                 {"at": round(time.time(), 3), "signal": number, "pid": info.si_pid, "uid": info.si_uid, "by": sender}
             )
-        if number in _STOPPING:
-            self._stop = number
+        if number in _STOPPING and number not in self._ignored:
+            self._stop, self._stop_at = number, time.monotonic()
             self._stopped.clear()
         if self._over:
             self._stop_rest()
@@ -720,9 +726,17 @@ def become_subreaper() -> None:
 
 
 def descendants(root: int, others: set[int]) -> set[int]:
-    """The processes below a process, without `others`, what is below those, and what has ended and is not reaped."""
+    """
+    The processes below a process, without `others`, what is below those, and what has ended and is not reaped.
+
+    None is seen where /proc cannot be read.
+    """
     below: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return set()
+    for name in names:
         if name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:

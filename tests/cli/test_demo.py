@@ -99,6 +99,19 @@ node.disabled = ["disk_space"]
     assert loaded.policy.mode is Mode.ENFORCE
 
 
+def test_faults_of_this_host_are_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as a GPU of the workstation that has fallen off the bus."""
+    log = tmp_path / "host/dev/kmsg"
+    log.parent.mkdir(parents=True)
+    log.write_text("3,1,1000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n")
+    (tmp_path / "here").mkdir()
+    with Stage(tmp_path / "here") as demo:
+        demo.environment |= {"HEALTHD_NODE_HOST_ROOT": str(tmp_path / "host"), "HEALTHD_NODE_CHECKS": "kernel_log"}
+        demo.leave_out_faults_of_this_host()
+    assert demo.environment["HEALTHD_NODE_DISABLED"] == "kernel_log"
+    assert "leaves out: kernel_log: GPU Xid" in capsys.readouterr().out
+
+
 def test_a_decision_is_held_against_what_is_told_of_it() -> None:
     reason = {"code": "CollectiveFault", "node": "n3"}
     assert accuses({"reasons": [reason], "excluded": []}, "CollectiveFault", "n3")

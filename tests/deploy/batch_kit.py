@@ -33,5 +33,5 @@ def load_settings(environ: Mapping[str, str]) -> Any:
     from healthd.cli.settings.tree import Settings
     from healthd.core.config import load as load_config
 
-    defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
+    defaults = {"node.name": "n", "node.state_dir": Path("/s"), "node.run_dir": Path("/r")}
     return load_config(Settings, file=None, environ=environ, arguments={}, sections=("preflight",), defaults=defaults)

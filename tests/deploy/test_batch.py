@@ -291,7 +291,7 @@ def test_settings_in_the_docs_are_settings_that_healthd_has(page: str, tmp_path:
     for number, block in enumerate(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)):
         file = tmp_path / f"{number}.toml"
         file.write_text(block, encoding="utf-8")
-        defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
+        defaults = {"node.name": "n", "node.state_dir": Path("/s"), "node.run_dir": Path("/r")}
         settings = load_config(Settings, file=file, environ={}, arguments={}, defaults=defaults)
         assert settings.actuator.kind == "batch"
         assert settings.actuator.mode == "observe"

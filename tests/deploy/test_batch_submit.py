@@ -283,6 +283,7 @@ def test_what_aws_refuses_is_one_line_and_exit_code_2(
 
 def test_without_the_extra_it_says_what_to_install() -> None:
     """Of an interpreter without any package, as a person's own is."""
-    done = subprocess.run([sys.executable, "-I", "-S", submit.__file__], capture_output=True, text=True, check=False)
+    line = [sys.executable, "-I", "-S", submit.__file__, "--job", "j", "--queue", "q", "--definition", "d"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "pip install '.[aws]'" in done.stderr

@@ -68,7 +68,7 @@ class Machine:
     @property
     def settings(self) -> Settings:
         file = self.root / "etc/healthd/healthd.toml"
-        defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
+        defaults = {"node.name": "n", "node.state_dir": Path("/s"), "node.run_dir": Path("/r")}
         return load_config(Settings, file=file, environ={}, arguments={}, defaults=defaults)
 
     @property

@@ -123,6 +123,7 @@ HOLD_SECONDS = 20.0
 SLACK_SECONDS = 10.0
 # While an answer is awaited and another aggregator could be asked, the one that was asked must answer /livez: each so
 # often, within that time. One that is frozen takes connections and says nothing. Both follow `slack_seconds`.
+LOOK_AGAIN_SECONDS = 0.2  # before what could not be cut yet is cut again
 ALIVE_EVERY_RATIO, ALIVE_WITHIN_RATIO = 0.2, 0.2
 # A page of 500 nodes with all that is known of them is some 20 MB; what is longer than this is not ours.
 ANSWER_BYTES = 64 << 20
@@ -443,10 +444,10 @@ class Aggregator:
                         body_seconds=within,
                     )
                 except (*FAILURES, BadInputError):
-                    if not over.is_set():
+                    while not over.is_set():  # what is still connecting cannot be cut yet
                         silent.set()
                         asked.cut()
-                    return
+                        over.wait(LOOK_AGAIN_SECONDS)
             eye.close()
 
         threading.Thread(target=look, name="liveness of the aggregator", daemon=True).start()

@@ -81,6 +81,7 @@ class Connection:
 
     def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
         self._url = url
+        self._prefix = urlsplit(url).path.rstrip("/")  # of an aggregator behind a proxy, such as /healthd
         self._tls = tls
         self._http: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
@@ -116,7 +117,7 @@ class Connection:
             raise NotSentError(str(error)) from error
         try:
             line.sock.settimeout(send_seconds)
-            line.request(method, target, body=content, headers=dict(headers))
+            line.request(method, self._prefix + target, body=content, headers=dict(headers))
             line.sock.settimeout(seconds)
             with self._cut_after(seconds + 1.0):  # the time-out counts from each byte, and fires first
                 answer = line.getresponse()
