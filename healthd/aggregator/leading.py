@@ -14,7 +14,7 @@ from healthd.aggregator.api import ASGIApp, Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.controller import Engine, Handshakes, steady_clock
-from healthd.aggregator.drain.controller import ActuatorCollector, make_drain_controller
+from healthd.aggregator.drain.controller import RELEASED, ActuatorCollector, make_drain_controller
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, Fleet, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # Each opening of the database counts its answers from another multiple of this, so that the count never goes back.
 ANSWERS_EACH_START = 1 << 32
+# Releases of nodes that a gate had rejected, which are read at the start: more than a person can be about in that time.
+MOST_RELEASES_READ = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +78,17 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
             lately = await parts.engine.gates(limit=MOST_GATES_READ)
             parts.accusations.load(lately)
             if parts.drain is not None:
-                for gate in reversed(lately):
-                    parts.drain.gate_decided(gate)
+                days = terms.actuator.gate_seconds / 86400.0
+                events = await parts.engine.history(None, limit=MOST_RELEASES_READ, days=days, kind=RELEASED)
+                parts.drain.load(lately, {event.subject: event.at for event in reversed(events)})
             tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
             tasks.supervise("ends of jobs", parts.postmortems.run)
             tasks.supervise("stragglers", parts.stragglers.run)
             tasks.supervise("comparison of nodes", parts.fleet.peers.run)
             settle = terms.policy.tuning.settle_seconds
-            events = PeerEvents(parts.fleet, store, settle_seconds=settle, clock=time.time)
-            tasks.supervise("history of the comparison", events.run)
+            compared = PeerEvents(parts.fleet, store, settle_seconds=settle, clock=time.time)
+            tasks.supervise("history of the comparison", compared.run)
             tasks.supervise("count of jobs without a gate", parts.ungated.run)
             if parts.drain is not None:
                 tasks.supervise("actuator", parts.drain.run)

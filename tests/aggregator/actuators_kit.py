@@ -26,7 +26,7 @@ from healthd.aggregator.model.gates import Decided
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import HealthdError, StoreError
 from healthd.core.evidence import reason
-from healthd.core.model import Decision, ExcludedNode, Quarantine, Reason, Verdict
+from healthd.core.model import Decision, ExcludedNode, NodeState, Quarantine, Reason, Verdict
 from tests.aggregator.world import NOW, gate
 
 ACT = ActuatorSettings(kind="kubernetes", mode="act", answer_seconds=5.0, look_seconds=0.05)
@@ -65,14 +65,17 @@ def fault(code: str = "WrongResult", status: Status = Status.FAIL) -> Reason:
 
 
 def decided(
-    *excluded: tuple[str, Reason], verdict: Verdict = Verdict.REJECT, retryable: bool = True, gate_id: str = "g-1"
+    *excluded: tuple[str, *tuple[Reason, ...]],
+    verdict: Verdict = Verdict.REJECT,
+    retryable: bool = True,
+    gate_id: str = "g-1",
 ) -> Decision:
     return Decision(
         id=gate_id,
         decision=verdict,
         reasons=(),
         nodes=(),
-        excluded=tuple(ExcludedNode(node=name, reasons=(why,)) for name, why in excluded),
+        excluded=tuple(ExcludedNode(node=name, reasons=tuple(reasons)) for name, *reasons in excluded),
         policy={},
         retryable=retryable,
         decided_at=NOW,
@@ -127,6 +130,7 @@ class Scene:
         self.no_note: HealthdError = StoreError("disk full")
         self.unsure = False
         self.refuted: frozenset[str] = frozenset()
+        self.states: dict[str, NodeState] = {}
         self.hand = DrainController(
             scheduler, settings, look=self._look, note=self._note, clock=lambda: self.now, wall=lambda: self.wall
         )
@@ -138,9 +142,13 @@ class Scene:
         found = {name: suspect(name, rejected=why) for name, why in told.items()}
         for name, one in self.suspects.items():
             found[name] = dataclasses.replace(one, rejected=told.get(name, one.rejected))
-        for name in self.refuted & found.keys():
+        by_state = {
+            name for name, state in self.states.items() if name in told and told[name].refuted_by(state, self.wall)
+        }
+        refuted = self.refuted | by_state
+        for name in refuted & found.keys():
             found[name] = dataclasses.replace(found[name], rejected=None)
-        return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure, refuted=self.refuted)
+        return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure, refuted=refuted)
 
     async def _note(self, name: str, kind: str, message: str) -> None:
         if self.disk_full:
@@ -149,8 +157,12 @@ class Scene:
 
     def reject(self, gate_id: str, *names: str, code: str = "WrongResult") -> Decision:
         answer = decided(*((name, fault(code)) for name in names), gate_id=gate_id)
-        self.hand.gate_decided(dataclasses.replace(gate(nodes=names), id=gate_id, progress=Decided(decision=answer)))
+        self.decide(answer)
         return answer
+
+    def decide(self, answer: Decision) -> None:
+        names = tuple(one.node for one in answer.excluded)
+        self.hand.gate_decided(dataclasses.replace(gate(nodes=names), id=answer.id, progress=Decided(decision=answer)))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -17,12 +17,21 @@ from hypothesis import strategies as st
 from checks.contract import Status, Tier
 from healthd.aggregator.drain.controller import ActuatorCollector, make_actuator, observe
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
-from healthd.aggregator.drain.plan import ActuatorError, Candidate, Done, RejectedNode, Why, culprits, make_plan
+from healthd.aggregator.drain.plan import (
+    ActuatorError,
+    Candidate,
+    Done,
+    NodeFault,
+    RejectedNode,
+    Why,
+    culprits,
+    make_plan,
+)
 from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
 from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConfigError, HealthdError, StoreError
-from healthd.core.model import Quarantine, Verdict
+from healthd.core.model import Quarantine, Reason, Verdict
 from tests.aggregator import parts
 from tests.aggregator.actuators_kit import ACT, Scene, Scheduler, decided, fault, fleet_of, kept, removal, suspect
 from tests.aggregator.lab import Lab
@@ -368,7 +377,8 @@ async def test_node_out_for_a_reject_comes_back_when_newer_evidence_speaks_for_i
     scene.refuted = frozenset({"n1"})
     await scene.hand.turn()
     assert (set(scheduler.marks), set(scene.hand.removed())) == ({"n2"}, {"n2"})
-    scene.hand.release("n2")
+    await scene.hand.release("n2", "by ana")
+    assert ("n2", "released", "by ana") in scene.history
     assert set(scene.hand.removed()) == {"n2"}, "as long as the mark stands"
     await scene.hand.turn()
     assert (scheduler.marks, scene.hand.removed()) == ({}, {})
@@ -393,7 +403,8 @@ async def test_node_out_for_a_fault_between_nodes_comes_back_with_a_validation_t
 
 
 def test_which_evidence_speaks_against_a_reject() -> None:
-    told = dataclasses.replace(rejected(), since=NOW - 60, check="matmul", tier=Tier.DEEP)
+    matmul = NodeFault(check="matmul", tier=Tier.DEEP, since=NOW - 60)
+    told = dataclasses.replace(rejected(), faults=(matmul,))
 
     def after(age: float, tier: Tier = Tier.DEEP, status: Status = Status.PASS, check: str = "matmul") -> bool:
         ran = tuple(parts.result(name, age=age, tier=tier, status=status) for name in (check,))
@@ -405,7 +416,31 @@ def test_which_evidence_speaks_against_a_reject() -> None:
     assert not after(59.0, status=Status.FAIL)
     assert not after(59.0, status=Status.UNKNOWN)
     assert not after(59.0, check="memory_free")
-    assert not dataclasses.replace(told, check=None).refuted_by(parts.state("n1", age=1.0), NOW)
+    between_nodes = dataclasses.replace(matmul, check=None)
+    assert not dataclasses.replace(told, faults=(between_nodes,)).refuted_by(parts.state("n1", age=1.0), NOW)
+
+
+async def test_node_rejected_for_several_faults_comes_back_when_newer_evidence_speaks_against_each() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    def failed(check: str) -> Reason:
+        return dataclasses.replace(fault(), check=check)
+
+    def ran(*, matmul: Status) -> None:
+        scene.states["n1"] = parts.state("n1", status=matmul)
+
+    scene.decide(decided(("n1", failed("matmul"), failed("memory_free"))))
+    scene.wall += 30.0
+    for matmul, out in ((Status.FAIL, {"n1"}), (Status.PASS, set())):
+        ran(matmul=matmul)
+        await scene.hand.turn()
+        assert set(scheduler.marks) == out
+    scene.decide(decided(("n1", failed("matmul")), gate_id="g-2"))
+    scene.decide(decided(("n1", failed("memory_free")), gate_id="g-3"))
+    ran(matmul=Status.FAIL)
+    await scene.hand.turn()
+    assert set(scheduler.marks) == {"n1"}, "what the earlier gate found still stands"
 
 
 async def test_reject_of_nodes_that_are_kept_in_by_the_share_is_answered_at_once() -> None:

@@ -101,6 +101,11 @@ def test_newer_evidence_or_a_person_brings_a_node_back_that_a_gate_has_rejected(
                     assert (await client.delete(f"/v1/gates/{got['id']}/lease")).status_code == 200
             assert (await client.delete("/v1/nodes/n2/quarantine")).status_code == 200
             await until(lambda: kube.taints("n2") == [])
+        async with running(tmp_path, kube, look=0.05, policy=policy) as client, living(client, "n1"):
+            word = {"reason": "fan noise", "owner": "ada"}
+            assert (await client.put("/v1/nodes/n1/quarantine", json=word)).status_code == 200
+            await until(lambda: kube.taints("n1") != [])  # n2 would have been first
+            assert kube.taints("n2") == [], "a person released it"
 
     with cluster(tmp_path / "account") as kube:
         for name in ("n1", "n2"):

@@ -174,7 +174,7 @@ async def unquarantine(
         await parts.engine.quarantine(node, None, why=f"by {caller.name}" + (f": {reason}" if reason else ""))
     parts.accusations.clear(node)
     if parts.drain is not None:
-        parts.drain.release(node)
+        await parts.drain.release(node, f"by {caller.name}" + (f": {reason}" if reason else ""))
     return Unquarantined(node=node, by=caller.name)
 
 

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from healthd.aggregator.drain.plan import (
     ActuatorError,
     Candidate,
     Done,
+    NodeFault,
     Observed,
     Plan,
     PoolSize,
@@ -199,6 +200,9 @@ _T = TypeVar("_T")
 Note = Callable[[str, str, str], Awaitable[None]]
 """(node, kind, message): a line of the node's history."""
 
+RELEASED = "released"
+"""The kind of the line that says that a person released a node which a gate had rejected."""
+
 FIRST_PAUSE_SECONDS = 1.0
 # So long is believed what was read of the scheduler, and that a mark still stands.
 RECHECK_SECONDS = 60.0
@@ -255,36 +259,66 @@ class DrainController:
     # --- gates --------------------------------------------------------------------------------------------------------
 
     def gate_decided(self, gate: Gate) -> None:
-        """A decision is on disk, now or from before: the nodes that a retryable reject accuses are out for a while."""
-        if gate.validated and gate.decision is not None and gate.decision.decision is Verdict.ADMIT:
+        """A decision is on disk: the nodes that a retryable reject accuses are out for a while."""
+        self._take_in(gate, {})
+
+    def load(self, gates: Sequence[Gate], released: Mapping[str, float]) -> None:
+        """
+        Take in the gates of before this start, newest first. What they said of a node counts no more where a person
+        released it since: `released` says when that was last.
+        """
+        for gate in reversed(gates):
+            self._take_in(gate, released)
+
+    def _take_in(self, gate: Gate, released: Mapping[str, float]) -> None:
+        """A decision, now or from before; `released` are nodes that a person released, and when."""
+        if gate.decision is None:
+            return
+        if gate.validated and gate.decision.decision is Verdict.ADMIT:
             for node in passed_in_validations(gate):
-                if (kept := self._rejected.get(node)) is not None and kept.check is None and not kept.quarantined:
-                    self.release(node)
-        found = culprits(gate.decision) if gate.decision is not None else {}
-        at = gate.decision.decided_at if gate.decision is not None else 0.0
+                self._passed_validation(node)
+        at = gate.decision.decided_at
         until = at + self._settings.gate_seconds
+        found = {node: why for node, why in culprits(gate.decision).items() if at > released.get(node, -math.inf)}
         if not found or until <= self._wall():
             return
-        for node, why in found.items():
-            known = self._rejected.get(node)
-            at_fault = known is not None and not known.quarantined and known.until > self._wall()
+        for node, reasons in found.items():
+            known, worst = self._rejected.get(node), reasons[0]
+            before = () if known is None or known.quarantined or known.until <= self._wall() else known.faults
+            new = [
+                NodeFault(check=None if why.code in CODES else why.check, tier=gate.terms.tier, since=at)
+                for why in reasons
+                if why.code != "Quarantined"
+            ]
             self._rejected[node] = RejectedNode(
                 gate=gate.id,
-                reason=why.message,
-                injected=why.injected,
+                reason=worst.message,
+                injected=worst.injected,
                 since=at,
                 until=until,
-                quarantined=why.code == "Quarantined" and not at_fault,
-                check=None if why.code in CODES else why.check,
-                tier=gate.terms.tier,
+                quarantined=not new and not before,
+                faults=tuple({fault.check: fault for fault in (*before, *new)}.values()),
             )
         if self._settings.mode == "act":
             self._held.hold(gate.id, found)
         self._wake.set()
 
-    def release(self, node: str) -> None:
-        """Nothing that a gate said of this node counts any more: it has passed since, or a person releases it."""
-        if self._rejected.pop(node, None) is not None:
+    def _passed_validation(self, node: str) -> None:
+        """The node has passed collectives: its faults between nodes are over."""
+        kept = self._rejected.get(node)
+        if kept is None or kept.quarantined or all(fault.check is not None for fault in kept.faults):
+            return
+        if left := tuple(fault for fault in kept.faults if fault.check is not None):
+            self._rejected[node] = dataclasses.replace(kept, faults=left)
+        else:
+            del self._rejected[node]
+            self._wake.set()
+
+    async def release(self, node: str, why: str) -> None:
+        """A person releases the node: nothing that a gate said of it counts any more, also after a restart."""
+        if node in self._rejected:
+            await self._note(node, RELEASED, why)
+            self._rejected.pop(node, None)
             self._wake.set()
 
     def removed(self) -> Mapping[str, str]:

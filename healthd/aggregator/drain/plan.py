@@ -107,20 +107,15 @@ class Actuator(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RejectedNode:
+class NodeFault:
     """
-    A gate found the node at fault just now. `quarantined`: for nothing but its quarantine, so that it counts as long as
-    that stands. `check` and `tier` say what evidence could show the same again: None where only a validation could.
+    One fault for which a gate rejected a node at `since`. `check` and `tier` say what evidence could show it again:
+    None where only a validation could.
     """
 
-    gate: str
-    reason: str
-    injected: bool
+    check: str | None
+    tier: Tier
     since: float
-    until: float
-    quarantined: bool = False
-    check: str | None = None
-    tier: Tier = Tier.PASSIVE
 
     def refuted_by(self, state: NodeState, now: float) -> bool:
         """Whether newer evidence in this state, with ages as of `now`, could have shown the fault and is healthy."""
@@ -131,6 +126,26 @@ class RejectedNode:
         if spec.tier is not Tier.PASSIVE and result.tier.rank < self.tier.rank:
             return False
         return result.age_seconds < now - self.since and result.status in (Status.PASS, Status.WARN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedNode:
+    """
+    A gate found the node at fault just now: for all of `faults`. `quarantined`: for nothing but its quarantine, so that
+    it counts as long as that stands.
+    """
+
+    gate: str
+    reason: str
+    injected: bool
+    since: float
+    until: float
+    quarantined: bool = False
+    faults: tuple[NodeFault, ...] = ()
+
+    def refuted_by(self, state: NodeState, now: float) -> bool:
+        """Whether newer evidence in this state, with ages as of `now`, speaks against each of its faults."""
+        return bool(self.faults) and all(fault.refuted_by(state, now) for fault in self.faults)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,25 +281,25 @@ def _removal(now: float, suspect: Candidate) -> Removal | None:
     )
 
 
-def culprits(decision: Decision) -> Mapping[str, Reason]:
+def culprits(decision: Decision) -> Mapping[str, tuple[Reason, ...]]:
     """
-    Nodes that a retryable reject left out for a fault of their own, with the worst of it; empty for any other answer.
+    Nodes that a retryable reject left out for faults of their own, with these, the worst first; empty for any other
+    answer.
 
     Unknown nodes are none: not knowing is no ground to act on a machine.
     """
     if decision.decision is not Verdict.REJECT or not decision.retryable:
         return {}
-    found: dict[str, Reason] = {}
+    found: dict[str, list[Reason]] = {}
     for excluded in decision.excluded:
         for reason in excluded.reasons:
             if reason.blame is Blame.NODE and reason.status is Status.FAIL:
-                known = found.get(excluded.node)
-                # A real fault says more than an injected one, or than that somebody keeps the node out.
-                if known is None or (known.injected or known.code == "Quarantined") > (
-                    reason.injected or reason.code == "Quarantined"
-                ):
-                    found[excluded.node] = reason
-    return found
+                found.setdefault(excluded.node, []).append(reason)
+    # A real fault says more than an injected one, or than that somebody keeps the node out.
+    return {
+        node: tuple(sorted(reasons, key=lambda one: one.injected or one.code == "Quarantined"))
+        for node, reasons in found.items()
+    }
 
 
 def why_not_terminated(removal: Removal, terminate: bool, tasks: int) -> str | None:

@@ -187,7 +187,7 @@ async def let_in(request: Request, visitor: Visitor, nodes: Sequence[str], field
     for node in nodes:
         parts.accusations.clear(node)
         if parts.drain is not None:
-            parts.drain.release(node)
+            await parts.drain.release(node, why)
 
 
 def end_of(text: str) -> float | None:
