@@ -138,6 +138,13 @@ class Caller:
         same = own is None or other is None or (other.full_name == own.full_name and other.uid in (None, own.uid))
         return same and self.speaks_for(node)
 
+    def may_close(self, node: str | None) -> bool:
+        """
+        Whether a later attempt that it asks for closes an open gate of the job, as far as this node of it goes; None:
+        any node of a pool. For a pod the name of the job is enough, because that is of its namespace.
+        """
+        return self.hook is not None or self.nodes is None or (node is not None and self.speaks_for(node))
+
     def check_speaks_for(self, nodes: Iterable[str]) -> None:
         """AuthError(403), in one line, for the first of these nodes for which it may not speak."""
         if self.nodes is None:

@@ -75,6 +75,14 @@ def test_whose_leases_a_later_attempt_ends() -> None:
     assert not any(pod.may_end("n2", workload) for workload in (*own, *others))
 
 
+def test_whose_open_gates_a_later_attempt_closes() -> None:
+    gate = frozenset({Scope.GATE, Scope.READ})
+    some = Caller(name="t", scopes=gate, nodes=("trn-a-*",))
+    pod = Caller(name="train/default", scopes=gate, nodes=("n1",), pod=Pod(namespace="train", name="x-0", uid="u1"))
+    for node, closed_by_some in (("trn-a-1", True), ("trn-b-1", False), (None, False)):
+        assert (EVERYONE.may_close(node), some.may_close(node), pod.may_close(node)) == (True, closed_by_some, True)
+
+
 def test_a_pattern_with_as_many_wildcards_as_are_allowed_is_quick_against_the_worst_name(tmp_path: Path) -> None:
     token, lines = new_token("a", [Scope.SYNC], ["*a" * 8])
     caller = Guard(write(tmp_path / "tokens", lines)).require(f"Bearer {token}", Scope.SYNC)

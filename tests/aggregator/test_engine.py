@@ -20,7 +20,7 @@ from healthd.aggregator.model.gates import LeaseState, Override, Phase
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError, StoreError
-from healthd.core.model import GateRequest, Mode, OrderReport, Quarantine, Verdict
+from healthd.core.model import GateRequest, Join, Mode, OrderReport, Quarantine, Verdict
 from tests.aggregator.engine_kit import full, of_states, running
 from tests.aggregator.world import NOW, POLICY, World, good_results, lease, with_wrong
 from tests.patience import PATIENCE
@@ -124,6 +124,61 @@ async def test_an_earlier_attempt_that_comes_late_is_superseded() -> None:
         gone = await run.engine.get(open_gate.id)
         assert gone.decision is not None
         assert gone.decision.reasons[0].code == "Superseded"
+
+
+def rights_of(*nodes: str) -> admission.Rights:
+    return admission.Rights(may_end=lambda row: row.node in nodes, may_close=lambda node: node in nodes)
+
+
+async def test_later_attempt_waits_for_an_open_gate_of_nodes_for_which_its_caller_may_not_speak() -> None:
+    async with running(World("n1", "n2", "n3")) as run:
+        run.world.daemons["n2"].deaf = True
+        first = await run.engine.ask(GateRequest(job="train", nodes=("n1", "n2")))
+        await run.settle()
+        later = await run.engine.ask(GateRequest(job="train", nodes=("n3",), attempt=1), rights=rights_of("n1", "n3"))
+        await run.settle()
+        (held,) = (await run.engine.wait(later.id, 0)).reasons
+        assert (held.code, f"gate {first.id}" in held.message) == ("Allocated", True)
+        assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED, "n2": LeaseState.GRANTED}
+        run.world.daemons["n2"].deaf = False
+        await run.settle()
+        assert (await run.engine.wait(first.id, 0)).decision is Verdict.ADMIT
+        waits = await run.engine.wait(later.id, 0)
+        assert (waits.decision, {why.node for why in waits.reasons}) == (Verdict.HOLD, {"n1", "n2"})
+        for node in ("n1", "n2"):
+            run.world.end_job(node)
+        await run.settle()
+        assert (await run.engine.wait(later.id, 0)).decision is Verdict.ADMIT
+
+
+async def test_open_gate_of_a_group_ends_once_a_member_on_each_of_its_nodes_asks_for_the_next_attempt() -> None:
+    async with running(World("n1", "n2")) as run:
+
+        async def ask(node: str, attempt: int) -> str:
+            join = Join(group="g", size=3, rank=int(node[1]) - 1, member=f"{node}-{attempt}", node=node)
+            request = GateRequest(job="g", attempt=attempt, join=join)
+            return (await run.engine.ask(request, rights=rights_of(node), asker=node)).id
+
+        first = {await ask(node, 0) for node in ("n1", "n2")}.pop()
+        await ask("n1", 1)
+        assert (await run.engine.wait(first, 0)).decision is Verdict.HOLD
+        later = await ask("n2", 1)
+        assert (await run.engine.wait(first, 0)).reasons[0].code == "Superseded"
+        assert (await run.engine.get(later)).unfinished == {}
+
+
+async def test_gate_that_is_superseded_while_it_grants_takes_its_leases_back() -> None:
+    nobody = admission.Rights(may_end=lambda _: False, may_close=lambda _: True)
+    async with running(World("n1", "n2")) as run:
+        run.world.daemons["n2"].deaf = True
+        first = await run.engine.ask(GateRequest(job="train", nodes=("n1", "n2")))
+        await run.settle()
+        assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED, "n2": LeaseState.GRANTED}
+        later = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=1), rights=nobody)
+        assert (await run.engine.wait(first.id, 0)).reasons[0].code == "Superseded"
+        await run.settle()
+        assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED, "n2": LeaseState.ENDING}
+        assert {row.lease.gate for row in run.engine.leases() if row.node == "n1"} == {later.id}
 
 
 async def test_of_two_jobs_for_one_node_the_second_holds_until_the_first_is_gone() -> None:

@@ -39,7 +39,7 @@ from healthd.aggregator.api.handling import (
 from healthd.aggregator.api.nodes import PersonDecision, checked, end_of, owner_of
 from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.calibration import Report, report_of
-from healthd.aggregator.controller import Engine, GivenBack, RollCallAnswer, RollCallBody, less_than_policy
+from healthd.aggregator.controller import Engine, GivenBack, Rights, RollCallAnswer, RollCallBody, less_than_policy
 from healthd.aggregator.model.gates import Gate, LeaseRow, LeaseState, Override
 from healthd.aggregator.model.postmortems import PostmortemState, state_of
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
@@ -289,7 +289,9 @@ async def _asked(parts: Parts, caller: Caller, asked: GateRequest, wait: float) 
         async with asyncio.timeout(seconds if wait > 0 else None):
             return await parts.engine.ask(
                 asked,
-                may_end=lambda row: caller.may_end(row.node, row.lease.workload),
+                rights=Rights(
+                    may_end=lambda row: caller.may_end(row.node, row.lease.workload), may_close=caller.may_close
+                ),
                 asker=caller.limited_as,
             )
     except TimeoutError:

@@ -1,6 +1,6 @@
 """The loop that steps gates and commits."""
 
-from healthd.aggregator.controller.admission import less_than_policy
+from healthd.aggregator.controller.admission import Rights, less_than_policy
 from healthd.aggregator.controller.bulkheads import Fault, Where
 from healthd.aggregator.controller.engine import Engine, GivenBack, steady_clock
 from healthd.aggregator.controller.preflights import MOST_ASKED, Handshakes, RollCall, RollCallAnswer, RollCallBody
@@ -11,6 +11,7 @@ __all__ = [
     "Fault",
     "GivenBack",
     "Handshakes",
+    "Rights",
     "RollCall",
     "RollCallAnswer",
     "RollCallBody",

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.gate import decisions, rendezvous
-from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, LeaseRow, Terms
+from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, LeaseRow, RevokeLease, Terms
 from healthd.aggregator.model.policy import LONGEST_LEASE_SECONDS, MOST_RUNTIME_SECONDS, Policy
 from healthd.core.errors import BadInputError, ConflictError, LimitError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mode, ValidationKind
@@ -103,9 +104,23 @@ def _shown(value: object) -> str:
     return "not given" if value is None else str(getattr(value, "value", value))[:80]
 
 
-def every_lease(_row: LeaseRow) -> bool:
-    """Which leases of earlier attempts end for a caller who speaks for every node: all."""
+@dataclass(frozen=True, kw_only=True)
+class Rights:
+    """
+    What of earlier attempts a caller ends. `may_end`: whether this lease. `may_close`: whether an open gate, as far as
+    this node of it goes; None is any node of a pool.
+    """
+
+    may_end: Callable[[LeaseRow], bool]
+    may_close: Callable[[str | None], bool]
+
+
+def _always(_asked: object) -> bool:
     return True
+
+
+EVERY_RIGHT = Rights(may_end=_always, may_close=_always)
+"""Those of a caller who speaks for every node."""
 
 
 def open_gate(
@@ -115,19 +130,19 @@ def open_gate(
     request: GateRequest,
     decided: Gate | None = None,
     *,
-    may_end: Callable[[LeaseRow], bool] = every_lease,
+    rights: Rights = EVERY_RIGHT,
     asker: str | None = None,
     past: str | None = None,
 ) -> Gate:
     """
     The gate of this job and attempt: the open one, or a new one, which supersedes earlier attempts.
 
-    `decided` is the newest gate of the job of a group where that is decided and not in memory. `may_end` tells which
-    leases of earlier attempts this caller ends; the gate holds until the others have ended. `asker` and
+    `decided` is the newest gate of the job of a group where that is decided and not in memory. `rights` tell which
+    leases and open gates of earlier attempts this caller ends; the gate holds until the others have ended. `asker` and
     `past` as in `Gate`.
     """
     if request.join is not None:
-        return _open_group(batch, fleet_state, policy, request, request.join, decided, may_end, asker)
+        return _open_group(batch, fleet_state, policy, request, request.join, decided, rights, asker)
     key = (request.job, request.attempt)
     known = fleet_state.gates.get(fleet_state.keys.get(key, "")) or fleet_state.decided.get(
         fleet_state.keys.get(key, "")
@@ -147,7 +162,7 @@ def open_gate(
         after, effects = decisions.close(batch.now, gate, policy, Closing.SUPERSEDED, text)
         fleet_state.carry_out(batch, after, effects, ())
         return after
-    gate = _supersede_earlier(batch, fleet_state, policy, gate, may_end, first=newest is None)
+    gate = _supersede_earlier(batch, fleet_state, policy, gate, rights, first=newest is None)
     # Written even when its first step changes nothing: the client must be able to find it later.
     fleet_state.carry_out(batch, gate, (), ())
     return gate
@@ -182,7 +197,7 @@ def _open_group(
     request: GateRequest,
     join: Join,
     decided: Gate | None,
-    may_end: Callable[[LeaseRow], bool],
+    rights: Rights,
     asker: str | None,
 ) -> Gate:
     """
@@ -202,7 +217,7 @@ def _open_group(
     if gate is not None and (group is None or group.asked_attempt == request.attempt):
         if gate.decision is None:
             rendezvous.check_same_question(gate, request)
-            return _add_member(batch, fleet_state, gate, request, join, may_end)
+            return _add_member(batch, fleet_state, policy, gate, request, join, rights)
         leases = [grant.lease_id for grant in gate.granted.values()]
         over = bool(leases) and not any(fleet_state.lease_stands(lease_id) for lease_id in leases)
         if group is not None and rendezvous.answers_member(gate, join, over=over):
@@ -222,21 +237,22 @@ def _open_group(
     opened = rendezvous.with_group(opened, asked_attempt=request.attempt, former=former)
     fleet_state.add(opened)
     if not former:
-        opened = _supersede_earlier(batch, fleet_state, policy, opened, may_end, first=newest is None)
-    return _add_member(batch, fleet_state, opened, request, join, may_end)
+        opened = _supersede_earlier(batch, fleet_state, policy, opened, rights, first=newest is None)
+    return _add_member(batch, fleet_state, policy, opened, request, join, rights)
 
 
 def _add_member(
     batch: Batch,
     fleet_state: FleetState,
+    policy: Policy,
     gate: Gate,
     request: GateRequest,
     join: Join,
-    may_end: Callable[[LeaseRow], bool],
+    rights: Rights,
 ) -> Gate:
     """
-    Add a member to the gate. The leases that its rank still has of the gate before this one end, and those of earlier
-    attempts that no member before it might end, as far as this one may.
+    Add a member to the gate. The leases that its rank still has of the gate before this one end, and the leases and
+    open gates of earlier attempts that no member before it might end, as far as this one may.
     """
     after = rendezvous.add_member(batch.now, gate, join, request.workload)
     if stored_part(after) == stored_part(gate) and gate.members:
@@ -245,7 +261,7 @@ def _add_member(
     former = rendezvous.group_of(gate).former
     over = (*gate.unfinished, *(lease_id for lease_id, rank in former.items() if rank == join.rank))
     text = f"rank {join.rank} of group {join.group} asks again (gate {gate.id})"
-    after = dataclasses.replace(after, unfinished=_end_leases(batch, fleet_state, over, may_end, text))
+    after = dataclasses.replace(after, unfinished=_end_earlier(batch, fleet_state, policy, after, over, rights, text))
     fleet_state.carry_out(batch, after, (), ())
     return after
 
@@ -277,22 +293,18 @@ def _supersede_earlier(
     fleet_state: FleetState,
     policy: Policy,
     gate: Gate,
-    may_end: Callable[[LeaseRow], bool],
+    rights: Rights,
     *,
     first: bool,
 ) -> Gate:
     """
-    End the open gates of earlier attempts of the job, and those of their leases that the caller may end. `first`: this
-    database knows of no earlier one, but another database may have given leases.
+    End the open gates and the leases of earlier attempts of the job, as far as the caller may. `first`: this database
+    knows of no earlier one, but another database may have given leases.
 
-    Returns the gate with the leases that it has to wait for.
+    Returns the gate with what it has to wait for.
     """
     job, attempt, group = gate.request.job, gate.request.attempt, gate.request.join is not None
     text = f"attempt {attempt} of job {job} takes its place (gate {gate.id})"
-    for other in [g for g in fleet_state.gates.values() if g.request.job == job and g.id != gate.id]:
-        # Its leases are looked at below: where this database is an old copy, its job may be running.
-        after, _ = decisions.close(batch.now, other, policy, Closing.SUPERSEDED, text)
-        fleet_state.carry_out(batch, after, (), ())
     rows = (
         [fleet_state.leases[lease_id] for lease_id in fleet_state.adopted] if first else [*fleet_state.leases.values()]
     )
@@ -302,27 +314,65 @@ def _supersede_earlier(
         for row in rows
         if row.lease.job == job and (row.lease.attempt < attempt or (group and row.adopted))
     ]
-    return dataclasses.replace(gate, unfinished=_end_leases(batch, fleet_state, earlier, may_end, text))
+    others = [other.id for other in fleet_state.gates.values() if other.request.job == job and other.id != gate.id]
+    unfinished = _end_earlier(batch, fleet_state, policy, gate, (*others, *earlier), rights, text)
+    return dataclasses.replace(gate, unfinished=unfinished)
 
 
-def _end_leases(
+def _end_earlier(
     batch: Batch,
     fleet_state: FleetState,
-    lease_ids: Iterable[str],
-    may_end: Callable[[LeaseRow], bool],
+    policy: Policy,
+    gate: Gate,
+    ids: Iterable[str],
+    rights: Rights,
     text: str,
 ) -> Mapping[str, str]:
-    """End those leases that the caller may end. The others that stand, by id with their nodes."""
-    others: dict[str, str] = {}
+    """End those open gates and leases that the caller may end. The others that stand, as in `Gate.unfinished`."""
+    standing: dict[str, str] = {}
+    lease_ids: list[str] = []
+    for one in ids:
+        other = fleet_state.gates.get(one)
+        if other is None:
+            lease_ids.append(one)
+            # Of a gate that was admitted while this one waited for it, the leases are left.
+            lease_ids += [row.lease.id for row in fleet_state.leases.values() if row.lease.gate == one]
+        elif _may_close(other, gate, rights):
+            _close_superseded(batch, fleet_state, policy, other, text)
+        else:
+            standing[one] = ""  # and its leases: they end with it, or are of the job
     for lease_id in lease_ids:
         if not fleet_state.lease_stands(lease_id):
             continue
         row = fleet_state.leases[lease_id]
-        if may_end(row):
+        if row.lease.gate in standing:
+            continue
+        if rights.may_end(row):
             fleet_state.end_lease(batch, lease_id, text)
         else:
-            others[lease_id] = row.node
-    return others
+            standing[lease_id] = row.node
+    return standing
+
+
+def _may_close(other: Gate, gate: Gate, rights: Rights) -> bool:
+    """Whether another gate of the job ends for this one: for each of its nodes the caller, or a member, may speak."""
+    if other.request.pool is not None:
+        return rights.may_close(None)
+    joined = {one.node for one in gate.members}
+    return all(node in joined or rights.may_close(node) for node in (*_nodes_of(other), *other.granted))
+
+
+def _close_superseded(batch: Batch, fleet_state: FleetState, policy: Policy, other: Gate, text: str) -> None:
+    """
+    Close an open gate, and take back what it has granted: its job cannot have started.
+
+    Only leases from before this process are left for the caller to end: the database may be an old copy, and the job
+    of such a lease may be running.
+    """
+    before = {row.lease.id for row in fleet_state.leases_from_before(other)}
+    after, effects = decisions.close(batch.now, other, policy, Closing.SUPERSEDED, text)
+    own = [one for one in effects if not (isinstance(one, RevokeLease) and one.lease_id in before)]
+    fleet_state.carry_out(batch, after, own, ())
 
 
 def stored_part(gate: Gate) -> Gate:

@@ -159,14 +159,14 @@ class Engine:
         self,
         request: GateRequest,
         *,
-        may_end: Callable[[LeaseRow], bool] = admission.every_lease,
+        rights: admission.Rights = admission.EVERY_RIGHT,
         asker: str | None = None,
         past: str | None = None,
     ) -> Gate:
         """
         Open a gate, or return the one that this job and attempt already has, as it is on disk now.
 
-        `may_end` tells which leases of earlier attempts end by it. `asker` and `past` as in `Gate`.
+        `rights` tell what of earlier attempts ends by it. `asker` and `past` as in `Gate`.
 
         BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
         one whose admission is over, LimitError where the asker has too many open ones, StoreError when it cannot be
@@ -174,7 +174,7 @@ class Engine:
         """
         admission.check_request(request)
         if request.join is not None:
-            return await self._ask_to_join(request, may_end, asker)
+            return await self._ask_to_join(request, rights, asker)
         known = self._memory.fleet_state.keys.get((request.job, request.attempt))
         if known is not None and known not in self._memory.fleet_state.gates:
             gate = await self.get(known)
@@ -182,7 +182,7 @@ class Engine:
             return gate
         gate = await self.submit(
             lambda batch: admission.open_gate(
-                batch, self._memory.fleet_state, self.policy, request, may_end=may_end, asker=asker, past=past
+                batch, self._memory.fleet_state, self.policy, request, rights=rights, asker=asker, past=past
             )
         )
         return self._newest(gate)
@@ -642,7 +642,7 @@ class Engine:
 
     # --- what requests share ------------------------------------------------------------------------------------------
 
-    async def _ask_to_join(self, request: GateRequest, may_end: Callable[[LeaseRow], bool], asker: str | None) -> Gate:
+    async def _ask_to_join(self, request: GateRequest, rights: admission.Rights, asker: str | None) -> Gate:
         """The gate of the group; it is stepped again, because a member was heard."""
         newest = self._memory.fleet_state.newest.get(request.job)
         known = self._memory.fleet_state.keys.get((request.job, newest)) if newest is not None else None
@@ -650,7 +650,7 @@ class Engine:
 
         def act(batch: Batch) -> Gate:
             fleet_state = self._memory.fleet_state
-            gate = admission.open_gate(batch, fleet_state, self.policy, request, decided, may_end=may_end, asker=asker)
+            gate = admission.open_gate(batch, fleet_state, self.policy, request, decided, rights=rights, asker=asker)
             self._memory.stepper.dirty.add(gate.id)
             join = request.join
             executes = join is not None and join.execute and gate.decision is None
@@ -1215,8 +1215,9 @@ class Stepper:
         return min((at for gate_id, at in self.due.items() if gate_id in self._fleet_state.gates), default=math.inf)
 
     def decided(self, gate_id: str) -> None:
-        """Forget a gate whose decision is on disk."""
+        """Forget a gate whose decision is on disk, and step those that wait for its end."""
         self.due.pop(gate_id, None)
+        self.dirty.update(gate.id for gate in self._fleet_state.gates.values() if gate_id in gate.unfinished)
 
     def step_all(self, batch: Batch, heard: set[str], nodes: Mapping[str, FleetNode]) -> bool:
         """
@@ -1239,6 +1240,7 @@ class Stepper:
             recovering=self._reconciler.recovering(now),
             settling=self._reconciler.settling(now),
             leases=self._fleet_state.leases,
+            gates=self._fleet_state.gates,
             removed=self._removed(),
         )
         failing = self.set_executors(now)

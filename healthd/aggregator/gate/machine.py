@@ -487,17 +487,23 @@ def _never_possible(context: StepContext) -> tuple[Reason, ...]:
 
 def _earlier_attempts(context: StepContext) -> Hold | None:
     """
-    What earlier attempts of the job still have that no caller of this gate may end: it ends with its workload.
+    What earlier attempts of the job still have that no caller of this gate may end: a lease ends with its workload, an
+    open gate with its decision.
 
     A node that is silent is not waited for: its lease stays, so that no job is admitted there.
     """
     found: list[Reason] = []
     wake_at, bound = math.inf, context.policy.silent_seconds
     starting = context.snapshot.settling is not None
-    for lease_id in context.gate.unfinished:
-        row = context.snapshot.leases.get(lease_id)
-        if row is None:
-            continue
+    unfinished, leases = context.gate.unfinished, context.snapshot.leases
+    for gate_id in unfinished:
+        if (other := context.snapshot.gates.get(gate_id)) is not None:
+            text = f"waiting for attempt {other.request.attempt} of job {other.request.job} (gate {gate_id}) to end"
+            found.append(reason("Allocated", text))
+    rows = [leases[lease_id] for lease_id in unfinished if lease_id in leases]
+    if gates := {gate_id for gate_id, node in unfinished.items() if not node} - context.snapshot.gates.keys():
+        rows += [row for row in leases.values() if row.lease.gate in gates]
+    for row in rows:
         node = context.snapshot.nodes.get(row.node)
         heard = None if node is None else node.heard_seconds
         until = bound + (context.gate.since if heard is None else context.now - heard)

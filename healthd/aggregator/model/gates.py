@@ -214,8 +214,8 @@ class Gate:
     past: str | None = None
     """The gate of a job that has died and whose nodes this one only checks: leases of that gate are no obstacle."""
     unfinished: Mapping[str, str] = field(default_factory=dict)
-    """Leases of earlier attempts, by id with their nodes, that no caller of this gate may end: it holds until they have
-    ended."""
+    """What of earlier attempts no caller of this gate may end: leases, by id with their nodes, and open gates, by id
+    with "". It holds until they have ended."""
     waiting: tuple[Reason, ...] = ()
     """What it waits for: for people who follow it; not kept on disk."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checks.contract import Tier
-from healthd.aggregator.model.gates import Claim, LeaseRow, Override
+from healthd.aggregator.model.gates import Claim, Gate, LeaseRow, Override
 from healthd.aggregator.model.kept_state import later
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.core.evidence import Judged, aged
@@ -123,6 +123,8 @@ class Snapshot:
     """Why nothing may be called impossible yet: nodes have not had time to report. None later on."""
     leases: Mapping[str, LeaseRow] = field(default_factory=dict)
     """Leases that have not ended on their nodes, by id."""
+    gates: Mapping[str, Gate] = field(default_factory=dict)
+    """The open gates, by id."""
     removed: Mapping[str, str] = field(default_factory=dict)
     """Nodes that a gate's reject has taken out of the scheduler's way, and until when, in words."""
     doubted: frozenset[str] = frozenset()
