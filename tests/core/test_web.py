@@ -30,6 +30,7 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 @contextlib.asynccontextmanager
 async def served(app: web.App = hello, **limits: Any) -> AsyncIterator[tuple[str, int]]:
     sock = web.bind("127.0.0.1:0")
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 0)  # accept silent connections at once
     host, port = sock.getsockname()
     async with web.Server(app, [sock], limits=web.Limits(**limits)):
         yield host, port

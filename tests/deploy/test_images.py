@@ -164,7 +164,10 @@ def aggregator(workshop: NetworkedWorkshop, secrets: Path) -> Iterator[Started]:
         secrets / "tokens": "/etc/healthd/tokens:ro",
     }
     spec = the(items, "Deployment", "healthd-aggregator")["spec"]["template"]["spec"]
-    with started(workshop, "healthd", spec, the(items, "ConfigMap", "healthd-aggregator")["data"], mounts) as one:
+    # The overlay has callers with service accounts alone; the nodes here have tokens of a table.
+    data = the(items, "ConfigMap", "healthd-aggregator")["data"]
+    data |= {"HEALTHD_AGGREGATOR_TOKEN_TABLE": "/etc/healthd/tokens/tokens.toml"}
+    with started(workshop, "healthd", spec, data, mounts) as one:
         ask = ("--cacert", str(secrets / "tls/ca.crt"), "--resolve", f"{HOST}:8090:127.0.0.1")
         answered(workshop, f"https://{HOST}:8090/livez", "", one, *ask)
         yield one

@@ -2,13 +2,19 @@
 Accepts the connections of a server, and bounds those that have not asked anything yet.
 
 A connection is *pending* from `accept` on until the head of its first request is whole; a TLS handshake lies in
-between. It costs a file and nothing else until its first byte arrives: only then is there a transport, and TLS begins.
-Pending connections have places of their own, so they never take the place of one that has asked something.
+between. The kernel keeps a silent connection for `KERNEL_SECONDS` before `accept` returns it. From then on it costs a
+file and nothing else until it may begin: with its first byte, or for TLS with its whole ClientHello. Only then is there
+a transport, which costs more. Pending connections have places of their own, so they never take the place of one that
+has asked something.
 
-When these places are taken, one pending connection goes: of those that have not sent a byte before any other, of the
-address that has most of them, the oldest. Clients send their first byte together with the connection, so a flood of
-idle connections displaces itself. A connection that is young is kept, unless most are silent as it is; while none may
-go, nothing is accepted, and the kernel keeps what comes.
+When these places are taken, one pending connection goes: of those that have not begun before any other, of the address
+that has most of them, the oldest. Clients send their first bytes together with the connection, so a flood of idle
+connections displaces itself. A connection that is young is kept, unless most have not begun as it has not; while none
+may go, nothing is accepted, and the kernel keeps what comes.
+
+While places are short, one address may use a share of them for TLS handshakes under way. Beyond it, a handshake begins
+when another of this address ends, or goes because it takes too long. So a flood of handshakes takes a bounded part of
+the CPU and delays its own address only.
 """
 
 from __future__ import annotations
@@ -32,6 +38,14 @@ ACCEPTED_AT_ONCE = 32
 """At most: between two of these batches the loop does other work, and sees who has sent a first byte."""
 YOUNG_SECONDS = 0.05
 """How long a connection is young; also how long the listener pauses."""
+KERNEL_SECONDS = 10
+"""How long the kernel keeps a connection that has not sent a byte; it rounds up to 15."""
+FLOOD_SECONDS = 1.0
+"""How long after a connection was displaced handshakes are bounded by address."""
+HANDSHAKE_YOUNG_SECONDS = 0.25
+"""How long a handshake goes on although others of its address wait: a round trip, on a server that is busy."""
+HANDSHAKES_EACH = 32
+"""How many TLS handshakes one address may have under way while places are short; at most a quarter of the places."""
 SPOKEN_EVERY_SECONDS = 60.0
 """How often the same trouble is logged."""
 TLS_CLOSE_SECONDS = 2.0
@@ -42,6 +56,11 @@ _GONE = (BlockingIOError, InterruptedError, ConnectionAbortedError)
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # struct linger: on, 0 s.
 _LINGER_NOT = struct.pack("ii", 1, 0)
+
+# A TLS record: its type, two bytes of version, two of length.
+_RECORD_HEAD_BYTES = 5
+_RECORD_BYTES = 1 << 14
+_HANDSHAKE_RECORD = 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +112,12 @@ class LimitedLog:
 class Pending:
     """One connection that has not asked anything yet."""
 
-    __slots__ = ("address", "deadline", "place", "since", "sock", "transport")
+    __slots__ = ("address", "deadline", "needs_bytes", "place", "since", "sock", "transport")
 
     def __init__(self, sock: socket.socket, address: str, since: float, deadline: float) -> None:
         self.sock, self.address, self.since, self.deadline = sock, address, since, deadline
+        self.needs_bytes = 1
+        """So many must have arrived before it may begin."""
         self.place: _Shares | None = None
         self.transport: asyncio.Transport | None = None
         """Set by the protocol once there is one: for TLS, after the handshake."""
@@ -138,7 +159,7 @@ class Listener:
     """
     Accepts on sockets that are bound already, from `start` to `stop`.
 
-    `make_protocol` makes the protocol of one connection once its first byte is there; it calls `asked` when the head of
+    `make_protocol` makes the protocol of one connection that has begun; it calls `asked` when the head of
     the first request is whole, and `gone` when the connection is lost. `others` says how many connections there are
     that have asked something.
     """
@@ -161,7 +182,11 @@ class Listener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: dict[Pending, None] = {}  # in the order in which they came, which is that of their deadlines
         self._silent, self._speaking = _Shares(), _Shares()
-        # Who has sent its first byte. An epoll of its own costs one call for each connection, and none for its end; the
+        # Handshakes under way, by address, with the time when they began and in that order.
+        self._handshakes: dict[str, dict[Pending, float]] = {}
+        self._handshakes_each = max(1, min(HANDSHAKES_EACH, limits.pending // 4))
+        self._waiting: dict[str, dict[Pending, None]] = {}  # for their turn, by address
+        # Who may begin. An epoll of its own costs one call for each connection, and none for its end; the
         # loop's would cost two, and an object for each.
         self._first_bytes: select.epoll | None = None
         self._by_file: dict[int, Pending] = {}
@@ -169,7 +194,7 @@ class Listener:
         self._deadline: asyncio.TimerHandle | None = None
         self._resumption: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
-        self._displaced = 0
+        self._displaced, self._flood_until = 0, 0.0
 
     def start(self, tls: ssl.SSLContext | None) -> None:
         """Accept from now on, in the running loop."""
@@ -265,6 +290,7 @@ class Listener:
             if one is None or one.since > old:
                 return False
         self._displaced += 1
+        self._flood_until = self._loop.time() + FLOOD_SECONDS
         address = one.address
         self._log.warn(
             "displaced",
@@ -298,7 +324,7 @@ class Listener:
         self._by_file[sock.fileno()] = one
 
     def _notice(self) -> None:
-        """Hand those over to TLS or HTTP that have sent their first byte, which is still to be read."""
+        """Hand those over to TLS or HTTP that may begin. What they have sent is still to be read."""
         if self._first_bytes is None:
             return
         for file, _ in self._first_bytes.poll(0):
@@ -306,19 +332,48 @@ class Listener:
             if one is None:
                 continue
             try:
-                begun = one.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                found = one.sock.recv(_RECORD_HEAD_BYTES + _RECORD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except (BlockingIOError, InterruptedError):
                 self._first_bytes.modify(one.sock, select.EPOLLIN | select.EPOLLONESHOT)
                 continue
             except OSError:
-                begun = b""
-            if begun:
-                del self._by_file[file]
-                self._silent.discard(one)
-                self._speaking.add(one)
-                self._tasks.start("a connection's begin", self._hand_over(one))
-            else:  # the peer has gone
+                found = b""
+            needs = _needs_bytes(found) if self._tls is not None else 1
+            if len(found) < one.needs_bytes or needs is None:  # the peer has gone, or speaks no TLS
                 self._close(one)
+            elif len(found) < needs:
+                one.needs_bytes = needs
+                one.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, needs)
+                self._first_bytes.modify(one.sock, select.EPOLLIN | select.EPOLLONESHOT)
+            elif self._tls is None or self._has_turn(one.address):
+                self._begin(one)
+            else:
+                self._waiting.setdefault(one.address, {})[one] = None
+
+    def _has_turn(self, address: str) -> bool:
+        """Whether one more handshake of this address may begin. Ends old ones for it where that is needed."""
+        if self._loop is None or self._loop.time() > self._flood_until:
+            return True
+        under_way = self._handshakes.get(address, {})
+        old = self._loop.time() - HANDSHAKE_YOUNG_SECONDS
+        while len(under_way) >= self._handshakes_each:
+            oldest = next(iter(under_way))
+            if under_way[oldest] > old:
+                return False
+            del under_way[oldest]
+            if oldest.transport is None:  # else it has just ended, and may have asked already
+                self._close(oldest)
+        return True
+
+    def _begin(self, one: Pending) -> None:
+        if one.needs_bytes > 1:
+            one.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        del self._by_file[one.sock.fileno()]
+        self._silent.discard(one)
+        self._speaking.add(one)
+        if self._tls is not None and self._loop is not None:
+            self._handshakes.setdefault(one.address, {})[one] = self._loop.time()
+        self._tasks.start("a connection's begin", self._hand_over(one))
 
     async def _hand_over(self, one: Pending) -> None:
         """Make transport and protocol, TLS before them."""
@@ -332,11 +387,32 @@ class Listener:
                 ssl_handshake_timeout=self._limits.header_seconds if tls is not None else None,
                 ssl_shutdown_timeout=TLS_CLOSE_SECONDS if tls is not None else None,
             )
-        except OSError:  # the peer has gone, or speaks no TLS (ssl.SSLError is one): nobody is there to be told
+        except OSError:  # the peer has gone, or speaks no TLS (ssl.SSLError is one)
             self._forget(one)
         except Exception as error:  # noqa: BLE001  # one connection must not end the accepting of others
             self._forget(one)
             self._log.warn("begin", lambda: f"a connection from {one.address} could not begin", error=error)
+        finally:
+            self._handshake_ended(one)
+
+    def _handshake_ended(self, one: Pending) -> None:
+        """Those that wait have their turn, the newest first: its peer is the most likely to be still there."""
+        under_way = self._handshakes.get(one.address, {})
+        if under_way.pop(one, None) is None:
+            return
+        if not under_way:
+            del self._handshakes[one.address]
+        while self._loop is not None and (waiting := self._waiting.get(one.address)) and self._has_turn(one.address):
+            following = next(reversed(waiting))
+            self._no_longer_waits(following)
+            self._begin(following)
+
+    def _no_longer_waits(self, one: Pending) -> None:
+        waiting = self._waiting.get(one.address)
+        if waiting is not None:
+            waiting.pop(one, None)
+            if not waiting:
+                del self._waiting[one.address]
 
     def _close_late(self) -> None:
         """Close those whose time is over; the timer goes on to the next."""
@@ -369,11 +445,22 @@ class Listener:
 
     def _forget(self, one: Pending) -> None:
         self._pending.pop(one, None)
+        self._no_longer_waits(one)
         if one.place is not None:
             one.place.discard(one)
         if not self._pending and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _needs_bytes(found: bytes) -> int | None:
+    """How many bytes the first TLS record takes, as far as can be seen; None where it is not a handshake."""
+    if found[:1] != bytes([_HANDSHAKE_RECORD]):
+        return None
+    if len(found) < _RECORD_HEAD_BYTES:
+        return _RECORD_HEAD_BYTES
+    length = int.from_bytes(found[3:_RECORD_HEAD_BYTES])
+    return _RECORD_HEAD_BYTES + length if length <= _RECORD_BYTES else None
 
 
 def address_of(sock: socket.socket) -> str:

@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 
 from checks.printable import printable_bytes
 from healthd.core.http.addresses import ListenError, parse_listen
-from healthd.core.http.listener import LimitedLog, Limits, Listener, Pending, address_of
+from healthd.core.http.listener import KERNEL_SECONDS, LimitedLog, Limits, Listener, Pending, address_of
 
 # One HTTP connection that is read from: what it may do to us without asking the application, and which ones go when
 # there are too many.
@@ -305,6 +305,7 @@ def bind(listen: str, *, backlog: int = 512) -> socket.socket:
         if family == socket.AF_INET6:
             # `[::]` means IPv4 too, whatever net.ipv6.bindv6only says.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, KERNEL_SECONDS)
         sock.bind(address)
         sock.listen(backlog)
     except OSError as error:
