@@ -83,11 +83,14 @@ async def test_short_answer_is_one_packet_and_the_head_of_a_long_one_waits_for_n
 async def test_server_at_rest_does_not_wake_up() -> None:
     async with served() as address:
         await say(address, GET)
-        before = time.process_time()
         handles = len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
-        await asyncio.sleep(0.3)
+        spent = []
+        for _ in range(5):  # of all threads of this process; what other tests left behind may run once
+            before = time.process_time()
+            await asyncio.sleep(0.1)
+            spent.append(time.process_time() - before)
         assert len(asyncio.get_running_loop()._scheduled) <= handles  # type: ignore[attr-defined]
-        assert time.process_time() - before < 0.1  # of all threads of this process
+        assert min(spent) < 0.03, spent
 
 
 async def test_endless_headers_are_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from healthd.core.errors import UnreachableError
 from healthd.core.model import AdmittedNode, Claim, Decision, GateRequest, Verdict
-from healthd.core.model.results import Reason
+from healthd.core.model import Reason
 from healthd.kueue.cluster import state_object
 from healthd.kueue.controller import LABELS_SECONDS, Controller, Queues
 from healthd.kueue.judge import READY_SECONDS, Answer, Refusal, Write

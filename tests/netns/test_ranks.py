@@ -96,7 +96,9 @@ class Node:
 
     def worker(self) -> int:
         """The process of its rank, which is the child of its guard."""
-        (guard,) = [pid for pid in self._pids() if _is_worker(pid) and not _is_worker(_parent_of(pid))]
+        pids = self._pids()
+        parents = {_parent_of(pid) for pid in pids}  # the fork server, which looks as its workers do, is none
+        (guard,) = [pid for pid in pids if _is_worker(pid) and not _is_worker(_parent_of(pid)) and pid in parents]
         return below_guard(guard)
 
     def _pids(self) -> list[int]:
@@ -122,8 +124,7 @@ def _parent_of(pid: int) -> int:
 
 def _is_worker(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"worker.py" in line and b"worker.py\0fork\0" not in line  # the fork server runs no checks
+        return b"worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 
