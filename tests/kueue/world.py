@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthd.core.errors import UnreachableError
-from healthd.core.model import AdmittedNode, Claim, Decision, GateRequest, Verdict
-from healthd.core.model import Reason
+from healthd.core.model import AdmittedNode, Claim, Decision, GateRequest, Reason, Verdict
 from healthd.kueue.cluster import state_object
 from healthd.kueue.controller import LABELS_SECONDS, Controller, Queues
 from healthd.kueue.judge import READY_SECONDS, Answer, Refusal, Write
