@@ -130,7 +130,6 @@ bench: $(STAMP) ## [Measure] the measured figures, as ratios in one run
 .PHONY: bench-short
 bench-short: $(STAMP) # can every figure still be measured? small sizes, no aims (a minute or two)
 	@$(BIN)/python -m tests.benchmarks --short $(patsubst %,--skip %,$(SKIP))
-	@$(BIN)/python -m tests.benchmarks.localize --short
 
 .PHONY: bench-localize
 bench-localize: $(STAMP) # localisation over simulated fleets (a quarter of an hour; the table of docs/localisation.md)
