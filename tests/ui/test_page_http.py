@@ -177,6 +177,10 @@ def test_without_tokens_the_page_and_its_forms_are_open_as_the_api_is(open_stage
         known = client.get("/v1/nodes/n1").json()
         assert known["quarantine"] is None
         assert any("fan replaced" in event["message"] for event in known["events"])
+        # The list of events has a filter by kind; an unknown kind has none.
+        kind = next(event["kind"] for event in known["events"] if "fan replaced" in event["message"])
+        assert "fan replaced" in client.get(f"/history?kind={kind}").text
+        assert "fan replaced" not in client.get("/history?kind=override").text
 
 
 @pytest.mark.parametrize(
