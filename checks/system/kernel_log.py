@@ -446,7 +446,7 @@ class OwnPattern:
     def __post_init__(self) -> None:
         compiled = _compiled(self.pattern, "pattern")
         if self.status not in ("fail", "warn"):
-            raise ParameterError(f"{self.status!r} is none of: fail, warn", "status")
+            raise ParameterError(f"must be fail or warn, not {self.status!r}", "status")
         if self.reason not in REASONS:
             raise ParameterError(f"no reason {self.reason!r}; docs/reasons.md has them all", "reason")
         if self.count < 1:

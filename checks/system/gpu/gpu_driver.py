@@ -1,4 +1,4 @@
-"""NVIDIA's driver: its versions, who computes on GPUs by its own word, and memory that it keeps for nobody."""
+"""NVIDIA's driver: its versions, the processes that it lists on GPUs, and memory in use without a process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
 
 
 def _stuck_bytes(ctx: Context[Params], target: str, usage: Usage) -> int | None:
-    """Memory in use beyond the limit on a GPU that no process has open; None where there is none, or nobody can say."""
+    """Memory in use beyond the limit on a GPU that no process has open; None if there is none, or it is unknown."""
     holders = ctx.inventory.get("holders")
     if holders is None or usage.processes != () or usage.used_bytes is None:
         return None

@@ -134,7 +134,7 @@ class Fleet:
         self.clock = clock
         self.syncs = 0
         self.accused: Callable[[str], Reason | None] = lambda _node: None
-        """The accusation by a validation that stands against a node, which is told to it."""
+        """The accusation by a validation that stands against a node, which its next sync carries."""
         self._max_nodes = max_nodes
         self._records: dict[str, NodeRecord] = {}
         self._names: list[str] = []
@@ -394,7 +394,7 @@ class Fleet:
         self._list(record)
 
     def accusation_changed(self, node: str) -> None:
-        """What `accused` says of a node is another now: it is told at once."""
+        """`accused` of a node has changed: its held sync is answered at once."""
         if (record := self._records.get(node)) is not None:
             record.changed()
 
