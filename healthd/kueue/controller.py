@@ -20,12 +20,12 @@ from typing import Protocol, TypeVar
 from checks.printable import some
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.http.client import RefusedError
-from healthd.core.model import Claim, GateRequest
+from healthd.core.model import Claim, Decision, GateRequest
 from healthd.core.tasks import LogOnce
 from healthd.core.text import counted, moment, plain
 from healthd.core.workload import KUEUE
 from healthd.kueue.judge import Answer, Ending, Known, Retried, Step, Write, judge, may_evict, workload_id
-from healthd.kueue.workloads import AdmissionCheck, CheckState, Condition, Flavor, GatedPod, Workload
+from healthd.kueue.workloads import AdmissionCheck, CheckState, Condition, Flavor, GatedPod, Terms, Workload
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,12 @@ AT_ONCE = 16
 MOST_TROUBLES = 3
 """Failures of one pass that are logged."""
 UNREACHABLE, REFUSES = "AggregatorUnreachable", "AggregatorRefuses"
+UNKNOWN_POOL = "UnknownPool"
 MOST_CHARACTERS = 500
 REFUSED_SECONDS = 60.0
 """How long a refusal of a question counts: without quota no Workload would ask again."""
+ASK_AGAIN_SECONDS = 50.0
+"""When Workloads that have quota ask again after a refusal, before it counts no more."""
 OVERDUE_SECONDS = 60.0
 """How long after its grace period a pod may still be there until the controller says so: its kubelet is away then."""
 MOST_PROBED = 4
@@ -72,6 +75,15 @@ class Gates(Protocol):
 
     async def is_fit(self, node: str) -> bool:
         """Whether a node is known to be healthy now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refused:
+    """The aggregator refused a question with these terms at `at`."""
+
+    terms: Terms
+    condition: Condition
+    at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +171,8 @@ class Controller:
         self._cluster = cluster
         self._failures = 0
         self._why: Condition | None = None
-        self._refused: tuple[Condition, float] | None = None  # and until when that counts
+        self._refused: dict[str, _Refused] = {}  # by the name of the check
+        self._unknown_pools: dict[tuple[str, str], str] = {}  # check and pool -> what the aggregator says of it
         self._away = LogOnce(log)
         self._troubles: list[str] = []
         self._trouble = LogOnce(log)
@@ -217,6 +230,9 @@ class Controller:
 
     def _forget(self, queues: Queues) -> None:
         """Drop what is remembered of Workloads that are gone."""
+        named = {flavor.pool for flavor in queues.flavors.values()}
+        for key in [key for key in self._unknown_pools if key[0] not in queues.checks or key[1] not in named]:
+            del self._unknown_pools[key]
         known = {workload.uid for workload in queues.workloads.values()}
         memories: tuple[dict[str, float] | dict[str, Retried], ...] = (self._said_at, self._asked_at, self._retried)
         for memory in memories:
@@ -241,6 +257,7 @@ class Controller:
             ours=frozenset(queues.checks),
             cluster=queues.cluster,
             ending=self._ending,
+            refused=self._refusal(check, now, ASK_AGAIN_SECONDS),
             retried=self._retried.get(workload.uid),
         )
         step = Step(keep_all=True)
@@ -278,9 +295,13 @@ class Controller:
         try:
             answer = await (self._gates.ask(request) if claim is None else self._gates.follow(claim.gate))
         except RefusedError as error:
-            self._refused = (_not_active(error), now + REFUSED_SECONDS)
-            raise
-        self._refused = None
+            refused = _Refused(terms=check.terms, condition=_not_active(error), at=now)
+            self._refused[check.name] = refused
+            self._away.say(f"AdmissionCheck {check.name}: {refused.condition.message}")
+            kept = judge(workload, check, dataclasses.replace(known, refused=refused.condition.message), now)
+            return dataclasses.replace(kept, keep_all=True)
+        self._refused.pop(check.name, None)
+        self._note_pool(check, request, answer)
         age = 0.0 if claim is None or claim.open else claim.age_seconds
         known = dataclasses.replace(known, answer=answer, age_seconds=age)
         step = judge(workload, check, known, now)
@@ -395,6 +416,20 @@ class Controller:
             except HealthdError as error:
                 self._troubles.append(f"AdmissionCheck {check.name}: {error}")
 
+    def _refusal(self, check: AdmissionCheck, now: float, seconds: float) -> str:
+        """What the aggregator said when it refused a question with these terms, for so long; else empty."""
+        last = self._refused.get(check.name)
+        stands = last is not None and last.terms == check.terms and now - last.at < seconds
+        return last.condition.message if last is not None and stands else ""
+
+    def _note_pool(self, check: AdmissionCheck, request: GateRequest, answer: Answer) -> None:
+        """Remember what the aggregator says of a pool that it does not know."""
+        if request.pool is None or not isinstance(answer, Decision):
+            return
+        self._unknown_pools.pop((check.name, request.pool), None)
+        if unknown := next((one.message for one in answer.reasons if one.code == UNKNOWN_POOL), ""):
+            self._unknown_pools[check.name, request.pool] = unknown
+
     def _condition(self, check: AdmissionCheck, now: float) -> Condition | None:
         """What the condition Active of a check has to be; None: as it is, until more is known."""
         if check.problem:
@@ -403,8 +438,10 @@ class Controller:
             return self._why
         if self._failures:
             return None
-        if self._refused is not None and now < self._refused[1]:
-            return self._refused[0]
+        if self._refusal(check, now, REFUSED_SECONDS):
+            return self._refused[check.name].condition
+        if unknown := [text for (name, _), text in sorted(self._unknown_pools.items()) if name == check.name]:
+            return Condition(active=True, reason="UnknownPool", message=plain("; ".join(unknown), MOST_CHARACTERS))
         if self._overdue:
             return Condition(active=True, reason="PodsOverdue", message=plain(self._overdue, MOST_CHARACTERS))
         return Condition(active=True, reason="Active", message="the aggregator answers")

@@ -150,6 +150,8 @@ class Known:
     labels: Mapping[str, Mapping[str, str]] | None = None
     unfit: Mapping[str, str] = field(default_factory=dict)
     ending: tuple[Ending, ...] = ()
+    refused: str = ""
+    """Why the aggregator refuses all questions of this check, such as a tier that its token may not ask for."""
     retried: Retried | None = None
     recovered: bool = False
     ours: frozenset[str] = frozenset()
@@ -182,8 +184,13 @@ def _attempt_at(at: float) -> int:
 def judge(workload: Workload, check: AdmissionCheck, known: Known, now: float) -> Step:
     """What is to be done about a Workload that has this check."""
     state = workload.state_of(check.name)
-    if state is None or workload.finished or workload.reserved_at is None:
+    if state is None or workload.finished:
         return Step()
+    if workload.reserved_at is None:
+        # Kueue reserves nothing for a queue whose check is not active. A sentence changes no state.
+        waits = state.state == "Pending" and not (workload.evicted or workload.deleted) and workload.active
+        why = _unusable(check, known)
+        return Step(write=_Say(workload, state, known, now).message(why)) if waits and why else Step()
     if workload.evicted or workload.deleted or not workload.active:
         # Its pods may still run, and do until the reservation is gone. What was only asked is dropped at once.
         return Step(keep_all=workload.admitted)
@@ -263,8 +270,8 @@ def _pending(workload: Workload, check: AdmissionCheck, state: CheckState, known
     others = [one for one in workload.checks if one.name != check.name]
     if mine := sorted(one.name for one in others if one.name in known.ours and one.name < check.name):
         return say.wait(f"check {mine[0]} gates this Workload already: remove one of both from the ClusterQueue")
-    if check.problem:
-        return say.wait(f"AdmissionCheck {check.name}: {check.problem}")
+    if why := _unusable(check, known):
+        return say.wait(why)
     if waiting := [one.name for one in others if one.state != "Ready" and one.name not in known.ours]:
         return say.wait(f"asked when the other checks are Ready: {', '.join(waiting)}")
     if workload.delayed or not all(one.flavors or not one.count for one in workload.pod_sets):
@@ -280,6 +287,12 @@ def _pending(workload: Workload, check: AdmissionCheck, state: CheckState, known
     if isinstance(request, str):
         return Step(write=say.retry(request))
     return _answered(request, gated, check.terms, known, say)
+
+
+def _unusable(check: AdmissionCheck, known: Known) -> str:
+    """Why no gate can be asked with the terms of this check; empty where it can."""
+    why = check.problem or known.refused
+    return f"AdmissionCheck {check.name}: {why}" if why else ""
 
 
 def _nothing_left(workload: Workload, flavors: Mapping[str, Flavor]) -> bool:

@@ -9,11 +9,19 @@ from collections.abc import Coroutine
 from typing import Any
 
 from checks.contract import Status
+from healthd.core.evidence import reason
 from healthd.core.http.client import RefusedError
 from healthd.core.model import Claim, Decision, ExcludedNode, GateRequest, Verdict
-from healthd.kueue.controller import FAILURES, LABELS_SECONDS, MESSAGE_SECONDS, OVERDUE_SECONDS, Queues
+from healthd.kueue.controller import (
+    FAILURES,
+    LABELS_SECONDS,
+    MESSAGE_SECONDS,
+    OVERDUE_SECONDS,
+    REFUSED_SECONDS,
+    Queues,
+)
 from healthd.kueue.judge import READY_SECONDS, Answer, Write
-from healthd.kueue.workloads import Workload
+from healthd.kueue.workloads import Terms, Workload
 from tests.kueue import player
 from tests.kueue.world import World, sentence
 
@@ -191,29 +199,61 @@ def test_a_watch_that_is_late_takes_no_lease_of_a_job_that_is_about_to_start() -
     play(story())
 
 
-def test_a_token_that_may_not_ask_is_told_by_the_condition_and_tried_again() -> None:
+def test_terms_that_may_not_be_asked_for_are_named_by_the_condition_and_on_each_workload() -> None:
     class Refusing(World):
         refusing = True
+        asked = 0
 
         async def ask(self, request: GateRequest) -> Answer:
+            self.asked += 1
             if self.refusing:
-                raise RefusedError("token 'x' lacks scope 'gate'", 403)
+                raise RefusedError("tier passive (policy.tier is quick): gate.callers_may does not allow it", 403)
             return await super().ask(request)
 
     async def story() -> None:
-        found = Refusing(random.Random(1), slots=2, hasty=True)
+        found = Refusing(random.Random(1), slots=1, hasty=True)
         found.submit("a", "u1")
+        found.submit("b", "u2")
         kueue(found)
         await found.run_pass()
         await found.run_pass()
         assert found.condition is not None
         assert (found.condition.active, found.condition.reason) == (False, "AggregatorRefuses")
-        assert state(found, "a") == "Pending"
-        found.refusing = False
+        for name in ("a", "b"):  # with and without quota
+            assert (state(found, name), "callers_may does not allow" in said(found, name)) == ("Pending", True)
+        assert found.asked == 1, "not at every pass"
+        found.now += REFUSED_SECONDS - 5
+        await found.run_pass()
+        assert found.asked == 2
+        await found.run_pass()
+        assert not found.condition.active, "while a Workload has quota it is asked before the refusal is forgotten"
+        found.refusing, found.terms = False, Terms(impossible="retry")
         await found.run_pass()
         await found.run_pass()
         assert found.condition.active
-        assert state(found, "a") == "Ready"
+        assert "Ready" in (state(found, "a"), state(found, "b"))
+
+    play(story())
+
+
+def test_a_pool_that_does_not_exist_is_named_by_the_condition_and_on_the_workload() -> None:
+    class Unknown(World):
+        def _answer(self, name: str) -> Decision:
+            answer = super()._answer(name)
+            text = "there is no pool `a`; pools: cpu"
+            expired = sentence(f"not admitted within 0 s; it waited for: {text}")
+            return dataclasses.replace(answer, reasons=(expired, reason("UnknownPool", text)))
+
+    async def story() -> None:
+        found = Unknown(random.Random(1), slots=1, nodes=(), hasty=True)
+        found.submit("a", "u1")
+        kueue(found)
+        await found.run_pass()
+        await found.run_pass()
+        assert found.condition is not None
+        assert (found.condition.active, found.condition.reason) == (True, "UnknownPool")
+        assert found.condition.message == "there is no pool `a`; pools: cpu"
+        assert said(found, "a").count("there is no pool") == 1
 
     play(story())
 
@@ -297,8 +337,6 @@ def test_a_job_that_is_queued_again_does_not_end_the_leases_of_its_own_pods() ->
 
 def test_a_running_job_is_evicted_once_its_bad_node_is_marked_and_not_when_its_pods_there_have_ended() -> None:
     async def story() -> None:
-        from healthd.kueue.workloads import Terms
-
         found = world(terms=Terms(after_admission="retry"))
         await running(found, "a", "u1")
         bad, good = next(iter(found.gates.values())).nodes

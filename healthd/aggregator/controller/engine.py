@@ -1235,7 +1235,7 @@ class Stepper:
         snapshot = Snapshot(
             now=now,
             nodes=ReadOnce(lambda name: self._as_of_this_pass(nodes.get(name)), self._registry.names),
-            pools=ReadOnce(lambda pool: tuple(self._registry.pool(pool))),
+            pools=ReadOnce(lambda pool: tuple(self._registry.pool(pool)), lambda: tuple(self._registry.pools())),
             called=ReadOnce(self._registry.called),
             claims={},
             overrides=dict(self._fleet_state.overrides),
