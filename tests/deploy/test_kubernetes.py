@@ -44,7 +44,19 @@ from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from healthd.postmortem import EXIT_CODES
 from tests.aggregator.world import result, state
 from tests.deploy.kubernetes_kit import OVERLAYS, node_pod, of_config_map
-from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
+from tests.deploy.manifests import (
+    JOBS,
+    KUBERNETES,
+    OTHERS,
+    ROOT,
+    VERSIONS,
+    built,
+    kustomize,
+    pods,
+    strictly,
+    templates,
+    the,
+)
 
 pytestmark = pytest.mark.system("kubectl")
 
@@ -448,7 +460,7 @@ def test_gate_of_the_example_is_a_command_that_there_is() -> None:
     assert set(re.findall(r"\$\((\w+)\)", " ".join(hook["command"]))) <= defined
 
 
-@pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob", "RayCluster"])
+@pytest.mark.parametrize("kind", sorted(JOBS))
 def test_jobs_of_other_operators_type_commands_that_there_are(kind: str) -> None:
     job = next(item for item in examples() if item["kind"] == kind)
     containers = [
@@ -456,11 +468,11 @@ def test_jobs_of_other_operators_type_commands_that_there_are(kind: str) -> None
         for template in templates(job)
         for container in (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
     ]
-    (line,) = (
+    (line,) = {
         line
         for container in containers
         if "/opt/healthd/bin/healthd" in (line := " ".join(container.get("command", []) + container.get("args", [])))
-    )
+    }
     words = (
         line.replace("\\\n", " ").partition("/opt/healthd/bin/healthd ")[2].partition(" -- ")[0].splitlines()[0].split()
     )
@@ -474,9 +486,10 @@ def test_jobs_of_other_operators_type_commands_that_there_are(kind: str) -> None
 def test_a_pytorchjob_is_tried_again_when_the_gate_said_so_and_fails_on_mistakes(tmp_path: Path) -> None:
     """The script of its container, with a gate that ends in each way; from 128 on the operator makes the pod anew."""
     job = next(item for item in examples() if item["kind"] == "PyTorchJob")
-    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
-    assert worker["restartPolicy"] == "ExitCode"
-    (script,) = worker["template"]["spec"]["containers"][0]["args"]
+    roles = job["spec"]["pytorchReplicaSpecs"]
+    assert [roles[role]["restartPolicy"] for role in ("Master", "Worker")] == ["ExitCode"] * 2
+    assert roles["Master"]["template"] == roles["Worker"]["template"]
+    (script,) = roles["Worker"]["template"]["spec"]["containers"][0]["args"]
     for code, ends in ((0, 7), (75, 175), (1, 1), (2, 2)):
         bin_folder = tmp_path / str(code)
         bin_folder.mkdir()
@@ -486,7 +499,7 @@ def test_a_pytorchjob_is_tried_again_when_the_gate_said_so_and_fails_on_mistakes
         own = script.replace("/opt/healthd/bin/healthd", str(bin_folder / "healthd"))
         done = subprocess.run(
             ["/bin/sh", "-c", own],
-            env={"PATH": f"{bin_folder}:/usr/bin:/bin", "WORLD_SIZE": "4", "RANK": "0"},
+            env={"PATH": f"{bin_folder}:/usr/bin:/bin", "PET_NNODES": "4", "PET_NODE_RANK": "0"},
             check=False,
         )
         assert done.returncode == ends, f"gate ended with {code}"

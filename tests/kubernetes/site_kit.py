@@ -39,7 +39,7 @@ SETTINGS = {
     "actuator.enabled": "true",
     "aggregator.settings.HEALTHD_ACTUATOR_MODE": "act",
     "aggregator.settings.HEALTHD_POLICY_TIER": "passive",
-    "aggregator.settings.HEALTHD_POLICY_COLLECTIVE": "false",
+    "aggregator.settings.HEALTHD_POLICY_COLLECTIVE": "off",
 }
 STORY_SECONDS = 90.0
 

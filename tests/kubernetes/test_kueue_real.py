@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.kubernetes.jobs_kit import FOR_EVER, JOBS, node_of
 from tests.kubernetes.kit import SYSTEM, Cluster, until
+from tests.kubernetes.kueue_random import random_minutes
 from tests.kubernetes.site_kit import PLACED, PLAIN, STORY_SECONDS, Site, created, moment, site, slow_to_end
 
 pytestmark = pytest.mark.kubernetes
@@ -144,3 +146,13 @@ def test_whoever_is_killed_no_job_is_lost(kueue: Site, killed: str) -> None:
     kueue.completes("first")
     kueue.completes("second")
     until("every node is free", lambda: not kueue.leases(), STORY_SECONDS, told=kueue.told)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("local_queue", [PLAIN, PLACED])
+def test_minutes_of_random_jobs_faults_and_kills(kueue: Site, local_queue: str) -> None:
+    """TESTS_RANDOM_MINUTES and TESTS_RANDOM_SEED choose others."""
+    minutes = float(os.environ.get("TESTS_RANDOM_MINUTES", "5"))
+    seed = int(os.environ.get("TESTS_RANDOM_SEED", "1"))
+    assert random_minutes(kueue, seed, 60.0 * minutes, local_queue).wrong == []
