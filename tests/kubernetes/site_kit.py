@@ -32,7 +32,7 @@ KUEUE = "kueue.x-k8s.io/v1beta2"
 GATE = "healthd.internal/gate"
 PLAIN, PLACED = "plain", "placed"
 """The queues: without, and with topology-aware scheduling."""
-FAULT = "clock=fail"
+FAULT = "memory_free=fail"
 WEBHOOKS = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 SETTINGS = {
     "kueue.enabled": "true",

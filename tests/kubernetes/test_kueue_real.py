@@ -13,7 +13,7 @@ from tests.kubernetes.kit import SYSTEM, Cluster, until
 from tests.kubernetes.kueue_random import random_minutes
 from tests.kubernetes.site_kit import PLACED, PLAIN, STORY_SECONDS, Site, created, moment, site, slow_to_end
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 NODES = 3
 
@@ -50,18 +50,6 @@ def test_a_job_is_admitted_and_its_nodes_are_free_once_it_has_ended(kueue: Site)
     assert not marked
 
 
-def test_a_bad_node_rejects_a_job_and_it_starts_once_the_node_is_healthy(kueue: Site) -> None:
-    kueue.fault("node-2")
-    kueue.submit("train", NODES)
-    until("it is rejected", lambda: kueue.state("train").get("state") == "Retry", STORY_SECONDS, told=kueue.told)
-    kueue.says("train", "node-2")
-    assert not kueue.holds("train", "Admitted")
-    cleared = kueue.fault("node-2", clear=True)
-    kueue.admitted("train")
-    note("admission after the fault was cleared", time.time() - cleared)
-    kueue.completes("train")
-
-
 def pods_apart(kueue: Site, *jobs: str) -> None:
     """No node has pods of two jobs that have not ended."""
     on: dict[str, set[str]] = {}
@@ -88,6 +76,18 @@ def test_preempted_pods_keep_their_nodes_until_they_have_ended(kueue: Site) -> N
     running = [one for one in kueue.pods("low", gone=True) if one["status"]["phase"] not in ("Failed", "Succeeded")]
     assert not running
     kueue.runs("high", NODES)
+
+
+def test_a_bad_node_rejects_a_job_and_it_starts_once_the_node_is_healthy(kueue: Site) -> None:
+    kueue.fault("node-2")
+    kueue.submit("train", NODES)
+    until("it is rejected", lambda: kueue.state("train").get("state") == "Retry", STORY_SECONDS, told=kueue.told)
+    kueue.says("train", "node-2")
+    assert not kueue.holds("train", "Admitted")
+    cleared = kueue.fault("node-2", clear=True)
+    kueue.admitted("train")
+    note("admission after the fault was cleared", time.time() - cleared)
+    kueue.completes("train")
 
 
 @pytest.mark.nightly
