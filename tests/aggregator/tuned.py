@@ -11,7 +11,7 @@ import dataclasses
 from types import MappingProxyType
 
 from healthd.__main__ import main
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
 
 if __name__ == "__main__":
     tuning = next(field for field in dataclasses.fields(Policy) if field.name == "tuning")
