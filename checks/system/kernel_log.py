@@ -431,7 +431,7 @@ class OwnPattern:
     """fail keeps jobs off the node, warn is shown."""
 
     reason: str = "KernelFault"
-    """A code of the [catalogue](../reasons.md): it says whose fault it is and what to do."""
+    """A code of the [catalogue](runbooks/reasons.md), which has its blame and action."""
 
     count: int = 1
     """From so many lines on it is a fault; fewer are none."""
@@ -448,7 +448,7 @@ class OwnPattern:
         if self.status not in ("fail", "warn"):
             raise ParameterError(f"must be fail or warn, not {self.status!r}", "status")
         if self.reason not in REASONS:
-            raise ParameterError(f"no reason {self.reason!r}; docs/reasons.md has them all", "reason")
+            raise ParameterError(f"no reason {self.reason!r}; docs/runbooks/reasons.md lists them", "reason")
         if self.count < 1:
             raise ParameterError(f"must be at least 1, not {self.count}", "count")
         try:

@@ -205,9 +205,8 @@ class AggregatorSettings:
     """It lives for the gate of one preflight, and its ranks call the roll here; no standing aggregator has that."""
 
     runbooks_url: str | None = None
-    """Where this team publishes docs/runbooks: the page links each reason to its runbook below it
-    (`RUNBOOKS_URL/reasons/CODE.md`). None: the page has what the catalogue says of a reason and no link, because no
-    address would be right for everybody."""
+    """Where your team publishes docs/runbooks. The page links each reason to `RUNBOOKS_URL/reasons.md#CODE`. None: no
+    links."""
 
     webhook_url: str | None = None
     """URL that is told of each job that died, as a CloudEvent (1.0, structured JSON); see docs/postmortem.md. None:

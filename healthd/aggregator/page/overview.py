@@ -457,5 +457,5 @@ async def reason(request: Request, code: str) -> Response:
 
 
 def runbook_of(base: str | None, code: str) -> str | None:
-    """Where the runbook of a reason is published; None where nobody said, or the catalogue has no such reason."""
-    return None if base is None or code not in REASONS else f"{base.rstrip('/')}/reasons/{code}.md"
+    """The published section on a reason; None if `runbooks_url` is not set or the catalogue lacks the reason."""
+    return None if base is None or code not in REASONS else f"{base.rstrip('/')}/reasons.md#{code}"
