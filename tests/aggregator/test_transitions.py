@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from healthd.aggregator.engine.admission import new_gate
 from healthd.aggregator.fleet.records import FleetNode
-from healthd.aggregator.gate import decisions, eligibility, machine, rendezvous, reservation, transitions
+from healthd.aggregator.gate import decisions, eligibility, machine, records, rendezvous, reservation, transitions
 from healthd.aggregator.gate import machine as gate_module
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.records import Claim, ClaimKind, Closing, Decided, Gate, Override, Phase
