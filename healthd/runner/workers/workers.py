@@ -19,7 +19,7 @@ from checks.accelerators import find_descriptor
 from checks.contract import Missing
 from checks.host.descendants import first_child
 from checks.limits import hardware_in
-from checks.worker.protocol import LineDecoder, ProtocolError
+from checks.worker.protocol import HOST, LineDecoder, ProtocolError
 from healthd.core.backoff import Backoff
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 from healthd.runner.workers.launch import LOAD, Launch, command, environment, take_ahead
@@ -456,12 +456,19 @@ class Workers:
         """
         Start a worker for a device, or for the node (None). Raises OSError.
 
-        That of a device is forked where that can be, once the shared import is done.
+        It is forked where it can be, once the shared import is done.
         """
         if target is None and self._prestarted is not None:
             process, self._prestarted = self._prestarted, None
             return process
-        if target is not None:
+        if target is None:
+            host = self._servers.host(alone=self._alone) if self._servers is not None else None
+            if (
+                host is not None
+                and (forked := await host.fork(HOST, lambda made: self._record(None, made))) is not None
+            ):
+                return forked
+        else:
             self.expect_devices()
             if self._server is not None:
                 accelerator = self.inventory.get("accelerator")
@@ -477,9 +484,11 @@ class Workers:
         return process
 
     def _command(self, target: str | None) -> list[str]:
-        # Only checks from outside may need site-packages.
-        alone = target is None and not (self.settings.third_party or self.settings.directories)
-        return command(self.python, alone=alone)
+        return command(self.python, alone=target is None and self._alone)
+
+    @property
+    def _alone(self) -> bool:
+        return not (self.settings.third_party or self.settings.directories)  # others alone may need site-packages
 
     def note_survey(self, answer: Mapping[str, Any]) -> None:
         """Use this answer to a survey for the setup of new workers."""
@@ -578,6 +587,8 @@ class Workers:
         for _, process in self._processes:
             process.kill()
         await self.end_server()  # a worker that it was just making is known from then on
+        if self._servers is not None:
+            await self._servers.settle_host()
         for _, process in self._processes:
             process.kill()
         left = [(name, process) for name, process in self._processes if process not in self._unreaped]
