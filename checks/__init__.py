@@ -33,6 +33,7 @@ __all__ = [
     "peers",
     "printable",
     "reasons",
+    "system.kernel_log",
     "system.scheduled_events",
     "training.digests",
     "training.environment",
