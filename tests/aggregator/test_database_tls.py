@@ -1,4 +1,4 @@
-"""PostgreSQL over TLS, as docs/operations.md asks for: `sslmode=verify-full`, by a certificate of one's own CA."""
+"""PostgreSQL over TLS, as docs/high_availability.md asks for: `sslmode=verify-full`, by a certificate of one's own CA."""
 
 from __future__ import annotations
 
