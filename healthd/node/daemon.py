@@ -120,6 +120,7 @@ async def _serve(
     tasks = Tasks()
     stopping: asyncio.Future[None] = loop.create_future()
     LeasesFile(store, settings.run_dir)
+    runner.keep_host_server()
     if runner.settings.preload:
         Preload(store, runner)
     schedulers = Schedulers(settings.allocations, settings.host_root, clock=clock)

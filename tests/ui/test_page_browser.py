@@ -125,7 +125,7 @@ def test_hostile_words_of_nodes_and_jobs_stay_words(browser: Any, found: Stage) 
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_nothing_scrolls_sideways_on_a_phone(browser: Any, found: Stage, scheme: str) -> None:
     page = browser.new_page(viewport=PHONE, color_scheme=scheme)
     for path in paths(found):
