@@ -592,7 +592,10 @@ class Worker:
             from checks.worker.faults import COUNTING_CHECK, without_missing
 
             inventory = without_missing(inventory, faults) if check.name == COUNTING_CHECK else inventory
-        limits = {name: to_record(Limit, limit) for name, limit in self._setup["limits"].items()}
+        floors, limits = (
+            {name: to_record(Limit, limit) for name, limit in self._setup[kind].items()}
+            for kind in ("floors", "limits")
+        )
         return Context(
             host=self._on(),
             params=load_params(check.params_type, command["params"]),
@@ -601,7 +604,7 @@ class Worker:
             group=Group(**{**group, "targets": tuple(group["targets"])}) if group else None,
             previous=to_previous(command["previous"]),
             inventory=inventory,
-            limits={**self._learned(), **limits},
+            limits={**floors, **self._learned(), **limits},
             profiling=_profiling(command),
         )
 

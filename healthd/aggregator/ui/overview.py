@@ -176,6 +176,7 @@ async def fleet(
         open_gates=whole.open_gates,
         overrides=whole.overrides,
         recovering=whole.recovering,
+        without_limits=whole.without_limits,
         breakers=whole.breakers,
         accused=whole.accused,
         faults=whole.faults,

@@ -18,6 +18,7 @@ from healthd.aggregator.ui.events import FLEET, Feed, live
 from healthd.aggregator.ui.rendering import WORST_FIRST
 from healthd.aggregator.ui.session import MAX_TOKEN_LENGTH, visitor_of
 from healthd.core.errors import NotFoundError
+from healthd.core.evidence import speeds_note
 from healthd.core.http.client import nodes_asked, terms_of
 from healthd.core.model import OrderKind
 
@@ -72,6 +73,7 @@ async def node(
         accused=parts.accusations.of(node),
         removed=None if parts.drain is None else parts.drain.out().get(node),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
+        speeds_note=speeds_note(state.results) if state else None,
         tiles=node_view.tiles(state) if state else [],
         measured=node_view.measured(rows),
         rows=rows,

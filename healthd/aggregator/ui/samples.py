@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from checks.contract import Finding, Measurement, Status
 from healthd.aggregator.ui.rendering import STATUS_TONES
+from healthd.core.evidence import speeds_note
 from healthd.core.model import CheckResult, NodeState
 
 # The newest value of every measurement on every node, for the heat map: in memory, bounded, gone with the process.
@@ -163,6 +164,8 @@ class Samples:
         self._started: dict[str, dict[str, float]] = {}
         self._series = 0
         self.readings = Readings()
+        self.without_limits: set[str] = set()
+        """Nodes whose speeds have no configured or learned limit."""
 
     def take(self, state: NodeState, now: float) -> None:
         """Take in the results that are new in this state; ages in it must be as of `now`."""
@@ -178,6 +181,10 @@ class Samples:
             lead = leading(result)
             value = lead.value if lead is not None and lead.value is not None else float("nan")
             _append(series[result.check], now - result.age_seconds, _STATUSES.index(result.status), value)
+        if speeds_note(state.results) is None:
+            self.without_limits.discard(state.node)
+        else:
+            self.without_limits.add(state.node)
         while self._series > MOST_SERIES and len(self._nodes) > 1:
             self._evict(next(iter(self._nodes)))
 
@@ -185,6 +192,7 @@ class Samples:
         """Drop a node that is gone."""
         self._evict(node)
         self.readings.forget(node)
+        self.without_limits.discard(node)
 
     def _evict(self, node: str) -> None:
         """Drop what was measured over time; the newest values stay."""

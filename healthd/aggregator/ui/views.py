@@ -60,7 +60,8 @@ class GateLine:
 class FleetView:
     """
     All that the first page shows. `found` are the nodes that the search finds, None: nothing is searched.
-    `cursor` is where the stream of changes goes on from here.
+    `cursor` is where the stream of changes goes on from here. `without_limits` counts nodes that measured speeds
+    and have no configured or learned limit for them.
     """
 
     cells: Sequence[Cell]
@@ -75,6 +76,7 @@ class FleetView:
     mode: str
     topology: tuple[str, ...]
     cursor: str
+    without_limits: int
 
     @property
     def found_cells(self) -> list[Cell]:
@@ -101,6 +103,7 @@ def fleet_view(parts: Parts, feed: Feed, *, q: str) -> FleetView:
         mode=engine.policy.mode.value,
         topology=tuple(engine.policy.topology_labels),
         cursor=cursor,
+        without_limits=len(feed.samples.without_limits),
     )
 
 

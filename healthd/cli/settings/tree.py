@@ -171,13 +171,12 @@ class Settings(Tables):
         """
         The limits for kinds of machines as checks see them.
 
-        A limit under `limits` on a measurement, in whatever form, silences those of kinds, but for other labels: who
-        sets `matmul_flops_per_second` must not be overruled by a `matmul_flops_per_second/bf16` that was learned.
+        A limit under `limits` replaces those of kinds on the same measurement (see `checks.limits.replaces`).
         """
         if not self.baselines:
             return ()
         from checks.contract import Limit
-        from checks.limits import ORIGIN
+        from checks.limits import ORIGIN, replaces
         from healthd.runner.settings import Baseline
 
         return tuple(
@@ -188,7 +187,7 @@ class Settings(Tables):
                 limits={
                     name: Limit(lower=limit.lower, upper=limit.upper, origin=ORIGIN)
                     for name, limit in one.limits.items()
-                    if not any(_silences(other, name) for other in self.limits)
+                    if not any(replaces(other, name) for other in self.limits)
                 },
             )
             for one in self.baselines.values()
@@ -241,6 +240,7 @@ class Settings(Tables):
             timeouts_seconds=timeouts,
             limits=self.limits_by_name(),
             baselines=self.limits_by_kind(),
+            floors=probe.floors,
             third_party=probe.third_party,
             directories=probe.directories,
             programs=self.programs,
@@ -323,9 +323,3 @@ class Settings(Tables):
                 raise ConfigError(f"{self.where('checks', name, *path)}: checks.{name}: {error}") from None
             params[name] = values
         return params, timeouts
-
-
-def _silences(configured: str, learned: str) -> bool:
-    name, _, label = configured.partition("@")[0].partition("/")
-    plain, _, learned_label = learned.partition("/")
-    return name == plain and label in ("", learned_label)

@@ -18,13 +18,14 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from checks.accelerators import find_descriptor
 from checks.contract import Missing
 from checks.host.descendants import first_child
-from checks.limits import hardware_in
+from checks.limits import floors, hardware_in, replaces
 from checks.worker.protocol import HOST, LineDecoder, ProtocolError
 from healthd.core.backoff import Backoff
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 from healthd.runner.workers.launch import LOAD, Launch, command, environment, take_ahead
 
 if TYPE_CHECKING:
+    from checks.contract import Limit
     from healthd.runner.workers.fork_server import ForkServer, ForkServers
 
 # Whether the kernel has lately killed a process of this host for want of memory.
@@ -407,6 +408,7 @@ class Workers:
         """Devices and their holders, by the last survey."""
         self.identity: dict[str, Any] | None = None
         """Hardware and versions, by the last survey: see `checks.limits`."""
+        self._floors: dict[str, Limit] = {}
         self.boot_id: str | None = None
         """The boot id, by the last survey."""
         self.compile: dict[str, Any] | None = None
@@ -499,6 +501,12 @@ class Workers:
             "versions": answer["versions"],
         }
         self.boot_id = answer["boot_id"]
+        if self.settings.floors:
+            self._floors = {
+                name: limit
+                for name, limit in floors(answer["instance_type"], self.inventory).items()
+                if not any(replaces(other, name) for other in self.settings.limits)
+            }
 
     def setup(self, target: str | None) -> dict[str, Any]:
         """The members of a worker's first command."""
@@ -516,6 +524,7 @@ class Workers:
             "compile": self.compile if target is not None else None,
             "options": options,
             "limits": {name: dataclasses.asdict(limit) for name, limit in settings.limits.items()},
+            "floors": {name: dataclasses.asdict(limit) for name, limit in self._floors.items()},
             "learned": [dataclasses.asdict(one) for one in settings.baselines],
             "identity": self.identity if target is not None else None,
             "extra_files": self._extra_files,
