@@ -38,7 +38,7 @@ __all__ = [
     "training.digests",
     "training.environment",
     "words",
-    "worker.commands",
     "worker.faults",
+    "worker.profiles",
     "worker.protocol",
 ]
