@@ -188,8 +188,7 @@ def _borrow(
     Idle nodes join the search: enough for witnesses, and as many as let all be tested in pairs.
 
     With an odd number one waits in each round, and a flaky one of three is found in 95 instead of 97 of 100 searches
-    (docs/localisation.md). One member alone has at least two where there are so many: two that fail together decide
-    nothing.
+    (docs/localisation_rules.md). A single member gets at least two if possible: two that fail together decide nothing.
     """
     size = len(validation.members)
     count = max(2, -(-size // 8))
