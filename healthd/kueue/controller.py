@@ -337,10 +337,12 @@ class Controller:
         elif last is not None and write.state == "Pending" and before is not None and before.state == "Pending":
             self._retried[workload.uid] = last
 
-    async def _unfit(self, claimed: Iterable[Claim]) -> Mapping[str, str]:
-        """What is wrong with nodes on which pods of these gates run. HealthdError."""
+    async def _unfit(self, claimed: Collection[Claim]) -> Mapping[str, str]:
+        """What is wrong with nodes on which pods of these gates run; of all, where they have other names there."""
         places = {pod.node for pod in await self._cluster.pods([claim.gate for claim in claimed])}
-        return {node: text for claim in claimed for node, text in claim.unfit.items() if node in places}
+        same_names = not places.isdisjoint(node for claim in claimed for node in claim.nodes)
+        unfit = {node: text for claim in claimed for node, text in claim.unfit.items()}
+        return {node: text for node, text in unfit.items() if places and (node in places or not same_names)}
 
     def _waits_for_recovery(self, workload: Workload, check: AdmissionCheck) -> bool:
         """Whether a Retry because of bad nodes was written that Kueue has not acted on."""
