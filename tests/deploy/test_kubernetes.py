@@ -305,7 +305,7 @@ def test_nodes_and_hooks_send_tokens_that_are_bound_to_the_aggregators_audience(
         for template in templates(item)
         if "/etc/healthd/gate/token" in str(template)
     ]
-    assert len(hooks) == 3
+    assert len(hooks) == 6
     for pod in (node_pod("eks-neuron/active"), *hooks):
         assert projected(pod)["audience"] == callers.audience
         assert projected(pod)["path"] == "token"
@@ -383,7 +383,7 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
     assert {one.removesuffix(".authentication.k8s.io") for one in rights("healthd-aggregator")} == {NEEDS_REVIEWS}
     listed = {f"{verb} on {kind}.kueue.x-k8s.io" for kind in FOLLOWED for verb in ("list", "watch")}
     written = {f"patch on {kind}/status.kueue.x-k8s.io" for kind in ("admissionchecks", "workloads")}
-    assert rights("healthd-kueue") == {READ, WRITE, LIST, "get on namespaces", *listed, *written}
+    assert rights("healthd-kueue") == {READ, WRITE, LIST, "list on pods", "get on namespaces", *listed, *written}
     ours, kueue = "healthd-aggregator", "healthd-kueue"
     bound = (
         ("healthd-node", "healthd-node"),
@@ -403,7 +403,7 @@ def test_every_hook_says_which_pod_it_is() -> None:
     """So that the lease of its node ends with that pod."""
     told = {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
     hooks = [one for one in containers(list(examples())) if "--join" in str((one.get("command"), one.get("args")))]
-    assert [one["name"] for one in hooks] == ["gate", "pytorch", "gate"]
+    assert [one["name"] for one in hooks] == ["gate", "gate", "pytorch", "pytorch", "gate", "gate"]
     for hook in hooks:
         env = {one["name"]: one["valueFrom"] for one in hook["env"] if "valueFrom" in one}
         assert {name: env[name]["fieldRef"]["fieldPath"] for name in told} == told
@@ -603,11 +603,8 @@ def job_ends(policy: dict[str, Any], reason: str, restarts: int) -> str:
 def test_every_end_of_a_pod_of_a_jobset_comes_to_what_it_should(
     container: str, code: int, jobset: str, pods_made: str
 ) -> None:
-    page = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
-    block = re.search(r"(?ms)^```yaml\n(failurePolicy:.*?)^```$", page)
-    assert block is not None
-    policy = yaml.safe_load(block[1])["failurePolicy"]
-    job = next(item for item in examples() if item["kind"] == "Job" and item["metadata"]["name"] == "train")["spec"]
+    spec = next(item for item in examples() if item["kind"] == "JobSet")["spec"]
+    policy, job = spec["failurePolicy"], spec["replicatedJobs"][0]["template"]["spec"]
     end = pod_ends(job["podFailurePolicy"]["rules"], container, code)
     if pods_made == "another pod":
         assert end == "Ignore"

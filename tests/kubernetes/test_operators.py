@@ -133,7 +133,7 @@ def sized(name: str, items: list[dict[str, Any]], pods: int) -> list[dict[str, A
         workers["replicas"] = pods
         workers["template"]["spec"] |= {"completions": 1, "parallelism": 1}
         (gate,) = workers["template"]["spec"]["template"]["spec"]["initContainers"]
-        gate["args"] = [gate["args"][0].replace("JOB_INDEX * 2", "JOB_INDEX * 1")]
+        gate["args"] = [gate["args"][0].replace("JOB_INDEX*2", "JOB_INDEX*1")]
     return items
 
 
