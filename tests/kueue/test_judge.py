@@ -337,7 +337,7 @@ def test_a_node_that_turns_bad_is_marked_by_a_gate_first_and_then_said_by_retry_
     step = judged(running, acting, unfit=unfit, answer=decision(Verdict.REJECT))
     assert wrote(step) == ("Retry", "turned bad after the admission: node n2: link is down")
     assert step.write is not None
-    assert (step.keep, step.write.requeue_after_seconds) == ("g-1", 5), "its pods run until they are evicted"
+    assert (step.keep, step.write.requeue_after_seconds) == ("g-1", 1), "its pods run until they are evicted"
     observed = judged(running, acting, unfit=unfit, answer=decision(Verdict.ADMIT, would=Verdict.REJECT))
     assert observed == Step(keep="g-1")
 
