@@ -48,11 +48,24 @@ exec "$@"
 """
 
 
+class Operated(Site):
+    """Without Kueue."""
+
+    def told(self) -> str:
+        pods = self.cluster.kubectl("get", "pods,jobs", "-n", JOBS, "-o", "wide")
+        events = self.cluster.kubectl("get", "events", "-n", JOBS, "--sort-by=.lastTimestamp")[-3000:]
+        logs = self.cluster.kubectl(
+            *("logs", "-n", JOBS, "-l", "app", "--all-containers", "--tail=8", "--prefix", "--ignore-errors"),
+            wrong=None,
+        )
+        return pods + events + logs
+
+
 @pytest.fixture(scope="module", name="fleet")
 def _fleet(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     keys = tmp_path_factory.mktemp("operators")
     with gating(cluster, image, JOBS, keys, **SETTINGS):
-        made = Site(cluster, image, keys)
+        made = Operated(cluster, image, keys)
         until("every node has reported", lambda: len(made.ask("/v1/nodes")["nodes"]) == len(cluster.nodes()))
         programs = {"ray": RAY, "mpirun": MPIRUN}
         metadata = {"name": "programs", "namespace": JOBS}
