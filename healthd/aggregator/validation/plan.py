@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Tested, Validation
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.validation import nccom
 from healthd.aggregator.validation.groups import (
     Nodes,
@@ -28,6 +27,7 @@ from healthd.aggregator.validation.groups import (
     wake_at,
     watch,
 )
+from healthd.aggregator.validation.records import NO_CHANCE_SEEN, ChanceSeen, Tested, Validation
 from healthd.localize import Course, GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict, replay
 
 MOST_PARTNERS = 8
