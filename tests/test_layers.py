@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from healthd.integrations import INTEGRATIONS
 from tests.every import every
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +28,8 @@ ROOMS = {
     "healthd.baselines": {"core"},
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
-    "healthd.node": {"core", "steps", "runner"},
+    "healthd.integrations": {"core", "node"},
+    "healthd.node": {"core", "steps", "runner", "integrations"},
     "healthd.aggregator": {"core", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner"},
     "healthd.postmortem": {"core"},
@@ -209,9 +211,10 @@ def is_records(module: str) -> bool:
 
 
 def room_at(module: str) -> str:
-    """The room of a module: one level deeper inside the aggregator; `checks` is one room."""
+    """The room of a module: one level deeper in the aggregator and the integrations; `checks` is one room."""
     parts = module.split(".")
-    return ".".join(parts[: 1 if parts[0] == "checks" else 3 if parts[:2] == ["healthd", "aggregator"] else 2])
+    deep = len(parts) > 1 and parts[:2] in (["healthd", "aggregator"], ["healthd", "integrations"])
+    return ".".join(parts[: 1 if parts[0] == "checks" else 3 if deep else 2])
 
 
 @functools.cache
@@ -241,6 +244,26 @@ def taken_from_other_rooms(name: str, path: Path) -> Iterator[tuple[str, str]]:
                 yield room, alias.name
 
 
+LEAVES = "healthd.integrations"
+
+
+def test_integrations_are_leaves_with_a_line_and_two_folders_each() -> None:
+    names = [one.name for one in INTEGRATIONS]
+    for where in ("healthd", "tests"):
+        found = {path.parent.name for path in (ROOT / where / "integrations").glob("*/*.py")}
+        assert found == set(names), where
+    assert names == sorted(names), "the list is in the order of the names"
+    own = {name: (f"{LEAVES}.{name}", f"tests.integrations.{name}") for name in names}
+    for name, path in [*EVERY_MODULE, *modules("tests")]:
+        text = path.read_text(encoding="utf-8")
+        if LEAVES not in text or name == LEAVES:
+            continue
+        for module in imports(path):
+            leaf = module.removeprefix(f"{LEAVES}.").split(".")[0]
+            if leaf in own:
+                assert name.startswith(own[leaf]), f"{name} imports {module}, which is a leaf"
+
+
 PACKAGES = ("healthd", "checks")
 EVERY_MODULE = [pair for package in PACKAGES for pair in modules(package)]
 
@@ -258,9 +281,12 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
         for room, what in taken_from_other_rooms(name, path):
             taken.setdefault(room, set()).add(what)
     for room in {room_at(name) for name, _ in EVERY_MODULE}:
-        spare = (face(room) or set()) - taken.get(room, set())
+        spare = (face(room) or set()) - taken.get(room, set()) - FOR_LEAVES.get(room, set())
         assert room in FOR_USERS or not spare, f"{room} hands on {sorted(spare)}, which no other room takes"
 
+
+# What integrations may use, whether or not one of them does.
+FOR_LEAVES = {"healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"}}
 
 # What programs of users import.
 FOR_USERS = ("healthd.training",)
