@@ -292,6 +292,38 @@ FOR_LEAVES = {"healthd.node": {"clock", "http.health", "protobuf", "services", "
 FOR_USERS = ("healthd.training",)
 
 
+def test_modules_import_each_other_in_no_cycle() -> None:
+    """Not even inside functions. Names that only types need do not count."""
+    known = {name for name, _ in EVERY_MODULE}
+    after = {name: {one for one in imports_to_run(path) if one in known and one != name} for name, path in EVERY_MODULE}
+    done: set[str] = set()
+    while ready := {name for name, needed in after.items() if name not in done and needed <= done}:
+        done |= ready
+    left = known - done  # those in cycles, and whoever imports them
+    while loose := {name for name in left if not any(name in after[other] for other in left)}:
+        left -= loose
+    assert not left, f"cycles of imports among {sorted(left)}"
+
+
+def imports_to_run(path: Path) -> Iterator[str]:
+    """As `imports`, without those below `if TYPE_CHECKING`."""
+    of_types = {
+        inner
+        for node in statements(tree_of(path).body)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in statements(node.body)
+    }
+    for node in import_statements(path):
+        if node in of_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if is_module(inner) else node.module
+
+
 OF_A_TEST = re.compile(r"(?m)^\s*(?:from|import)\s(?:[^\n(]*|[^\n(]*\([^)]*)\btest_")
 
 
