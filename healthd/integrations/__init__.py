@@ -9,6 +9,12 @@ from healthd.core.integrations import Integration
 
 INTEGRATIONS = (
     Integration(
+        name="ec2",
+        aggregator_settings=("aws", "healthd.integrations.ec2.settings:AwsCallers"),
+        identities="healthd.integrations.ec2.identities:provider",
+        node_credential="healthd.integrations.ec2.credential:write_credential",
+    ),
+    Integration(
         name="nvrx",
         node_settings=("nvrx", "healthd.integrations.nvrx.settings:NvrxSettings"),
         node_service="healthd.integrations.nvrx.hook:service",

@@ -27,7 +27,6 @@ from healthd.node.clock import Clock, system_clock
 from healthd.node.condition import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
-from healthd.node.instance_identity import write_credential
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.maintenance import MaintenanceWatch
 from healthd.node.nccom import RoundSettings
@@ -36,7 +35,7 @@ from healthd.node.occupancy.pods import PodWatch
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
-from healthd.node.services import DaemonParts, integrated
+from healthd.node.services import DaemonParts, integrated, write_credential
 from healthd.node.settings import DAEMON, KubernetesSettings, NodeSettings
 from healthd.node.state import files
 from healthd.node.state.saving import ProfileFolder, SavedEvidence, StateFile, StateSaver

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from healthd.core.config import tables_of
-from healthd.core.integrations import node_tables
+from healthd.core.integrations import node_tables, table_of
 from healthd.integrations import INTEGRATIONS
 
 R = TypeVar("R")
@@ -338,8 +338,7 @@ class NodeSettings:
 
     def of(self, key: str, record: type[R]) -> R:
         """The table of an integration; with its defaults where nothing is set."""
-        found = self.integrations.get(key)
-        return found if isinstance(found, record) else record()
+        return table_of(self.integrations, key, record)
 
     @property
     def control_socket(self) -> Path:
