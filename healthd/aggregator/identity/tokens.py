@@ -162,7 +162,7 @@ EVERYONE = Caller(name="loopback", scopes=frozenset(Scope))
 
 
 class Platform(Protocol):
-    """Who the bearers of tokens are that no file has: see `service_accounts` and `instance_identity` beside this."""
+    """Who the bearers of tokens are that no file has: see `service_accounts` and integrations."""
 
     def fresh(self, digest: bytes) -> Caller | None:
         """The caller that a token of this SHA-256 was said to be, where that need not be asked again yet."""
