@@ -24,6 +24,7 @@ from healthd.core.errors import BadInputError, ConfigError, words_of
 
 
 MAPPINGS = (dict, collections.abc.Mapping)
+LISTS = (tuple, list)
 
 
 class Seconds(float):
@@ -248,36 +249,52 @@ def _members(value: object) -> list[object]:
 
 def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: bool) -> Any:
     """One value, converted; `text` says that it came as text and may need splitting."""
-    name = ".".join(path)
     options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
     wanted = next(option for option in options if option is not type(None))
     empty = text and wanted is Path and value == ""  # HEALTHD_CA_FILE= of a manifest whose value was left empty
     if (value is None or empty) and type(None) in options:
         return None
-    origin = typing.get_origin(wanted)
     try:
-        if isinstance(wanted, type) and issubclass(wanted, Seconds):
-            return parse_duration(value)
-        if origin in (tuple, list):
-            if text:
-                value = [part.strip() for part in value.split(",") if part.strip()]
-            elif isinstance(value, str):
-                raise ValueError(f"must be a list, not {value!r}")
-        if origin in MAPPINGS and text:
-            value = _pairs(value)
-        if origin in MAPPINGS and isinstance(value, dict) and typing.get_args(wanted)[1] is Seconds:
-            value = {key: parse_duration(item) for key, item in value.items()}
-            wanted = dict[typing.get_args(wanted)[0], float]  # type: ignore[misc]
-        if wanted is Path:
-            return _path(wanted, value)
-        if wanted is bool and text:
-            return _boolean(value)
-        return _converted(value, wanted, strict=not text)
+        value = _parts(wanted, value) if text else value
+        return _value(wanted, value, text=text)
     except ValueError as error:
-        choices = _choices(typing.get_args(wanted)[0] if origin in (tuple, list) else wanted)
+        choices = _choices(typing.get_args(wanted)[0] if typing.get_origin(wanted) in LISTS else wanted)
         wrong = next((one for one in value if one not in choices), value) if isinstance(value, (list, tuple)) else value
         said = f"{wrong!r} is none of: {', '.join(choices)}" if choices else error
-        raise ConfigError(f"{where}: {name}: {said}") from None
+        raise ConfigError(f"{where}: {'.'.join(path)}: {said}") from None
+
+
+def _parts(wanted: Any, text: str) -> Any:
+    """Text as the list or the table that it stands for; all else as it is."""
+    origin = typing.get_origin(wanted)
+    if origin in LISTS:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return _pairs(text) if origin in MAPPINGS else text
+
+
+def _value(wanted: Any, value: Any, *, text: bool) -> Any:
+    """A value by the kind of its type; ValueError says what is wrong with it."""
+    origin = typing.get_origin(wanted)
+    if isinstance(wanted, type) and issubclass(wanted, Seconds):
+        return parse_duration(value)
+    if origin in LISTS and isinstance(value, str):
+        raise ValueError(f"must be a list, not {value!r}")
+    if origin in MAPPINGS:
+        return _mapping(wanted, value, strict=not text)
+    if wanted is Path:
+        return _path(wanted, value)
+    if wanted is bool and text:
+        return _boolean(value)
+    return _converted(value, wanted, strict=not text)
+
+
+def _mapping(wanted: Any, value: Any, *, strict: bool) -> Any:
+    """A table of values by name, which may be durations."""
+    kind, inner = typing.get_args(wanted)
+    if isinstance(value, dict) and inner is Seconds:
+        value = {key: parse_duration(item) for key, item in value.items()}
+        wanted = dict[kind, float]  # type: ignore[valid-type]
+    return _converted(value, wanted, strict=strict)
 
 
 def _pairs(text: str) -> dict[str, str]:
