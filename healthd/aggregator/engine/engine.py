@@ -161,7 +161,7 @@ class Engine:
         self._followers = Followers()
         self._retries = Retries()
         self._pruning = Pruning(self._clock(), policy.tuning.prune_seconds)
-        registry.listen(self._on_report)
+        registry.listen(self._on_report, quiet=self._on_quiet)
 
     # --- gates --------------------------------------------------------------------------------------------------------
 
@@ -830,6 +830,13 @@ class Engine:
         else:
             self._gathering = asyncio.get_running_loop().call_later(min(pause, REPORTS_SECONDS), self._gathered)
 
+    def _on_quiet(self, node: str) -> None:
+        """Nothing is new about the node: no pass, unless something waits for it to report."""
+        if self._memory.is_at_rest(node, self._clock()):
+            self._memory.reconciler.note_heard(node, self._clock())
+        else:
+            self._on_report(node)
+
     def _gathered(self) -> None:
         self._gathering = None
         self._wake.set()
@@ -1144,6 +1151,15 @@ class Memory:
         for node in before.fleet_state.quarantines.keys() - self.fleet_state.quarantines.keys():
             self._registry.set_quarantine(node, None)
         self.stepper.set_executors(now)
+
+    def is_at_rest(self, node: str, now: float) -> bool:
+        """Whether a pass would find nothing to do about a node that reports, and is as it was."""
+        return (
+            self.reconciler.is_at_rest(node, now)
+            and self.rules.is_at_rest(node)
+            and node not in self.fleet_state.quarantines
+            and not any(node in gate.held or node in gate.request.nodes for gate in self.fleet_state.gates.values())
+        )
 
     def compute(self, batch: Batch, heard: set[str]) -> Pass:
         """Everything that follows from what was heard and from the time; ContainedError names what failed."""
