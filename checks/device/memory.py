@@ -65,7 +65,7 @@ def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     limit_bytes = params.max_bytes if params.max_bytes is not None else _TIER_BYTES.get(ctx.tier, 32 * 2**20)
     available = device.available_bytes()
     if available is None:
-        yield _cannot(device, "nobody can say how much memory is available")
+        yield _cannot(device, "the amount of available memory is unknown")
         return
     wanted = min(limit_bytes, int(available * params.share_ratio))
     if wanted < _LEAST_BYTES:
@@ -108,7 +108,7 @@ def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
         target=device.target,
         limit=ctx.limit(name, device.target),
         reason="SlowDevice",
-        subject=f"{size} gave back {', '.join(PATTERNS)} and their inverses (seed {seed}); bandwidth",
+        subject=f"{size} returned {', '.join(PATTERNS)} and their inverses (seed {seed}); bandwidth",
     )
     yield from with_profile(ctx, device, "memory", copy, median(seconds), [judged])
 
@@ -177,7 +177,7 @@ def _describe(found: Any, wanted: Any, start: int, words: int, pattern: str) -> 
     was, is_now = (int(tensor[first]) & (2**64 - 1) for tensor in (wanted, found))
     bits = [str(bit) for bit in range(64) if (was ^ is_now) >> bit & 1]
     return (
-        f"byte offset {(start + first) * _WORD_BYTES:#x} of {words * _WORD_BYTES:#x} gave back {is_now:#018x} instead "
-        f"of {was:#018x}: bit{'s' if len(bits) > 1 else ''} {', '.join(bits)} ({pattern}); "
-        f"{places.numel()} words differ nearby"
+        f"byte offset {(start + first) * _WORD_BYTES:#x} of {words * _WORD_BYTES:#x} returned {is_now:#018x} instead "
+        f"of {was:#018x}: bit{'s' if len(bits) > 1 else ''} {', '.join(bits)} ({pattern}); {places.numel()} words "
+        "differ nearby"
     )

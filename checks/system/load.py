@@ -30,7 +30,7 @@ def load(ctx: Context[Params]) -> Iterator[Finding]:
     Cost:    under 1 ms; harmless to jobs.
     """
     if ctx.inventory.get("holders"):
-        text = "a job holds the devices: the load is its own"
+        text = "a job holds the devices, so the load is its own"
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
     average, cores = parse_loadavg(ctx.host.read("/proc/loadavg")), read_cores(ctx.host)
@@ -40,7 +40,7 @@ def load(ctx: Context[Params]) -> Iterator[Finding]:
         target="node",
         limit=bound(ctx, "load_per_core_ratio", upper="max_load_per_core_ratio"),
         reason="LoadByOthers",
-        subject="load of 15 minutes by core",
+        subject="15-minute load per core",
         outside=Status.WARN,
     )
 

@@ -31,7 +31,7 @@ def process_limits(ctx: Context[Params]) -> Iterator[Finding]:
     Cost:    under 1 ms; harmless to jobs.
     """
     yield _judge(ctx, "nofile", "open_files_limit_count", "min_open_files_count", "open files allowed")
-    yield _judge(ctx, "memlock", "memlock_limit_bytes", "min_memlock_bytes", "memory that may be locked")
+    yield _judge(ctx, "memlock", "memlock_limit_bytes", "min_memlock_bytes", "memory that can be locked")
 
 
 def _judge(ctx: Context[Params], kind: str, name: str, field: str, subject: str) -> Finding:

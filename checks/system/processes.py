@@ -65,7 +65,7 @@ def processes(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         target="node",
         limit=bound(ctx, "processes_stuck_count", upper="max_stuck_count"),
         reason="StuckProcesses",
-        subject=f"{len(seen)} processes, {len(waiting)} waiting in the kernel, hung there{_names(stuck)}:",
+        subject=f"{len(seen)} processes, {len(waiting)} waiting in the kernel, stuck there{_names(stuck)}:",
     )
     yield within(
         float(len(zombies)) if seen else None,

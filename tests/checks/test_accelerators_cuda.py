@@ -283,11 +283,11 @@ PART = "MIG-3f5c5e2a-6b1c-5d2e-9a77-0c1d2e3f4a5b"
         ("void", [3], 1, True, "opened GPU-"),  # given by CDI
         (f"{PART},{PART}", [0], 1, True, "opened GPU-"),
         (PART, [0], 2, True, "opened GPU-"),
-        (PART, [0, 1], 2, True, "give the container one part alone"),  # it may be the other GPU's
-        (f"{PART},{PART}", [0, 1], 1, True, "give the container one part alone"),
-        ("all", [0, 1], 1, True, "give the container one part alone"),  # the daemon's own pod
-        ("all", None, 1, True, "give the container one part alone"),
-        ("", [], 1, True, "give the container one part alone"),
+        (PART, [0, 1], 2, True, "give the container a single MIG partition"),  # it may be the other GPU's
+        (f"{PART},{PART}", [0, 1], 1, True, "give the container a single MIG partition"),
+        ("all", [0, 1], 1, True, "give the container a single MIG partition"),  # the daemon's own pod
+        ("all", None, 1, True, "give the container a single MIG partition"),
+        ("", [], 1, True, "give the container a single MIG partition"),
     ],
 )
 def test_part_of_a_gpu_is_not_taken_for_the_gpu_unless_a_container_was_given_it_alone(

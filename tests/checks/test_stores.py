@@ -217,7 +217,7 @@ def test_store_that_hangs_costs_no_more_than_its_time_and_the_step_is_named(
     with fuse(tmp_path / "store", {operation: "hang"}):
         (finding,) = [one for one in save(tmp_path / "store", seconds=2.0) if one.status is not Status.PASS]
     assert finding.reason == "StoreHangs"
-    step = {"STATFS": "look for room", "MKDIR": "make a folder", "READ": "read back"}.get(operation, "write and flush")
+    step = {"STATFS": "check the free space", "MKDIR": "make a folder", "READ": "read back"}.get(operation, "write and flush")
     assert step in finding.message
 
 

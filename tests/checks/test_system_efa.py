@@ -388,7 +388,7 @@ def test_program_that_is_not_installed_is_neither_a_fault_nor_a_pass(trn1: Trn1)
     trn1.remove(AWS_FI_INFO)
     findings, previous = look(trn1)
     assert bad(findings) == [(Status.SKIP, "NotApplicable", "node")]
-    assert "libfabric was not asked: fi_info is not installed" in findings[-1].message
+    assert "libfabric was not checked: fi_info is not installed" in findings[-1].message
     assert worst_of(findings)[0] is Status.PASS, "the interfaces were counted, and their links are up"
     assert bad(look(trn1, previous)[0]) == [(Status.SKIP, "NotApplicable", "node")]
 

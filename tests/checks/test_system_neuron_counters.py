@@ -193,7 +193,7 @@ def test_counters_that_were_set_back_count_from_zero_and_the_damage_is_not_forgo
     machine.fault("ecc", "neuron:0", "mem_ecc_uncorrected=1")
     (finding,) = looks.look()
     assert (finding.status, finding.measurements[0].value) == (Status.FAIL, 1.0)
-    assert "1 of 1 within the last hours, set back since it held 3" in finding.message
+    assert "1 of 1 within the last hours, reset after it reached 3" in finding.message
 
 
 def test_driver_that_was_loaded_again_repairs_what_is_repairable_and_that_is_said(machine: NeuronMachine) -> None:

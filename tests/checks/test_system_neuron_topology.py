@@ -1,4 +1,4 @@
-"""The driver's list of links, which is fixed by type and number of devices: what it shows, and what it cannot."""
+"""The driver's list of links, which is depends only on the type and number of devices: what it shows, and what it cannot."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_list_of_another_type_is_a_warning_that_accuses_no_link(machine: Machine
     (finding,) = look(machine, with_links({**TORUS, 5: [1, 4, 9]}))
     assert (finding.status, finding.reason, finding.target) == (Status.WARN, "WrongTopology", "neuron:5")
     assert "lists links to 1, 4, 9, and trn1.32xlarge has 1, 4, 6, 9" in finding.message
-    assert "fixed by type and number" in finding.message
+    assert "depends only on the type and number" in finding.message
     assert action_of("WrongTopology") is Action.INSPECT
 
 

@@ -200,7 +200,7 @@ def test_faults_that_make_no_sense_are_refused_by_name(tmp_path: Path) -> None:
         for fault, why in (
             ("disk_spade=fail", "did you mean 'disk_space'"),
             ("disk_space=explode", "no such kind"),
-            ("disk_space=corrupt", "makes no sense for disk_space"),
+            ("disk_space=corrupt", "cannot be injected into disk_space"),
         ):
             with pytest.raises(control_socket.RefusedError, match=why):
                 control_socket.set_faults(node.socket, [fault])

@@ -488,7 +488,7 @@ def test_catalogue_tells_every_check_and_where_it_is_from() -> None:
         ("x = 1\n", "has no check"),
         ("import no_such_module\n", "ModuleNotFoundError"),
         ("from checks.contract import *\n@check(tier='passive', interval_seconds=1, timeout_seconds=1)\n"
-         "def matmul(ctx): yield\n", "two checks are named matmul"),
+         "def matmul(ctx): yield\n", "two checks have the name matmul"),
         ("from checks.contract import *\n@check(tier='passive', interval_seconds=1, timeout_seconds=1, "
          "accelerators=1)\n"
          "def own(ctx): yield\n", "check own of"),

@@ -36,7 +36,7 @@ def mesh_steps(
     """Be all ranks: the work of each, and its times."""
     yield progress(RENDEZVOUS, "joined")
     if len(mesh.members) != group.size:
-        raise ValueError(f"a group of {group.size} ranks needs a mesh of as many devices, not {len(mesh.members)}")
+        raise ValueError(f"a group of {group.size} ranks needs a mesh of {group.size} devices, not {len(mesh.members)}")
     shards = [Shard(member, dataclasses.replace(group, rank=rank), size) for rank, member in enumerate(mesh.members)]
     yield progress(RENDEZVOUS, "left")
     own_seconds, seconds = [0.0] * group.size, []
