@@ -156,7 +156,7 @@ def test_people_get_a_table_without_colour_where_it_is_no_terminal(tmp_path: Pat
     ("arguments", "said"),
     [
         (("matmull",), "'matmull'"),
-        (("--tier", "quik"), "--tier 'quik' is none of: passive, quick, deep, soak"),
+        (("--tier", "quik"), "--tier 'quik': choose one of: passive, quick, deep, soak"),
         (("--fault", "matmul"), "write CHECK[@TARGET]=KIND[:VALUE]"),
         (("--fault", "matmul=melt"), "no such kind: 'melt'"),
         (("--fault", "matmull=fail"), "did you mean 'matmul'?"),

@@ -129,10 +129,10 @@ def test_what_can_never_be_is_1_and_what_cannot_be_meant_is_2(world: World) -> N
     assert world.gate("c", "--pool", "no-such-pool", "--count", "1").code == 1
     assert world.gate("c2", "--pool", "train", "--count", "400").code == 1
     for arguments, said in (
-        ((), "say which nodes"),
+        ((), "choose the nodes"),
         (("--pool", "train"), "--pool needs --count"),
-        (("--count", "2", *nodes("n1")), "--count goes with --pool"),
-        (nodes("n1", "n1"), "node 'n1' is named twice"),
+        (("--count", "2", *nodes("n1")), "--count belongs to --pool"),
+        (nodes("n1", "n1"), "node 'n1' is listed twice"),
         ((*nodes("n1"), "--min-nodes", "2"), "--min-nodes 2 is more than the 1 nodes"),
         ((*nodes("n1"), "--min-nodes", "-1"), "--min-nodes must be at least 1, not -1"),
         (("--hostfile", "/no/such/file"), "cannot be read"),
@@ -285,10 +285,10 @@ def test_token_of_a_client_and_table_of_the_aggregator_have_names_of_their_own(t
 
         swapped = healthd(tmp_path, *asked, env={"HEALTHD_TOKEN_FILE": str(tmp_path / "away")})
         assert swapped.code == 2
-        assert f"HEALTHD_TOKEN_FILE names it and won over gate.token_file in {config}:4" in swapped.err
+        assert f"the variable HEALTHD_TOKEN_FILE overrides gate.token_file in {config}:4" in swapped.err
     swapped = healthd(tmp_path, "aggregator", "--config", str(config), env={"HEALTHD_TOKEN_TABLE": str(token)})
     assert swapped.code == 2
-    assert f"HEALTHD_TOKEN_TABLE names it and won over aggregator.token_table in {config}:2" in swapped.err
+    assert f"the variable HEALTHD_TOKEN_TABLE overrides aggregator.token_table in {config}:2" in swapped.err
     assert healthd(tmp_path, "aggregator", "--token-file", str(table)).code == 2
     unknown = healthd(tmp_path, "aggregator", env={"HEALTHD_AGGREGATOR_TOKEN_FILE": str(table)})
     assert (unknown.code, "HEALTHD_AGGREGATOR_TOKEN_TABLE" in unknown.err) == (2, True), unknown
@@ -519,7 +519,7 @@ def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
         (("check", "no_such_check"), "no such check: 'no_such_check'"),
         (("check", "--tire", "quick"), "--tire"),
         (("fleet", "status", "--no-such-option"), "--no-such-option"),
-        (("gate", "--job", "j"), "say which nodes"),
+        (("gate", "--job", "j"), "choose the nodes"),
         (("preflight", "--no-such-option"), "--no-such-option"),
         (("slurm", "gate", "--no-such-option"), "--no-such-option"),
         (("baseline", "/no/such/file"), "/no/such/file"),

@@ -24,7 +24,7 @@ def test_a_token_is_written_to_a_file_that_only_its_owner_reads_and_is_not_shown
 def test_a_token_in_use_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "node.token").write_text("in use")
     for file, why in (
-        ("node.token", "already exists, and may be in use; name a new file"),
+        ("node.token", "exists and may be in use; name a new file"),
         ("none/node.token", "No such file or directory"),
     ):
         said = healthd(tmp_path, "token", "nodes", "--scope", "sync", "--write", str(tmp_path / file))

@@ -49,7 +49,7 @@ def alone(*more: str) -> tuple[str, ...]:
 def test_fit_node_that_nobody_has_is_admitted_by_its_own_word(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     said = asked(tmp_path, fit(tmp_path), *arguments)
     assert said.code == 0, said.err
-    assert "says that it is ready" in said.err
+    assert "reports that it is ready" in said.err
 
 
 def leased(book: NodeStore) -> None:
@@ -88,9 +88,9 @@ def test_node_that_is_not_fit_is_not_admitted(tmp_path: Path, what: str, joined:
     [
         (("--job", "j", "--node", "n2"), "this is n1, not n2"),
         (("--job", "j", "--node", "n2.example.com"), "this is n1, not n2.example.com"),
-        (alone("--node", "n2"), "2 nodes are asked for"),
-        (alone("--node", "n2", "--min-nodes", "1"), "2 nodes are asked for"),
-        (("--job", "j", "--pool", "p", "--count", "1"), "nodes of pool p are asked for"),
+        (alone("--node", "n2"), "2 nodes were requested"),
+        (alone("--node", "n2", "--min-nodes", "1"), "2 nodes were requested"),
+        (("--job", "j", "--pool", "p", "--count", "1"), "nodes of pool p were requested"),
         (("--join", "g", "--size", "2", "--rank", "0", "--node", "n1"), "group g has 2 members"),
         (("--join", "g", "--size", "1", "--rank", "0", "--node", "n2"), "this is n1, not n2"),
     ],
@@ -129,7 +129,7 @@ def test_admitted_without_an_aggregator_the_host_file_is_written_all_the_same(tm
     assert run_inside("gate", "--job", "j", "--node", "a", "--node", "b", "--hostfile-out", str(hosts), *away).code == 0
     assert hosts.read_text() == "a\nb\n"
     pool = run_inside("gate", "--job", "j", "--pool", "p", "--count", "2", "--hostfile-out", str(hosts), *away)
-    assert (pool.code, "the nodes are not known" in pool.err) == (75, True), pool
+    assert (pool.code, "the nodes are unknown" in pool.err) == (75, True), pool
 
 
 def test_who_does_not_rely_on_the_nodes_word_alone_is_not_refused_for_what_it_was_never_told(tmp_path: Path) -> None:

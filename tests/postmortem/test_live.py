@@ -392,10 +392,10 @@ def test_what_is_told_of_each_kind() -> None:
 
 def test_usage_is_told_before_the_command_is_started(tmp_path: Path) -> None:
     for options, words in (
-        (("--seconds", "0"), "--seconds 0 is not within 1 and 3600"),
+        (("--seconds", "0"), "--seconds 0 must be between 1 and 3600"),
         (
             ("--notes-dir", str(tmp_path / "none")),
-            f"--notes-dir: no such directory: {tmp_path / 'none'}; make it first",
+            f"--notes-dir: no such directory: {tmp_path / 'none'}; create it first",
         ),
     ):
         done = healthd_run(tmp_path, "touch", str(tmp_path / "started"), options=options)

@@ -134,7 +134,7 @@ def test_people_are_told_the_remedy(config: Path) -> None:
     with serving({"/lease": (404, "application/problem+json", REFUSED)}) as aggregator:
         said = run_inside("slurm", "doctor", "--aggregator", aggregator.url)
     assert "HealthCheckNodeState" in said.out
-    assert "lacks ANY: nodes that were drained are never resumed" in said.out
+    assert "lacks ANY: drained nodes are never resumed" in said.out
     assert "1 missing" in said.out
 
 

@@ -67,8 +67,8 @@ def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState
         rendezvous.check_same_question(gate, request)
     elif gate.as_asked != request:
         raise ConflictError(
-            f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
-            f"use the next attempt (--attempt {request.attempt + 1})"
+            f"{who} was requested before with other parameters (gate {gate.id}): "
+            f"{_difference(gate.as_asked, request)}; use the next attempt (--attempt {request.attempt + 1})"
         )
     check_leases_stand(gate, fleet_state)
 

@@ -50,18 +50,14 @@ PAUSES_SECONDS = (1.0, 3.0)
 """Before it is tried again: an aggregator that restarts is back by then, and a launcher at its end waits no longer."""
 
 
-@click.command(cls=Command, short_help="Tell how a job ended: ok, failed or infra.")
+@click.command(cls=Command, short_help="Report how a job ended: ok, failed or infra.")
 @common_options
 @click.argument("status", type=click.Choice(["ok", "failed", "infra"]))
 @aggregator_option
-@click.option(
-    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
-)
-@click.option(
-    "--attempt", type=int, metavar="A", help="Number of the attempt, as in the request of its gate (default 0)."
-)
-@click.option("--message", metavar="T", default="", help="A line for people, kept with the gate.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option("--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in its gate request.")
+@click.option("--attempt", type=int, metavar="A", help="Number of the attempt, as in its gate request (default 0).")
+@click.option("--message", metavar="T", default="", help="A note for people, kept with the gate.")
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 @click.pass_context
 def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **options: Any) -> int:
     """
@@ -74,7 +70,7 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
     asked = settings.gate
     if not asked.job:
-        raise ConfigError("--job is missing: name the job as its gate was asked with it")
+        raise ConfigError("--job is missing: name the job as in its gate request")
     line = message[:MAX_MESSAGE].encode(errors="replace").decode()  # the end of a log may begin inside of a character
     gate = _told(settings, asked.job, asked.attempt, status, line)
     if as_json:
@@ -84,8 +80,8 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
         sys.stdout.write(wire.encode(told).decode() + "\n")
     if gate is None:
         click.echo(
-            f"healthd: job {asked.job} has no gate for attempt {asked.attempt}; "
-            f"'healthd fleet explain {asked.job}' shows its newest",
+            f"healthd: job {asked.job} has no gate for attempt {asked.attempt}; 'healthd fleet explain {asked.job}' "
+            "shows its newest",
             err=True,
         )
         return NO_SUCH_JOB
@@ -114,14 +110,10 @@ PATIENCE_SECONDS = 20.0
 MOST_NAMED = 20
 
 
-@click.command("release", cls=Command, short_help="Give a job's nodes back: it has ended.")
+@click.command("release", cls=Command, short_help="Return a job's nodes after it has ended.")
 @fleet_options
-@click.option(
-    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
-)
-@click.option(
-    "--attempt", type=int, metavar="A", help="Number of the attempt, as in the request of its gate (default 0)."
-)
+@click.option("--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in its gate request.")
+@click.option("--attempt", type=int, metavar="A", help="Number of the attempt, as in its gate request (default 0).")
 @click.pass_context
 def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
@@ -136,7 +128,7 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
     asked = settings.gate
     if not asked.job:
-        raise ConfigError("--job is missing: name the job as its gate was asked with it")
+        raise ConfigError("--job is missing: name the job as in its gate request")
     of_job = f"job {asked.job} attempt {asked.attempt}"
     try:
         with gate_client(settings) as aggregator:
@@ -149,16 +141,16 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     nodes = given.nodes
     if nodes:
         more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
-        text = f"{of_job} gives back {', '.join(nodes[:MOST_NAMED])}{more}"
+        text = f"{of_job} returns {', '.join(nodes[:MOST_NAMED])}{more}"
     elif given.withdrawn or given.at is None:
-        text = f"the gate of {of_job} is withdrawn; it had no node yet"
+        text = f"the gate of {of_job} is withdrawn; it had no nodes yet"
     else:
-        text = f"{of_job} was given back already, {moment(given.at)}"
+        text = f"{of_job} had already returned its nodes {moment(given.at)}"
     done(as_json, text, nodes=list(nodes), released_at=given.at)
     return RELEASED
 
 
-@click.command("release-lease", cls=Command, short_help="End every lease on a node, no matter which gate gave it.")
+@click.command("release-lease", cls=Command, short_help="End all leases on a node, whichever gate granted them.")
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def release_lease(node: str, as_json: bool, **options: Any) -> int:
@@ -205,7 +197,7 @@ def read_hostfile(file: Path | None) -> tuple[str, ...]:
     words = (line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
     names = tuple(dict.fromkeys(_SLOTS.sub(r"\1", word) for word in words))
     if not names:
-        raise ConfigError(f"{file}: the host file names no node; write one name a line")
+        raise ConfigError(f"{file}: the host file is empty; write one node name per line")
     return names
 
 
@@ -237,9 +229,11 @@ def may_start(asked: GateSettings, request: GateRequest, error: UnreachableError
         why = "not admitted"
     elif rule == "local":
         why = own_verdict(asked, request)
-        end = f"node {names[0]} says that it is ready" if names else ""
+        end = f"node {names[0]} reports that it is ready" if names else ""
     if not why and asked.hostfile_out is not None and not names:
-        why = f"{asked.hostfile_out} cannot be written, for without an aggregator the nodes are not known; not admitted"
+        why = (
+            f"{asked.hostfile_out} cannot be written because the nodes are unknown without an aggregator; not admitted"
+        )
     click.echo(f"healthd: {error}; on_unreachable={rule}: {why or end}", err=True)
     if not why and asked.hostfile_out is not None:
         write_hostfile(asked.hostfile_out, names)
@@ -264,8 +258,8 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
         if request.join is not None:
             many = f"group {request.join.group} has {request.join.size} members"
         else:
-            many = f"{len(names)} nodes are asked for" if names else f"nodes of pool {request.pool} are asked for"
-        return f"{many}, and a daemon speaks for its own node alone; not admitted"
+            many = f"{len(names)} nodes were requested" if names else f"nodes of pool {request.pool} were requested"
+        return f"{many}, but a daemon answers only for its own node; not admitted"
     query = {
         "node": names[0],
         "tier": asked.tier.value if asked.tier else "quick",
@@ -279,7 +273,7 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
     if found.fit:
         return ""
     if found.fit is None:
-        return f"{found.why}; name the daemon of this node with gate.local_url"
+        return f"{found.why}; set gate.local_url to the daemon of this node"
     return f"node {names[0]} is not ready: {found.why}"
 
 
@@ -289,7 +283,7 @@ ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 SECTIONS = {
     "The job": ("job", "attempt", "workload", "lease"),
     "Its nodes": ("node", "hostfile", "pool", "count", "min_nodes"),
-    "What is asked": ("tier", "max_age", "collective", "wait", "mode"),
+    "The request": ("tier", "max_age", "collective", "wait", "mode"),
     "The answer": ("hostfile_out", "as_json", "watch", "exit_style", "on_unreachable"),
     "Hooks that ask together, one on each node": ("join", "size", "rank", "member", "execute"),
     "The aggregator": ("aggregator", "token_file", "ca_file"),
@@ -315,11 +309,9 @@ SECTIONS = {
 )
 @click.option("--attempt", type=int, metavar="A", help="Number of this attempt of the job (default 0).")
 @click.option(
-    "--node", multiple=True, metavar="N", shell_complete=complete_nodes, help="Name of a node of the job; repeat."
+    "--node", multiple=True, metavar="N", shell_complete=complete_nodes, help="Name of a node of the job; repeatable."
 )
-@click.option(
-    "--hostfile", type=click.Path(path_type=Path), metavar="F", help="File with the name of a node on each line."
-)
+@click.option("--hostfile", type=click.Path(path_type=Path), metavar="F", help="File with one node name per line.")
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
 @click.option("--count", type=int, metavar="K", help="Number of nodes to take from the pool.")
 @click.option("--join", metavar="GROUP", help="Name of the group; all its hooks form one gate.")
@@ -332,7 +324,7 @@ SECTIONS = {
 @click.option(
     "--member",
     metavar="ID",
-    help="With --join: identity of this process; one that is started again needs another (default: random).",
+    help="With --join: identity of this process; a restarted process needs a new one (default: random).",
 )
 @click.option(
     "--execute", is_flag=True, default=None, help="With --join: run the checks that the gate orders in this process."
@@ -353,7 +345,7 @@ SECTIONS = {
 @click.option(
     "--runtime",
     metavar="T",
-    help="How long the job will run, as 12h: leaves out nodes that EC2 will stop or reboot before its end.",
+    help="How long the job will run, such as 12h: excludes nodes that EC2 will stop or reboot earlier.",
 )
 @click.option(
     "--mode", shell_complete=one_of("enforce", "observe"), help="enforce or observe (default: the aggregator's)."
@@ -361,26 +353,24 @@ SECTIONS = {
 @click.option(
     "--workload",
     metavar="W",
-    help="Workload with which the lease ends, as pid:1234 or pod:NAMESPACE/NAME/UID (default: the hook's pod or job).",
+    help="Workload whose end ends the lease, as pid:1234 or pod:NAMESPACE/NAME/UID (default: the hook's pod or job).",
 )
 @click.option(
     "--lease",
     metavar="T",
-    help="How long the lease lasts where no node sees the job's end, as 12h (default: the aggregator's).",
+    help="How long the lease lasts if no node can observe the job's end, such as 12h (default: the aggregator's).",
 )
 @click.option(
     "--on-unreachable",
-    help="While no aggregator answers: hold (default), local (ask the daemon of the one node) or admit.",
+    help="If no aggregator responds: hold (default), local (ask this node's daemon) or admit.",
 )
 @click.option(
     "--exit-style",
     help="Exit codes: plain (default), npd (0 admitted, 1 not, 2 and above unknown) or slurm (0 or not).",
 )
-@click.option(
-    "--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="File to write the admitted nodes to."
-)
-@click.option("--watch", is_flag=True, help="While it waits, show every reason, not the first three.")
-@click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
+@click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="File for the admitted nodes.")
+@click.option("--watch", is_flag=True, help="While waiting, show every reason instead of the first three.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the decision, as JSON.")
 def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> int:
     """
     Ask the aggregator whether a job may start, and wait for the answer.
@@ -397,7 +387,7 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
     settings = load_settings(options, section="gate")
     if settings.gate.join is not None:
         if watch:
-            raise ConfigError("--watch does not go with --join: a hook in a job says what it waits for in its log")
+            raise ConfigError("--watch cannot be combined with --join: a hook in a job logs what it waits for")
         from healthd.cli.hooks import join as joining
 
         return joining.run(settings, as_json=as_json)
@@ -434,23 +424,23 @@ def build_request(asked: GateSettings) -> GateRequest:
     nodes = tuple(asked.node) + read_hostfile(asked.hostfile)
     for name, given in (("--size", asked.size), ("--rank", asked.rank), ("--execute", asked.execute or None)):
         if given is not None:
-            raise ConfigError(f"{name} goes with --join GROUP")
+            raise ConfigError(f"{name} needs --join GROUP")
     if not asked.job:
-        raise ConfigError("--job is missing: name the job, so that asking again gets the same answer")
+        raise ConfigError("--job is missing: name the job, so that repeated requests get the same answer")
     if bool(nodes) == bool(asked.pool):
-        raise ConfigError("say which nodes: --node N (repeat) or --hostfile F, or else --pool P --count K")
+        raise ConfigError("choose the nodes: --node N (repeatable) or --hostfile F, or --pool P --count K")
     if asked.pool and asked.count is None:
-        raise ConfigError("--pool needs --count: how many nodes of it")
+        raise ConfigError("--pool needs --count: the number of nodes to take")
     if asked.count is not None and not asked.pool:
-        raise ConfigError("--count goes with --pool; with --node, use --min-nodes")
+        raise ConfigError("--count belongs to --pool; with --node, use --min-nodes")
     if twice := sorted({node for node in nodes if nodes.count(node) > 1}):
-        raise ConfigError(f"node {twice[0]!r} is named twice")
+        raise ConfigError(f"node {twice[0]!r} is listed twice")
     for name, number in (("--count", asked.count), ("--min-nodes", asked.min_nodes)):
         if number is not None and number < 1:
             raise ConfigError(f"{name} must be at least 1, not {number}")
     most = len(nodes) or asked.count or 0
     if asked.min_nodes is not None and asked.min_nodes > most:
-        raise ConfigError(f"--min-nodes {asked.min_nodes} is more than the {most} nodes asked for")
+        raise ConfigError(f"--min-nodes {asked.min_nodes} is more than the {most} nodes requested")
     return dataclasses.replace(
         asked.request(asked.job),
         nodes=nodes,
@@ -517,7 +507,7 @@ def lease_line(decision: Decision) -> str:
     asked = decision.request is not None and decision.request.lease_seconds is not None
     return (
         f"leased until the job ends, or for {span(seconds)} if its end cannot be observed "
-        f"({'as asked' if asked else 'set with --lease'})"
+        f"({'as requested' if asked else 'set with --lease'})"
     )
 
 

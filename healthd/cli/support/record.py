@@ -12,10 +12,10 @@ import click
 from healthd.cli.settings.options import common_options, load_settings
 
 
-@click.command(short_help="Record what checks read of this machine.")
+@click.command(short_help="Record what checks read on this machine.")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--no-tools", is_flag=True, help="Run none of the vendors' tools.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option("--no-tools", is_flag=True, help="Do not run the vendors' tools.")
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 @common_options
 def record(directory: Path, no_tools: bool, as_json: bool, **options: Any) -> int:
     """
