@@ -21,7 +21,7 @@ _DRIVER = "AWS Neuron driver, v4/neuron_dhal_v4.c (device tables of its platform
 _NVIDIA = "NVIDIA data sheet of the GPU, as quoted by others"
 # How the devices of a type are linked: the tables of the AWS Neuron driver, v2/neuron_dhal_v2.c (Trainium, Inferentia2)
 # and v3/neuron_dhal_v3.c (Trainium2). The driver has no table for Trainium3 and lists no links for it.
-_LINKS = "NVIDIA data sheet of the GPU, as quoted by others"
+_LINKS = "AWS Neuron driver, fw_io_topology_v2 and _v3 (links)"
 
 
 class Chip(NamedTuple):

@@ -93,10 +93,10 @@ class MaintenanceWatch:
                     for node in records(answer, "items"):
                         self._note(node)
                 else:
-                    raise KubernetesError(f"API server {self._server.url}: its answer is no list of nodes")
+                    raise KubernetesError(f"API server {self._server.url}: its answer is not a list of nodes")
 
     def _note(self, node: object) -> None:
         found = maintenance_of(node, self._signs)
         if found != self._store.maintenance:
-            log.info("node %s: %s", self._node, f"in maintenance: {found}" if found else "in maintenance no more")
+            log.info("node %s: %s", self._node, f"in maintenance: {found}" if found else "no longer in maintenance")
             self._store.set_maintenance(found)

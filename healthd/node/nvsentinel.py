@@ -185,8 +185,8 @@ class EventSender:
                 await channel.unary_unary(METHOD)(content, timeout=SEND_SECONDS)
             except self._grpc.aio.AioRpcError as error:
                 raise SendError(
-                    f"NVSentinel's platform connector does not take health events at {socket} ({error.code().name}); "
-                    "does it run on this node, and is its socket mounted?"
+                    f"NVSentinel's platform connector does not accept health events at {socket} "
+                    f"({error.code().name}); does it run on this node, and is its socket mounted?"
                 ) from None
         self._told.update({one.check: one.told for one in events})
         return len(events)

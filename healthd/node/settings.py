@@ -120,7 +120,7 @@ class SyncSettings:
 
     def __post_init__(self) -> None:
         if self.instance_identity and self.token_file is not None:
-            raise ValueError("instance_identity: is sent instead of a token; leave token_file out, or it")
+            raise ValueError("instance_identity: replaces a token; leave out token_file or instance_identity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,15 +218,15 @@ class KubernetesSettings:
     def __post_init__(self) -> None:
         if self.heartbeat_seconds < 30:
             raise ValueError(
-                f"heartbeat: must be 30 s at least, not {self.heartbeat_seconds:g} s; each write costs etcd"
+                f"heartbeat: must be at least 30 s, not {self.heartbeat_seconds:g} s; each write costs etcd"
             )
         for sign in self.maintenance:
             parse_maintenance_sign(sign)
         if self.events and not self.on:
-            raise ValueError("events: tell of changes of the condition; set 'condition' too")
+            raise ValueError("events: report changes of the condition; set 'condition' too")
         if self.condition is not None and not _CONDITION.fullmatch(self.condition):
             raise ValueError(
-                f"condition: {self.condition!r} must be DOMAIN/Name; without a domain it is Kubernetes' own"
+                f"condition: {self.condition!r} must be DOMAIN/Name; names without a domain belong to Kubernetes"
             )
 
     @property

@@ -276,8 +276,8 @@ PART = "MIG-3f5c5e2a-6b1c-5d2e-9a77-0c1d2e3f4a5b"
 @pytest.mark.parametrize(
     ("visible", "parts", "gpus", "container", "words"),
     [
-        ("all", [0], 1, False, "switch MIG off (nvidia-smi -mig 0), or disable the checks"),
-        (PART, [0], 1, False, "CUDA shows one part of it (NVIDIA H100 80GB HBM3 MIG 1g.10gb)"),
+        ("all", [0], 1, False, "turn MIG off (nvidia-smi -mig 0), or disable the checks"),
+        (PART, [0], 1, False, "CUDA shows only one partition (NVIDIA H100 80GB HBM3 MIG 1g.10gb)"),
         (PART, [0, 1], 1, True, f"opened {PART}"),
         (PART, None, 1, True, f"opened {PART}"),
         ("void", [3], 1, True, "opened GPU-"),  # given by CDI

@@ -152,7 +152,7 @@ def test_rank_that_dies_is_named_and_those_that_lost_it_are_victims(run_ranks: A
     (evidence,), missing = run_ranks([NAME], size=3, params=TWO, faults={1: fault})
     findings = judged(evidence, missing)
     assert accused(findings) == [("rank:1", "RankDied")]
-    assert "waited for it in vain: rank:0, rank:2" in findings[0].message
+    assert "waiting for it: rank:0, rank:2" in findings[0].message
 
 
 def test_rank_that_never_joins_is_absent(run_ranks: Any) -> None:

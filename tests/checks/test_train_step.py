@@ -375,7 +375,7 @@ def test_fp8_is_done_in_deep_where_the_kind_of_device_declares_it_and_is_right(c
 
 @pytest.mark.parametrize(
     ("accelerator", "words"),
-    [(None, "its kind"), ("xla", "xla"), ("neuron", "neuron"), ("another", "another")],
+    [(None, "this accelerator"), ("xla", "xla"), ("neuron", "neuron"), ("another", "another")],
 )
 def test_fp8_is_skipped_with_the_reason_where_the_kind_of_device_does_not_declare_it(
     context: Any, cpu_device: Any, accelerator: Any, words: str
@@ -496,7 +496,7 @@ def test_accusation_names_the_first_place_and_step_that_differ() -> None:
     ]
     later = [item(f"cpu:{i}", v, place="after/200") for i, v in enumerate("aab")]
     (after,) = [f.message for f in judge_steps(later, []) if f.reason]
-    assert after.startswith("fp32 after step 200: a parameter has other bits")
+    assert after.startswith("fp32 after step 200: a parameter differs from")
     both = [f.message for f in judge_steps([item("cpu:0", "a"), item("cpu:1", "b")], [])]
     assert all("one of cpu:0, cpu:1" in text for text in both)
 

@@ -97,8 +97,8 @@ class Place:
             not 0 <= self.rank < self.size or not 0 <= self.local_rank < max(1, self.local_size)
         ):
             raise ConfigError(
-                f"{self.source}: rank {self.rank} of {self.size} nodes, process {self.local_rank} of {self.local_size} "
-                f"on the node, cannot be ({self.evidence or 'its variables'})"
+                f"{self.source}: rank {self.rank} of {self.size} nodes, process {self.local_rank} of "
+                f"{self.local_size} on the node, is impossible ({self.evidence or 'its variables'})"
             )
 
 
@@ -152,12 +152,12 @@ def find_place(environ: Mapping[str, str], *, size: int | None = None, main: str
             inner, job=inner.job or other.job, main_counts=inner.main_counts or (alike and other.main_counts)
         )
     if size is not None and size != inner.size:
-        raise ConfigError(f"{size} nodes are asked for, and {inner.source} says {inner.size} ({inner.evidence})")
+        raise ConfigError(f"{size} nodes were requested, but {inner.source} has {inner.size} ({inner.evidence})")
     inner = dataclasses.replace(inner, main=main or inner.main or ("127.0.0.1" if inner.size == 1 else ""))
     if not inner.main:
         raise ConfigError(
-            f"{inner.source} does not say where rank 0 is: {inner.main_remedy}set MASTER_ADDR to its host for all "
-            "processes, or say --main HOST"
+            f"{inner.source} does not provide the address of rank 0: {inner.main_remedy}set MASTER_ADDR to its host "
+            "for all processes, or use --main HOST"
         )
     return inner
 
@@ -184,7 +184,7 @@ def whole(environ: Mapping[str, str], names: tuple[str, ...], source: str) -> No
         there = [name for name in names if environ.get(name)]
         raise ConfigError(
             f"{source}: {', '.join(there) or 'nothing'} is set but {', '.join(missing)} is not; pass on the whole "
-            "environment, or say --nnodes N --node-rank R --main HOST"
+            "environment, or use --nnodes N --node-rank R --main HOST"
         )
 
 

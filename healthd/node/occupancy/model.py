@@ -108,10 +108,10 @@ def allocations(
     """
     found: list[Allocation] = []
     if not surveyed:
-        found.append(Allocation(by="unseen", holder="the devices have not been looked at yet"))
+        found.append(Allocation(by="unseen", holder="the devices have not been checked yet"))
     elif holders is None:
-        why = f"; nor what a scheduler has given away: {unseen}" if unseen else ""
-        found.append(Allocation(by="unseen", holder=f"it cannot be seen who holds the devices{why}"))
+        why = f"; what a scheduler has allocated cannot be seen either: {unseen}" if unseen else ""
+        found.append(Allocation(by="unseen", holder=f"holders of the devices cannot be seen{why}"))
     else:
         found += _bounded("process", holders)
     found += _bounded("scheduler", scheduled)

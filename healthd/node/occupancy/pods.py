@@ -112,15 +112,15 @@ def judge_pod(pod: Pod, looks: PodLooks, seen_by: tuple[Source, ...]) -> PodFate
         return PodFate(there=True, seen_by=_showing(looks), uid=pod.uid)
     if looks.api_answers and seen_by:
         if found is not None:
-            return PodFate(ended=f"pod {pod.full_name} was replaced by another one of its name")
+            return PodFate(ended=f"pod {pod.full_name} was replaced by another pod with its name")
         if not looks.kubelet:
-            return PodFate(ended=f"pod {pod.full_name} is gone")
+            return PodFate(ended=f"pod {pod.full_name} no longer exists")
     if looks.cgroup is False and Source.CGROUP in seen_by:
-        return PodFate(ended=f"the control group of pod {pod.full_name} is gone")
+        return PodFate(ended=f"the control group of pod {pod.full_name} no longer exists")
     if looks.kubelet:
         return PodFate(there=True, seen_by=_showing(looks), uid=pod.uid)
     if looks.kubelet is False and Source.KUBELET in seen_by:
-        return PodFate(ended=f"the kubelet has pod {pod.full_name} no more")
+        return PodFate(ended=f"the kubelet no longer has pod {pod.full_name}")
     return PodFate()
 
 
@@ -288,7 +288,7 @@ class PodWatch:
                     self._complaint = ""
                     self._note_api(pod, next(map(_api_pod, records(answer, "items")), None))
                 else:
-                    raise KubernetesError(f"API server {server.url}: its answer is no list of pods")
+                    raise KubernetesError(f"API server {server.url}: its answer is not a list of pods")
 
     def _note(self, name: str, look: PodLooks) -> None:
         if name in self._pods and look != self._looks.get(name):
