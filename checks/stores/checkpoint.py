@@ -78,7 +78,7 @@ def read_shards(content: bytes) -> list[Shard]:
         text = f"{METADATA} cannot be read ({type(error).__name__}): the save did not finish, or the file is damaged"
         raise StoreFault("CheckpointTorn", text) from None
     if not ends:
-        raise StoreFault("{METADATA} lists no files", f"{METADATA} names no file")
+        raise StoreFault("CheckpointTorn", f"{METADATA} lists no files")
     return [Shard(name, end, counts[name]) for name, end in sorted(ends.items())]
 
 

@@ -78,7 +78,7 @@ class Webhook:
             if for_good or failures == TRIES:
                 break
             await asyncio.sleep(self._pauses.after(failures))
-        self._trouble.say(f"webhook {self._shown}: the end of job {job} could not be told: {why}")
+        self._trouble.say(f"webhook {self._shown}: the end of job {job} could not be reported: {why}")
 
     async def _send(self, client: httpx.AsyncClient, event: bytes) -> tuple[str, bool]:
         """Why it was not taken, empty where it was; and whether another try is of no use."""

@@ -232,7 +232,7 @@ def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: 
     except ValueError as error:
         choices = _choices(typing.get_args(wanted)[0] if origin in (tuple, list) else wanted)
         wrong = next((one for one in value if one not in choices), value) if isinstance(value, (list, tuple)) else value
-        said = f"{wrong!r} is none of: {', '.join(choices)}" if choices else error
+        said = f"{wrong!r}: choose one of: {', '.join(choices)}" if choices else error
         raise ConfigError(f"{where}: {name}: {said}") from None
 
 

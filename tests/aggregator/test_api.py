@@ -226,7 +226,7 @@ MANY_NODES = json.dumps({"job": "j", "nodes": [f"n{number}" for number in range(
     ("method", "path", "body", "status", "text"),
     [
         ("GET", "/nowhere", None, 404, "no such path"),
-        ("DELETE", "/v1/fleet", None, 405, "DELETE is not for"),
+        ("DELETE", "/v1/fleet", None, 405, "DELETE is not supported for"),
         ("GET", "/v1/nodes/none", None, 404, "no node 'none'"),
         ("GET", "/v1/gates/none", None, 404, "no gate and no job 'none'"),
         ("GET", "/v1/nodes?limit=0", None, 400, "limit"),
@@ -374,7 +374,7 @@ def test_a_node_whose_protocol_is_not_spoken_here_is_told_to_update(tmp_path: Pa
         headers = {"x-healthd-node-key": KEY}
         refused = await client.post("/v1/nodes/n1/sync", content=request, headers=headers)
         assert refused.status_code == 400
-        assert f"protocol {PROTOCOL + 1} is not spoken here, only {PROTOCOL}; update the older side" in refused.text
+        assert f"protocol {PROTOCOL + 1} is not supported, only {PROTOCOL}; update the older side" in refused.text
         assert (await client.get("/v1/nodes/n1")).status_code == 404
 
     scenario(test, tmp_path)
@@ -511,7 +511,7 @@ def test_a_validation_by_hand_that_could_end_without_any_collective_is_refused(
     async def test(client: httpx.AsyncClient) -> None:
         async with living(client, "n1", "n2"):
             answer = await client.post("/v1/validations", json=asked)
-            assert (answer.status_code, "two nodes at least" in answer.text) == (400, True)
+            assert (answer.status_code, "at least two nodes" in answer.text) == (400, True)
 
     scenario(test, tmp_path)
 

@@ -58,7 +58,7 @@ def test_a_token_of_some_nodes_speaks_for_names_that_match_a_pattern_whole(tmp_p
     assert [name for name in ("trn-a-1", "trn-a-", "head1") if not caller.speaks_for(name)] == []
     assert [name for name in ("trn-b-1", "x-trn-a-1", "Trn-a-1", "head", "head12", "") if caller.speaks_for(name)] == []
     caller.check_speaks_for(["trn-a-1", "head1"])
-    with pytest.raises(AuthError, match="token 'trn-a' may not speak for node 'trn-b-1', only for trn-a") as refused:
+    with pytest.raises(AuthError, match="token 'trn-a' may not act for node 'trn-b-1', only for trn-a") as refused:
         caller.check_speaks_for(["trn-a-1", "trn-b-1"])
     assert refused.value.status == 403
 
@@ -136,7 +136,7 @@ def test_tokens_in_clear_work_when_nobody_else_can_read_them(tmp_path: Path) -> 
     file = write(tmp_path / "tokens", text, 0o640)
     assert Guard(file).identify("Bearer sixteen-chars-at-least").scopes == {Scope.READ}
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match="everybody may read it; run: chmod"):
+    with pytest.raises(ConfigError, match="everyone can read it; run: chmod"):
         read_tokens(file)
 
 
@@ -199,7 +199,7 @@ def test_beyond_loopback_needs_tls_and_tokens_or_a_clear_word() -> None:
 
 
 def test_names_and_scopes_of_new_tokens_are_checked() -> None:
-    with pytest.raises(ConfigError, match="cannot name a token"):
+    with pytest.raises(ConfigError, match="is not a token name"):
         new_token('a"\n', [Scope.READ])
     with pytest.raises(ConfigError, match="at least one scope"):
         new_token("a", [])

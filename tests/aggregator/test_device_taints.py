@@ -240,7 +240,7 @@ async def test_each_change_of_what_is_to_be_out_is_made_so_at_once() -> None:
     scene.suspects["n1"] = suspect("n1", quarantine)
     await scene.hand.turn()
     assert scheduler.out[2:] == [([], True)]
-    assert [kind for _, kind, _ in scene.history] == ["taken out of the way"] * 3
+    assert [kind for _, kind, _ in scene.history] == ["removed from scheduling"] * 3
 
 
 async def test_reject_for_the_quarantine_alone_is_held_until_the_node_is_out_and_ends_with_it() -> None:

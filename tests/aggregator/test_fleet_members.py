@@ -131,7 +131,7 @@ def test_what_goes_with_a_node_that_is_forgotten_is_said(tmp_path: Path) -> None
             admitted = (await client.post("/v1/gates?wait=5", json={"job": "train", "nodes": ["n1"]})).json()
             assert admitted["decision"] == "admit"
         # Its daemon is gone: the lease that is given back is never seen to end.
-        assert (await client.delete("/v1/nodes/n1")).status_code == 409, "a job has it"
+        assert (await client.delete("/v1/nodes/n1")).status_code == 409, "a job uses it"
         await client.delete(f"/v1/gates/{admitted['id']}/lease")
         said = (await client.delete("/v1/nodes/n1")).json()
         assert [row["lease"]["job"] for row in said["leases"]] == ["train"]

@@ -66,13 +66,13 @@ def test_sync_under_a_name_that_the_token_does_not_cover_is_refused_and_changes_
             refused = await sync(client("b-nodes"), node, OTHER_KEY, "i9")
             assert refused.status_code == 403
             assert refused.json()["detail"] == (
-                f"token 'b-nodes' may not speak for node '{node}', only for trn-b-?; use a token of that node"
+                f"token 'b-nodes' may not act for node '{node}', only for trn-b-?; use a token of that node"
             )
         after = (await client("all").get("/v1/nodes/trn-a-1")).json()
         assert not after["duplicate"]
         assert [one["code"] for one in after["reasons"]] == [one["code"] for one in before["reasons"]]
         assert [one["node"] for one in (await client("all").get("/v1/nodes")).json()["nodes"]] == ["trn-a-1"]
-        assert (await client("all").post("/v1/nodes/trn-a-1/rekey")).status_code == 409, "no other key came"
+        assert (await client("all").post("/v1/nodes/trn-a-1/rekey")).status_code == 409, "no other key is waiting"
 
     scenario(test, tmp_path)
 
@@ -330,7 +330,7 @@ def test_daemon_without_a_token_or_with_a_bad_one_is_nobody(tmp_path: Path) -> N
         pods.server.away = (500, "etcd is away")
         away = await pods.sync(pods.server.token(), "n1")
         assert (away.status_code, away.headers["retry-after"]) == (503, "5")
-        assert "etcd is away; whose token this is cannot be told until it answers" in away.json()["detail"]
+        assert "etcd is away; the token cannot be verified until the API server responds" in away.json()["detail"]
         ready = await pods.client.get("/readyz")
         assert ready.status_code == 200
         assert "tokens of service accounts cannot be reviewed: API server" in ready.text

@@ -113,7 +113,7 @@ def test_what_people_read_names_all_nodes_what_was_asked_and_what_was_applied() 
     assert in_short[2:] == ["  not verified: n4 (Stale)", "  passed: n1, n3"]
     whole = plain(*render.decision_report(decision, whole=True))
     assert whole[1] == "  asked for: n1, n2, n3, n4"
-    assert "tier quick (asked for), evidence not older than 60 s (asked for), wait 5 s, " in whole[2]
+    assert "tier quick (asked for), maximum age of the evidence 60 s (asked for), wait 5 s, " in whole[2]
     assert "  left out: n2 (see above)" in whole
     assert "  left out: n4" in whole
     assert whole[-1] == "  passed: n1, n3"
@@ -133,7 +133,7 @@ def test_the_page_and_the_api_of_a_rejected_gate_show_all_nodes(tmp_path: Path) 
             assert "Asked for: n1, n2. The job was given none of them." in text
             assert text.index("<h3>Well</h3>") < text.index('href="/nodes/n1"') < text.index("<h3>Left out</h3>")
             assert "see above" in text, "what is wrong with n2 is told once"
-            assert '<th scope="row">evidence not older than</th><td>60 s</td><td>60 s</td>' in text
+            assert '<th scope="row">maximum age of the evidence</th><td>60 s</td><td>60 s</td>' in text
             assert '<th scope="row">tier</th><td><span class="muted">left to the settings</span></td><td>quick' in text
 
     scenario(test, tmp_path, policy=dataclasses.replace(POLICY, rules=False))

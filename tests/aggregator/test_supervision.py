@@ -44,7 +44,7 @@ async def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_show
         plain, verbose = await client.get("/readyz"), await client.get("/readyz?verbose")
         assert plain.status_code == 200
         assert "not started again yet: planted" in plain.text
-        assert "task planted is started again soon after 1 failures; the last: ZeroDivisionError" in verbose.text
+        assert "task planted restarts soon after 1 failures; the last: ZeroDivisionError" in verbose.text
         metrics = (await client.get("/metrics")).text
         assert 'healthd_task_errors_total{task="planted"} 1.0' in metrics
         assert 'healthd_task_errors_total{task="stragglers"} 0.0' in metrics

@@ -267,7 +267,7 @@ def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(
         "except RuntimeError as error: print(error)\n"
     )
     done = run_with_torch(code, str(Path(cuda.__file__).parents[2]))
-    assert "is built without CUDA; set python of [probe] to" in done.stdout, done.stderr
+    assert "is built without CUDA; set python under [probe] to" in done.stdout, done.stderr
 
 
 PART = "MIG-3f5c5e2a-6b1c-5d2e-9a77-0c1d2e3f4a5b"

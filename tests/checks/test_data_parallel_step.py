@@ -66,7 +66,7 @@ def test_rank_whose_own_gradient_is_wrong_is_named_with_layer_and_operation(run_
     findings = judged(evidence)
     assert accused(findings) == [("rank:1", "SilentCorruption")]
     assert "step 2: rank:1 (cpu:1) is at fault" in findings[0].message
-    assert "layer block1, gradient of gelu has other bits" in findings[0].message
+    assert "layer block1, gradient of gelu" in findings[0].message
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_of_two_ranks_that_differ_neither_is_accused(run_ranks: Any, place: str)
     (evidence,), _ = run_ranks([NAME], size=2, params=TWO, faults={1: corrupt(place, 1e-9)})
     findings = judged(evidence)
     assert accused(findings) == [("node", "DigestMismatch")]
-    assert "no majority can say which is wrong: one of rank:0 (cpu:0), rank:1 (cpu:1)" in findings[0].message
+    assert "no majority shows which is wrong: one of rank:0 (cpu:0), rank:1 (cpu:1)" in findings[0].message
 
 
 def test_of_two_ranks_the_one_whose_sum_is_not_the_mean_is_named(run_ranks: Any) -> None:

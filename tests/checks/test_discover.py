@@ -147,4 +147,4 @@ def test_entry_point_that_two_packages_bring_is_refused_naming_both(second: Path
 def test_two_entry_points_with_checks_of_one_name_are_refused(second: Path) -> None:
     points = second / "other_fans-1.0.dist-info/entry_points.txt"
     points.write_text("[healthd.checks]\nfans = other_fans:fan_speed\n")
-    assert "two are named fan_speed" in json.loads(run_child(LOAD, second, "fan_speed", "fans"))
+    assert "two have the name fan_speed" in json.loads(run_child(LOAD, second, "fan_speed", "fans"))

@@ -236,7 +236,7 @@ def test_stream_without_end_is_ended_with_its_children_after_the_first_line(tmp_
 @pytest.mark.parametrize(
     ("script", "reason", "words"),
     [
-        ("sleep 30", "Timeout", "did not end"),
+        ("sleep 30", "Timeout", "did not finish"),
         ("echo no driver >&2; exit 1", "NoData", "no driver"),
         ("printf half", "NoData", "printed nothing"),
         ("head -c 3000000 /dev/zero; sleep 30", "NoData", "printed nothing"),

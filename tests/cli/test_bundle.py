@@ -129,7 +129,7 @@ def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path:
     found = bundled(tmp_path, machine)
     assert next(iter(found)) == "README.txt"
     assert "state.json: " in found["README.txt"]
-    assert "is 'healthd node' running there?" in found["README.txt"]
+    assert "is 'healthd node' running?" in found["README.txt"]
     assert "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on host-" in found["kernel.txt"]
     assert "cake" not in found["kernel.txt"]
     assert json.loads(found["tools/neuron-ls.json"])[0]["neuron_processes"][0] == {

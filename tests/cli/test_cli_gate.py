@@ -154,7 +154,7 @@ def test_gate_that_is_told_how_long_its_job_runs_takes_no_node_whose_events_are_
     assert said.code == 75, said.err
     (reason,) = said.json["excluded"][0]["reasons"]
     assert reason["code"] == "ScheduledEvent"
-    assert "the job says that it runs for 12 h, so this must be known" in reason["message"]
+    assert "the job declares a runtime of 12 h, so this must be known" in reason["message"]
     assert said.json["policy"]["runtime_seconds"] == 43200.0
 
 
@@ -359,7 +359,7 @@ def test_a_slip_in_a_name_is_told_with_the_nearest_and_quarantines_nobody(world:
     said = world.run("fleet", "quarantine", "n33", "--reason", "new cable")
     assert (said.code, said.out) == (2, "")
     assert said.err.count("\n") == 1
-    assert "no node 'n33' was ever heard of; did you mean n3" in said.err
+    assert "no node 'n33' has ever reported; did you mean n3" in said.err
     assert "--unseen" in said.err
     assert [node["node"] for node in world.run("fleet", "status", "--json").json["nodes"]] == ["bad", "n1", "n2", "n3"]
 
@@ -482,7 +482,7 @@ def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> No
     assert world.run("fleet", "breaker", "--pool", "train").out == "no breaker is open\n"
     slip = world.run("fleet", "breaker", "reset", "--pool", "tran")
     assert (slip.code, slip.out) == (2, "")
-    assert "no node is of pool 'tran'; did you mean 'train'?" in slip.err
+    assert "pool 'tran' has no nodes; did you mean 'train'?" in slip.err
 
 
 @pytest.mark.parametrize("what", ["stragglers", "digests", "steps"])

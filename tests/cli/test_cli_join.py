@@ -166,7 +166,7 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
         ),
         (("--job", "j", "--node", "n", "--size", "2"), {}, "--size needs --join GROUP"),
         (("--job", "j", "--node", "n", "--execute"), {}, "--execute needs --join GROUP"),
-        (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "say --nnodes N (--size N with --join)"),
+        (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "use --nnodes N (--size N with --join)"),
     ],
 )
 def test_usage_is_one_clear_line(
@@ -288,7 +288,7 @@ def test_beside_a_daemon_that_cannot_see_who_holds_the_devices_the_job_is_admitt
     try:
         until(lambda: [one["by"] for one in daemon.get("/v1/node").json()["allocated"]] == ["unseen"], why=daemon.said)
         alone = cluster.gate(aggregator.url, "alone", "--node", "n0", wait="1s")
-        assert (alone.code, "it cannot be seen who holds the devices" in alone.out) == (75, True), alone
+        assert (alone.code, "holders of the devices cannot be seen" in alone.out) == (75, True), alone
         said = executing(cluster, aggregator, 0, "--json", size=1).said()
         assert said.code == 0, said
         assert [lease["job"] for lease in daemon.get("/v1/node").json()["leases"]] == ["train"]

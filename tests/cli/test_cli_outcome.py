@@ -54,7 +54,7 @@ def test_a_job_tells_its_end_and_the_report_holds_it_against_the_gate(world: Wor
     assert "2 jobs told their end: 1 ok, 1 infra" in shown
     assert "1 of 1" in shown
     assert "20.7 to 100.0" in shown, "one job proves little, and the interval says so"
-    assert "1 observed jobs have ended, below the 50 that are wanted" in shown
+    assert "1 observed jobs have ended, below the 50 required" in shown
     assert "bad" in shown
 
     text = httpx.get(f"{world.url}/metrics", trust_env=False, verify=False).text

@@ -46,16 +46,16 @@ GROUP = ("--join", "g", "--size", "2", "--rank", "0", "--node", "n0")
 @every(
     ("arguments", "named", "why"),
     [
-        (NAMED, (), "names no node"),
-        (NAMED, ("n0", "n7"), "names n7, which was not asked for"),
-        (NAMED, ("n0",), "names 1 nodes, and 2 were asked for"),
+        (NAMED, (), "lists no node"),
+        (NAMED, ("n0", "n7"), "lists n7, which was not requested"),
+        (NAMED, ("n0",), "lists 1 nodes although 2 were requested"),
         (NAMED, ("n0", "n0"), "names n0 twice"),
-        ((*NAMED, "--min-nodes", "1"), (), "names no node"),
-        (POOL, (), "names no node"),
-        (POOL, ("n4",), "names 1 nodes, and 2 were asked for"),
-        (POOL, ("n4", "n5", "n6"), "names 3 nodes, and 2 were asked for"),
-        (GROUP, (), "names no node"),
-        (GROUP, ("n0", "n1", "n2"), "names 3 nodes, and 2 were asked for"),
+        ((*NAMED, "--min-nodes", "1"), (), "lists no node"),
+        (POOL, (), "lists no node"),
+        (POOL, ("n4",), "lists 1 nodes although 2 were requested"),
+        (POOL, ("n4", "n5", "n6"), "lists 3 nodes although 2 were requested"),
+        (GROUP, (), "lists no node"),
+        (GROUP, ("n0", "n1", "n2"), "lists 3 nodes although 2 were requested"),
     ],
 )
 def test_an_admission_of_no_or_other_nodes_than_asked_is_none_and_is_taken_back(

@@ -65,7 +65,7 @@ UNFIT: dict[str, tuple[Callable[[NodeStore], None], str]] = {
     "quarantined by a person": (lambda book: book.set_quarantine(QUARANTINE), "ann: new cable"),
     "quarantine was never told": (quarantine_unknown, "no aggregator has said yet whether this node is quarantined"),
     "devices are held": (lambda book: book.set_survey(survey(("python (pid 7)",))), "taken by python (pid 7)"),
-    "holders cannot be seen": (lambda book: book.set_survey(survey(None)), "it cannot be seen who holds the devices"),
+    "holders cannot be seen": (lambda book: book.set_survey(survey(None)), "holders of the devices cannot be seen"),
     "leases may be missing": (lambda book: book.set_doubt("the file of the leases was damaged"), "damaged"),
     "a check fails": (lambda book: book.record(result("load", finding(Status.FAIL))), "it is fail"),
 }

@@ -249,7 +249,7 @@ def test_nodes_on_which_the_pods_could_not_run_are_no_admission() -> None:
 
 def test_an_admission_of_other_nodes_than_were_asked_for_is_none() -> None:
     few = dataclasses.replace(decision(Verdict.ADMIT), nodes=decision(Verdict.ADMIT).nodes[:1])
-    assert "names 1 nodes, and 2 were asked for" in wrote(judged(read(made(*WAITS)), answer=few, labels=PLACES))[1]
+    assert "lists 1 nodes although 2 were requested" in wrote(judged(read(made(*WAITS)), answer=few, labels=PLACES))[1]
 
 
 def test_an_answer_that_is_old_or_over_is_asked_anew_by_another_attempt() -> None:
@@ -360,7 +360,7 @@ def test_nodes_that_kueue_chose_are_asked_for_by_name_and_need_no_label_9616() -
     ("slices", "levels", "message"),
     [
         ([], ("rack",), "ends above kubernetes.io/hostname"),
-        ([], ("kubernetes.io/hostname",), "names no node"),
+        ([], ("kubernetes.io/hostname",), "lists no node"),
         (
             [{"domainCount": 3, "valuesPerLevel": [{"individual": {"roots": ["1"]}}]}],
             ("kubernetes.io/hostname",),

@@ -92,7 +92,7 @@ def test_hook_killed_in_the_middle_is_named_in_time_and_leaves_no_rank(hooks: Ho
     assert [one.code for one in said] == [75] * 3, said
     for one in said:
         text = " ".join(one.out.split())
-        assert "3 of 4 members have come; missing within 15 s: rank 1 (its hook on n1 stopped polling)" in text, one
+        assert "3 of 4 members have joined; missing within 15 s: rank 1 (its hook on n1 stopped polling)" in text, one
     decision = hooks.gate("killed")
     assert not [reason for reason in decision["reasons"] if reason["blame"] == "node"], "undecided"
 

@@ -60,11 +60,11 @@ SHOWN = PodFate(there=True, seen_by=HERE, uid=UID)
         ),
         (PodLooks(api_answers=True, api=ApiPod(uid=UID, phase="Failed"), cgroup=True), HERE, "has ended (Failed)"),
         (PodLooks(api_answers=True), HERE, "pod ml/train-0 is gone"),
-        (PodLooks(api_answers=True, api=ApiPod(uid=OTHER, phase="Running")), HERE, "was replaced by another one"),
+        (PodLooks(api_answers=True, api=ApiPod(uid=OTHER, phase="Running")), HERE, "was replaced by another pod"),
         (PodLooks(api_answers=True, api=ApiPod(uid=OTHER, phase="Running"), kubelet=True), HERE, "was replaced"),
         # Without it: the group of its UID, then the kubelet's list, each for what it has shown before.
         (PodLooks(cgroup=False, kubelet=True), (Source.CGROUP,), "the control group of pod ml/train-0 is gone"),
-        (PodLooks(kubelet=False), (Source.KUBELET,), "the kubelet has pod ml/train-0 no more"),
+        (PodLooks(kubelet=False), (Source.KUBELET,), "the kubelet no longer has pod ml/train-0"),
         # Once shown by the kubelet, the API server's word counts too.
         (PodLooks(api_answers=True), (Source.KUBELET,), "pod ml/train-0 is gone"),
     ],
@@ -240,7 +240,7 @@ def test_another_pod_of_the_same_name_is_another_job(tmp_path: Path, kube: Clust
             kube.deaf = True  # it is gone and made anew before anybody looks
             kube.job_pod("train-0", uid=OTHER)
             kube.compact()
-            await node.ended("replaced by another one")
+            await node.ended("replaced by another pod")
 
     run(main())
 
@@ -294,7 +294,7 @@ def test_an_api_server_that_is_away_ends_nothing_for_as_long_as_the_lease_lasts(
             await node.goes_on()
             node.time.move(401.0)
             await node.scheduler.refresh()
-            await node.ended("its time of 24 h is over, and nobody sees its job")
+            await node.ended("its time of 24 h is over, and no node can observe its job")
 
     run(main())
 
@@ -401,7 +401,7 @@ def test_without_an_api_server_the_kubelet_tells_the_end(tmp_path: Path) -> None
                     listed.clear()  # it was just restarted, and the API server has not told it its pods yet
                     await node.goes_on()
                     listed[:] = whole[1:]
-                    await node.ended("the kubelet has pod ml/train-0 no more")
+                    await node.ended("the kubelet no longer has pod ml/train-0")
 
     run(main())
 

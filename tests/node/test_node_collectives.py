@@ -169,7 +169,7 @@ def test_order_past_its_deadline_is_called_off_by_the_watch(tmp_path: Path) -> N
             site.time.move(2.0)
             site.orders.tick()
             await quiet()
-            assert site.report("C1").message == "not done within 30 s"
+            assert site.report("C1").message == "not finished within 30 s"
             assert site.status("C1") == "cancelled"
 
     run(main())
@@ -397,7 +397,7 @@ def test_main_that_is_no_address_has_no_interface(main: str) -> None:
 
 
 def test_unknown_interface_is_one_line_that_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"node.interface: there is no 'eth99' here; there are .*\blo\b"):
+    with pytest.raises(ConfigError, match=r"node.interface: 'eth99' does not exist; choose from: .*\blo\b"):
         check_interface("eth99")
     check_interface("lo")
     check_interface(None)

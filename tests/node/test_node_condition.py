@@ -364,7 +364,7 @@ def test_token_that_was_replaced_between_reading_and_asking_is_read_again(kube: 
         (lambda kube: kube.said.extend([(200, {}, b"[1, 2")]), "its answer"),
         (lambda kube: kube.said.extend([(200, {}, b"null")]), "its answer"),
         (lambda kube: (kube.folder / "token").unlink(), "the token cannot be read"),
-        (lambda kube: (kube.folder / "token").write_text(""), "holds no token"),
+        (lambda kube: (kube.folder / "token").write_text(""), "contains no token"),
         (lambda kube: (kube.folder / "ca.crt").write_text("nonsense"), "not a CA file"),
     ],
 )

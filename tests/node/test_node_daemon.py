@@ -204,7 +204,7 @@ def test_faults_that_make_no_sense_are_refused_by_name(tmp_path: Path) -> None:
         ):
             with pytest.raises(control_socket.RefusedError, match=why):
                 control_socket.set_faults(node.socket, [fault])
-        with pytest.raises(control_socket.RefusedError, match="is not in force"):
+        with pytest.raises(control_socket.RefusedError, match="is not active"):
             control_socket.clear_faults(node.socket, ["disk_space=fail"])
         assert control_socket.set_faults(node.socket, ["disk_space=fail", "disk_space=hang"]) == (
             "disk_space=fail",

@@ -77,7 +77,7 @@ def test_run_that_raises_ends_its_order_and_the_next_one_runs(tmp_path: Path) ->
             healthy, world.probes.outcome = world.probes.outcome, broken
             await world.take(run_order())
             await eventually(lambda: world.status("R1") == "refused")
-            assert "an error of healthd's own ended the run: KeyError" in world.orders.reports()["R1"].message
+            assert "an internal error of healthd ended the run: KeyError" in world.orders.reports()["R1"].message
             assert world.book.running is None
             world.probes.outcome = healthy
             await world.take(run_order("R2"))
@@ -96,7 +96,7 @@ def test_order_that_cannot_be_begun_is_refused_and_a_lease_beside_it_is_stored(t
             await world.take(collective("C1"), lease_order(lease()))
             await eventually(lambda: world.status("L1") == "accepted")
             assert world.status("C1") == "refused"
-            assert "an error of healthd's own: KeyError" in world.orders.reports()["C1"].message
+            assert "an internal error of healthd: KeyError" in world.orders.reports()["C1"].message
 
     run(main())
 

@@ -96,7 +96,7 @@ def test_pickle_that_names_code_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_anything_else_is_one_clear_line(content: bytes) -> None:
-    with pytest.raises(BadInputError, match="dump_3: no dump of the Flight Recorder"):
+    with pytest.raises(BadInputError, match="dump_3: not a Flight Recorder dump"):
         read_dump(content, 3, "dump_3")
 
 

@@ -335,7 +335,7 @@ def test_dump_that_names_code_is_refused_and_said(tmp_path: Path) -> None:
     dump.write_bytes(pickle.dumps({"entries": [Bad()]}))
     place = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "fr_")}
     notes = complete(dataclasses.replace(notes_of("", at=time.time()), environment=place), [])
-    why = "no dump of the Flight Recorder: UnpicklingError: it names posix.mkdir"
+    why = "not a Flight Recorder dump: UnpicklingError: it refers to posix.mkdir"
     assert any(line.startswith(f"{dump}: {why}") for line in notes.unread)
     assert not (tmp_path / "made").exists()
 

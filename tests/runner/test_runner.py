@@ -55,7 +55,7 @@ def test_plain_check_passes_with_times_and_executor() -> None:
         ("killed", "Crashed", "killed by SIGKILL"),
         ("long_line", "Garbage", "a line of more than 65536 bytes"),
         ("forges", "Garbage", "an answer to command 999"),
-        ("closes_results", "Garbage", "closed its results and went on"),
+        ("closes_results", "Garbage", "closed its results but kept running"),
         ("yields_text", "CheckError", "TypeError: yielded str; a check yields Finding, Evidence, Progress or Profile"),
         ("judged_badly", "CheckError", "ZeroDivisionError: no evidence to divide by"),
     ],

@@ -418,11 +418,11 @@ def test_devices_that_somebody_holds_are_left_alone(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"ranks": 3}, "it asks for 3 ranks, and this node has 1"),
-        ({"first_rank": 2}, "ranks 2 to 2 are no ranks of a group of 2"),
-        ({"checks": ("nothing",)}, "no such check here: 'nothing'"),
+        ({"first_rank": 2}, "ranks 2 to 2 do not exist in a group of 2"),
+        ({"checks": ("nothing",)}, "no such check: 'nothing'"),
         ({"checks": ("matmul",)}, "matmul compares no ranks"),
         ({"checks": ()}, "it names no check"),
-        ({"port": 0}, "0 is no port"),
+        ({"port": 0}, "0 is not a port"),
     ],
 )
 def test_order_that_cannot_be_followed_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

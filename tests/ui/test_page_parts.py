@@ -325,7 +325,7 @@ def test_the_picture_of_a_validation_shows_every_group_round_by_round_and_marks_
     [
         ({}, "healthy", "all passed together"),
         ({"cut": [frozenset(("n1", "n2"))]}, "unhealthy", "a fault between nodes"),
-        ({"bad": {"n1": "once"}}, "unknown", "failed, then passed: nobody found at fault"),
+        ({"bad": {"n1": "once"}}, "unknown", "failed, then passed: no node at fault"),
     ],
 )
 def test_what_a_validation_came_to_is_one_word_and_not_knowing_is_no_pass(lab: Any, tone: str, said: str) -> None:

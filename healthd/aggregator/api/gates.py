@@ -271,10 +271,8 @@ def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
         opened = ", ".join(f'"{term}"' for term in (*sorted(parts.callers_may), *refused))
         raise AuthError(
             403,
-            f"{caller} may not ask for less than the aggregator's settings: "
-            f"{', '.join(refused.values())}; "
-            "leave that out, ask with a token of scope admin, or have the operator of the aggregator set "
-            f"[gate] callers_may = [{opened}] there",
+            f"{caller} may not weaken the aggregator's settings: {', '.join(refused.values())}; leave that out, use "
+            f"a token of scope admin, or have the aggregator's operator set [gate] callers_may = [{opened}]",
         )
 
 
@@ -319,7 +317,7 @@ async def _find(parts: Parts, caller: Caller, name: str) -> str:
         found = await parts.engine.gates(limit=1, job=_own_job(caller, name))
         if not found:
             raise NotFoundError(
-                f"no gate and no job {name[:80]!r} is known; 'healthd fleet history NODE' lists those of a node"
+                f"no gate and no job {name[:80]!r}; 'healthd fleet history NODE' lists the gates of a node"
             ) from None
         return found[0].id
 
@@ -384,7 +382,7 @@ def _override(parts: Parts, job: str) -> Override:
     for record in parts.engine.overrides():
         if record.job == job:
             return record
-    raise NotFoundError(f"no override of job {job[:80]!r} is in force")
+    raise NotFoundError(f"job {job[:80]!r} has no active override")
 
 
 # The path by which a controller of jobs finds out what its jobs have, also after it was away.
@@ -511,7 +509,7 @@ def request_of(body: ValidationBody) -> GateRequest:
     wanted = len(body.nodes) or body.count or 0
     if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
         # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
-        raise BadInputError("collectives are run by two nodes at least; name more, or set min_nodes to 2 or more")
+        raise BadInputError("collectives need at least two nodes; name more, or set min_nodes to 2 or more")
     return GateRequest(
         job=f"validation-{secrets.token_hex(6)}",
         nodes=body.nodes,
@@ -601,9 +599,7 @@ def _check_namespace(caller: Caller, gate: str, jobs: Iterable[str]) -> None:
     """AuthError where a hook in a pod means a gate of a job that is none of its namespace."""
     if caller.hook is not None and not all(job.startswith(f"{caller.hook.namespace}/") for job in jobs):
         namespace = caller.hook.namespace
-        raise AuthError(
-            403, f"{caller} may end and follow up jobs of namespace {namespace} alone, not gate {gate[:80]}"
-        )
+        raise AuthError(403, f"{caller} may only end and follow jobs of namespace {namespace}, not gate {gate[:80]}")
 
 
 def _check_asked(parts: Parts, caller: Caller, asked: GateRequest) -> None:
@@ -613,15 +609,15 @@ def _check_asked(parts: Parts, caller: Caller, asked: GateRequest) -> None:
     if asked.pool is not None:
         raise AuthError(
             403,
-            f"{caller} speaks for named nodes alone, and the aggregator chooses those of pool {asked.pool[:80]!r}; "
-            "name the nodes, or use a token without 'nodes'",
+            f"{caller} may only ask for named nodes, but the aggregator chooses the nodes of pool "
+            f"{asked.pool[:80]!r}; name the nodes, or use a token without 'nodes'",
         )
     joins = () if asked.join is None else (asked.join.node,)
     caller.check_speaks_for(_own_names(parts, (*asked.nodes, *joins)))
     if caller.hook is not None and asked.workload is not None and process_of(asked.workload) is None:
         told = pod_of(asked.workload)
         if told is None or dataclasses.replace(told, uid=told.uid or caller.hook.uid) != caller.hook:
-            raise AuthError(403, f"{caller} asks for itself alone, not for workload {asked.workload[:120]!r}")
+            raise AuthError(403, f"{caller} may only ask for its own workload, not for {asked.workload[:120]!r}")
 
 
 async def _check_gate(parts: Parts, caller: Caller, gate: str) -> None:
@@ -663,7 +659,7 @@ def _check_concerned(caller: Caller, gate: str, found: Gate | None, held: Sequen
         _check_namespace(caller, gate, (*(one.request.job for one in gates), *(row.lease.job for row in held)))
         return
     if any(one.request.pool is not None for one in gates):
-        raise AuthError(403, f"{caller} speaks for named nodes alone, and gate {gate[:80]} is of a pool")
+        raise AuthError(403, f"{caller} may only ask for named nodes, but gate {gate[:80]} is for a pool")
     for one in gates:
         caller.check_speaks_for((*one.request.nodes, *(member.node for member in one.members), *one.granted))
     caller.check_speaks_for(row.node for row in held)

@@ -101,7 +101,7 @@ async def nodes(
     registry = parts_of(request).fleet
     key, separator, value = (label or "").partition("=")
     if label is not None and not (key and separator):
-        raise BadInputError(f"label={label[:80]!r} must be written name=value")
+        raise BadInputError(f"label={label[:80]!r} must have the form name=value")
     names = registry.names() if pool is None else registry.pool(pool)
     found: list[NodeView] = []
     more = False
@@ -155,7 +155,7 @@ async def quarantine(
         reason=word.reason, owner=owner_of(word.owner, caller), owner_kind="person", since=now, until=end_of(word, now)
     )
     if not unseen:
-        _known(parts_of(request), node, "; one that has yet to come can be kept out with ?unseen=true (--unseen)")
+        _known(parts_of(request), node, "; to quarantine a node that has not reported yet, use ?unseen=true (--unseen)")
     return await parts_of(request).engine.quarantine(node, record) or record
 
 
@@ -219,7 +219,7 @@ async def recover(request: Request, caller: Admin) -> Recovered:
 def _known(parts: Parts, node: str, more: str = "; 'healthd fleet status' lists all") -> NodeView:
     view = parts.fleet.view(node)
     if view is None:
-        raise NotFoundError(f"no node {node[:80]!r} was ever heard of{parts.fleet.near(node).rstrip('?')}{more}")
+        raise NotFoundError(f"no node {node[:80]!r} has ever reported{parts.fleet.near(node).rstrip('?')}{more}")
     return view
 
 
@@ -244,7 +244,7 @@ def end_of(word: PersonDecision, now: float) -> float | None:
         raise BadInputError("give either 'until' or 'for_seconds'")
     until = now + word.for_seconds if word.for_seconds is not None else word.until
     if until is not None and until <= now:
-        raise BadInputError("the end that is given has passed already")
+        raise BadInputError("the given end is in the past")
     return until
 
 
@@ -303,7 +303,7 @@ async def history(
     parts = parts_of(request)
     found = await parts.engine.history(node, limit=limit + 1, before=before, days=HISTORY_DAYS)
     if not found and parts.fleet.view(node) is None:
-        raise NotFoundError(f"no node {node[:80]!r} was ever heard of; 'healthd fleet status' lists all")
+        raise NotFoundError(f"no node {node[:80]!r} has ever reported; 'healthd fleet status' lists all")
     page = found[:limit]
     return History(node=node, events=tuple(page), next=page[-1].id if len(found) > limit else None)
 

@@ -95,7 +95,7 @@ class GivenBack:
     at: float
 
 
-RELEASED = "released by the one who asked"
+RELEASED = "released by the caller"
 """Why a lease ended that its job gave back."""
 
 
@@ -211,7 +211,7 @@ class Engine:
         if not late:
             return None
         named = ", ".join(late[: decisions.MOST_NAMED])
-        text = f"the job was admitted and asks again; {named} have yet to say that they still hold its leases"
+        text = f"the job was admitted and asks again; {named} still have to confirm its leases"
         why = reason("Silent", text, node=late[0] if len(late) == 1 else None)
         return dataclasses.replace(decision, decision=Verdict.HOLD, reasons=(why,), retryable=True)
 
@@ -231,7 +231,7 @@ class Engine:
         if gate is None and gate_id in self._memory.fleet_state.gate_ids:
             gate = await self._store.read(lambda connection: reading.read_gate(connection, gate_id))
         if gate is None:
-            raise NotFoundError(f"no gate {gate_id}; it may have been long ago")
+            raise NotFoundError(f"no gate {gate_id}; it may be too old")
         return gate
 
     async def wait(self, gate_id: str, seconds: float) -> Decision:
@@ -273,14 +273,14 @@ class Engine:
             held = fleet_state.leases_of_job(current or gate)
             after = current or gate
             if current is not None:
-                text = "the one who asked withdrew it; ask with the next attempt"
+                text = "the caller withdrew it; ask with the next attempt"
                 after, effects = decisions.close(batch.now, current, self.policy, Closing.RELEASED, text)
                 fleet_state.carry_out(batch, after, effects, ())
             elif not held:
                 verdict = "not decided" if gate.decision is None else gate.decision.decision.value
                 raise NotFoundError(
-                    f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so that nothing is given "
-                    f"back: its gate {gate_id} was decided ({verdict}) and its leases have ended, or it got none"
+                    f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so there is nothing to "
+                    f"return: its gate {gate_id} was decided ({verdict}), and its leases have ended or never existed"
                 )
             self._end(batch, held, RELEASED)
             return GivenBack(gate=after, leases=held, at=_first_release(held, batch.now))
@@ -312,7 +312,7 @@ class Engine:
         if adopted := self._leases(lambda row: row.adopted and (row.lease.job, row.lease.attempt) == (job, attempt)):
             return await self._give_back(adopted)
         raise NotFoundError(
-            f"no gate and no lease of job {job[:80]!r} attempt {attempt} is known, or a later attempt has superseded it"
+            f"no gate and no lease of job {job[:80]!r} attempt {attempt}, or a later attempt has replaced it"
         )
 
     async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
@@ -339,7 +339,7 @@ class Engine:
         )
         await self.submit(lambda batch: batch.changes.append(told))
         if await self._store.read(lambda connection: reading.read_outcome(connection, gate_id)) is None:
-            raise NotFoundError(f"no gate {gate_id!r}; it was dropped because it is old")
+            raise NotFoundError(f"no gate {gate_id!r}; it was removed because it is old")
         if facts is None or (before is not None and before.status == status):
             return None
         return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
@@ -439,16 +439,16 @@ class Engine:
             if held:
                 job = held[0].lease.job
                 raise ConflictError(
-                    f"{node} is leased to job {job!r}; end that first: healthd fleet release-lease {node}"
+                    f"{node} is leased to job {job!r}; end that lease first: healthd fleet release-lease {node}"
                 )
             kept = self._memory.fleet_state.quarantines.get(node)
             found = self._registry.node(node)
             heard = math.inf if found is None or found.heard_seconds is None else found.heard_seconds
             if kept is not None and heard <= self.policy.silent_seconds:
                 raise ConflictError(
-                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports "
-                    f"(last heard {ago(heard)}): it would come back without the quarantine; end that first: "
-                    f"healthd fleet release {node}; or stop its daemon and wait {self.policy.silent_seconds:g} s"
+                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports (last {ago(heard)}): "
+                    f"it would come back without the quarantine; release it first: healthd fleet release {node}; or "
+                    f"stop its daemon and wait {self.policy.silent_seconds:g} s"
                 )
             gone = Gone(
                 quarantine=kept,
@@ -472,7 +472,9 @@ class Engine:
         def act(batch: Batch) -> str:
             key = key_hash or self._registry.refused_key_hash(node)
             if key is None:
-                raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
+                raise ConflictError(
+                    f"no other key is waiting under the name {node}; forget the node to accept the next key"
+                )
             batch.changes.append(rows.PutKey(node=node, key_hash=key, seen_at=batch.now))
             batch.changes.append(rows.PutDuplicate(node=node, duplicate=None))
             batch.event(node, "rekeyed", f"by {owner}")
@@ -560,7 +562,7 @@ class Engine:
     def recovering(self) -> str | None:
         """Why nothing is admitted at all; None in good days."""
         if self._stale:
-            return "a write failed, and what is on disk could not be read since"
+            return "a write failed, and the database could not be read since"
         return self._memory.reconciler.recovering(self._clock())
 
     async def recover(self, owner: str) -> bool:
@@ -594,7 +596,7 @@ class Engine:
                 async with asyncio.timeout(max(0.0, pause)):
                     await self._wake.wait()
             except TimeoutError:
-                log.debug("time is up for a gate")
+                log.debug("gate timeouts")
             self._wake.clear()
             try:
                 with contained(Where.TURN, "engine"):
@@ -898,7 +900,7 @@ class Engine:
 
 
 def _internal_error() -> HealthdError:
-    return HealthdError("internal error; the aggregator's log has more")
+    return HealthdError("internal error; see the aggregator's log")
 
 
 def steady_clock(open_gates: Iterable[Gate] = ()) -> Callable[[], float]:
@@ -1179,7 +1181,7 @@ class Memory:
                 if kept.until > batch.now:
                     self._next_end = min(self._next_end, kept.until)
                 else:
-                    self.fleet_state.put_quarantine(batch, node, None, why=f"the time that {kept.owner} said is over")
+                    self.fleet_state.put_quarantine(batch, node, None, why=f"the quarantine by {kept.owner} expired")
 
 
 class Stepper:
@@ -1369,7 +1371,7 @@ def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
 
 
 def _reason(fault: Fault) -> Reason:
-    text = "the aggregator failed on this gate in an unforeseen way and tries again; its log has the traceback"
+    text = "the aggregator hit an unexpected internal error on this gate and tries again; its log has the traceback"
     return reason("InternalError", f"{text} ({fault.message})")
 
 
@@ -1470,4 +1472,4 @@ class Pruning:
                 continue
             with contained(Where.NODE, name):
                 rules.forget(batch, name)
-                reconciler.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")
+                reconciler.forget(batch, name, f"the aggregator: no report for {policy.forget_days:g} days")

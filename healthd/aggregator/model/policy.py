@@ -201,7 +201,7 @@ class Policy:
             raise ValueError(f"out_ratio: must be from 0 to 1, not {self.out_ratio}")
         for name in self.rules_observe:
             if name not in ("soft", "hard", "accused") and not re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", name):
-                raise ValueError(f"rules_observe: {name!r} is neither soft, hard, accused nor a reason code")
+                raise ValueError(f"rules_observe: {name!r} is not soft, hard, accused or a reason code")
 
     def _check_times(self) -> None:
         if not 0 <= self.runtime_seconds <= MOST_RUNTIME_SECONDS:

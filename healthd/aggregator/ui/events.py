@@ -221,7 +221,7 @@ class Feed:
         Events: `cells` (with cells to change), `changed` (read the page anew), `reset` (the cursor is gone), `beat`.
         """
         if self.streams >= MOST_STREAMS:
-            raise FullError(f"{MOST_STREAMS} pages are live already; this one shows how it was when it was loaded")
+            raise FullError(f"{MOST_STREAMS} pages are live already; this page is not updated after loading")
         return self._stream(topic, after, still)
 
     async def _stream(self, topic: str, after: str | None, still: Callable[[], bool]) -> AsyncIterator[bytes]:

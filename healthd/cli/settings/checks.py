@@ -121,4 +121,4 @@ class ProbeSettings:
             names = accelerator_names()
             if self.accelerator not in names:
                 near = nearest(self.accelerator, dict.fromkeys(("auto", *names)))
-                raise ValueError(f"accelerator {self.accelerator!r} is none of ours{near}")
+                raise ValueError(f"no such accelerator: {self.accelerator!r}{near}")
