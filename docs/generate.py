@@ -1,5 +1,5 @@
 """
-Write the pages that are generated from code: checks, reasons, settings, and the table of verdicts in docs/postmortem.md.
+Write the pages that come from code: checks, reasons, settings, and the table of verdicts in docs/postmortem.md.
 
 `make docs` runs this module. A test compares the files in `docs/` with its output.
 """
@@ -54,8 +54,7 @@ def checks_page(checks: list[Check]) -> str:
     """A table of all checks, then a section for each: its docstring, its facts and its parameters."""
     ordered = sorted(checks, key=lambda check: (check.tier.rank, check.name))
     lines = [NOTE + CHECKS, "| check | tier | passes if |", "|---|---|---|"]
-    for check in ordered:
-        lines.append(f"| [{check.name}](#{check.name}) | {check.tier.value} | {_summary(check)[0]} |")
+    lines += [f"| [{one.name}](#{one.name}) | {one.tier.value} | {_summary(one)[0]} |" for one in ordered]
     for check in ordered:
         lines += ["", *_check_section(check)]
     return "\n".join(lines).rstrip("\n") + "\n"

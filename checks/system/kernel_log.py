@@ -20,9 +20,10 @@ from checks.contract import (
     Previous,
     Status,
     check,
+    load_params,
 )
 from checks.durations import parse_duration
-from checks.host.machine import Host, HostError, LogLine
+from checks.host.machine import Host, HostError, LogLine, parse_record
 from checks.reasons import REASONS, action_of
 from checks.system.bounds import is_required
 from checks.system.neuron.neuron_log import NODE, Devices, ResetReader, devices_of, last_resets, target_of
@@ -262,6 +263,19 @@ def find_fault(text: str, benign: Sequence[str] = (), disks: Sequence[str] | Non
     if pattern is None or named is None or disks is None or named[1] in disks:
         return pattern
     return replace(pattern, name=GONE, status=_WARN, action=Action.INSPECT, window_seconds=HOUR)
+
+
+def may_be_fault(record: str, params: Mapping[str, Any]) -> bool:
+    """
+    Whether a record of /dev/kmsg is worth a run of the check, with these parameters of it.
+
+    Where the parameters cannot be read every line is: the check then says what is wrong with them.
+    """
+    try:
+        rules = load_params(Params, params).rules()
+    except ParameterError:
+        return True
+    return any(find_kinds(text, rules, None) for _, text in map(parse_record, record.splitlines()))
 
 
 def find_kinds(text: str, rules: Rules, disks: Sequence[str] | None) -> list[Pattern]:

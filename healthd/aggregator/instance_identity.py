@@ -3,7 +3,7 @@ Instances of EC2 as callers, without Kubernetes: the identity document that AWS 
 
 It says which instance of which account the bearer runs on, or has run on: it never expires, and whoever may ask the
 metadata service of that instance can copy it. So it says for which names a caller may speak, those made of its instance
-id, and is worth nothing without the node's key: see `healthd.aggregator.inventory`. AWS signs for all of its customers;
+id, and is worth nothing without the node's key: see `healthd.aggregator.fleet`. AWS signs for all of its customers;
 the accounts are what the settings say.
 
 The form is CMS, in BER: AWS writes lengths that are not known ahead. `asn1crypto` reads it, `cryptography` verifies
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthd.aggregator.auth import IMPLIED, AuthError, Caller, Instance, Scope
+from healthd.aggregator.identity.tokens import IMPLIED, AuthError, Caller, Instance, Scope
 from healthd.aggregator.settings import AwsCallers
 from healthd.core import wire
 from healthd.core.bounded import read_file

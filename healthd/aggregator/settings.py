@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from healthd.aggregator.auth import check_exposure, is_loopback
+from healthd.aggregator.identity.tokens import check_exposure, is_loopback
 from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import parse_listen
 

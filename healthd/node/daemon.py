@@ -21,6 +21,7 @@ from healthd.core.platforms.kubernetes import ApiServer, api_server
 from healthd.core.tasks import Tasks
 from healthd.core.threads import use_daemon_threads
 from healthd.node.checks.catalogue import enabled_checks
+from healthd.node.checks.kernel_watch import CHECK, KernelWatch
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock, system_clock
 from healthd.node.condition import ConditionWriter
@@ -136,6 +137,7 @@ async def _serve(
         store, scheduler, runner.session, interface=settings.interface, clock=clock, tasks=tasks, rounds=rounds
     )
     pods = _pod_watch(settings, tasks)
+    kernel = _kernel_watch(runner, store, scheduler)
     orders = Orders(store, scheduler, leases, settings, clock=clock, tasks=tasks, collectives=collectives, pods=pods)
     evidence = SavedEvidence(settings.state_dir / "evidence.json", runner, store.boot_id)
     saver = StateSaver(store, settings, evidence.save)
@@ -162,6 +164,8 @@ async def _serve(
             log.info("node %s answers on http://%s", settings.name, web.address_of(tcp_socket))
             tasks.supervise("passive checks", scheduler.run_passive)
             tasks.supervise("active checks", scheduler.run_active)
+            if kernel is not None:
+                tasks.supervise("watch over the kernel log", kernel.run)
             tasks.supervise("watch over orders and leases", orders.watch)
             if pods is not None:
                 tasks.supervise("watch over pods of leases", pods.run)
@@ -213,6 +217,15 @@ def _sync_clients(
     store.listen(client.notify)
     orders.on_change = client.notify
     return [client]
+
+
+def _kernel_watch(runner: Runner, store: NodeStore, scheduler: Scheduler) -> KernelWatch | None:
+    """The watch over the kernel log; None where the check is not enabled, or the log is data."""
+    enabled = any(spec.name == CHECK for spec in store.specs)
+    if not enabled or runner.settings.host_root is not None:
+        return None
+    params = runner.settings.params.get(CHECK, {})
+    return KernelWatch("/dev/kmsg", params, lambda: scheduler.run_soon(CHECK))
 
 
 def _pod_watch(settings: NodeSettings, tasks: Tasks) -> PodWatch | None:

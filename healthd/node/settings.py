@@ -320,7 +320,8 @@ class NodeSettings:
     """Faults to inject from the start, as `CHECK[@TARGET]=KIND[:VALUE]`."""
 
     passive_floor_seconds: float = 5.0
-    """No passive check runs more often than this, whatever its own interval: each round starts a process."""
+    """No passive check runs by its interval more often than this. A new line in the kernel log that may be a fault
+    runs `kernel_log` at once, at most once a second."""
 
     look_seconds: float = 30.0
     """The holders of the devices are read at least this often, so that the end of a job is seen, whatever checks are

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization.pkcs7 import PKCS7Options
 
-from healthd.aggregator.auth import AuthError, Caller, Instance, Scope, new_token
+from healthd.aggregator.identity.tokens import AuthError, Caller, Instance, Scope, new_token
 from healthd.aggregator.instance_identity import DocumentError, InstanceIdentities, read_certificates, verify
 from healthd.aggregator.settings import AwsCallers
 from healthd.core.errors import ConfigError

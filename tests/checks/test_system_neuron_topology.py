@@ -1,4 +1,4 @@
-"""The driver's list of links, which is depends only on the type and number of devices: what it shows, and what it cannot."""
+"""The driver's list of links, which is fixed by type and number of devices: what it shows, and what it cannot."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from checks.limits import choose, floors, limited_names, within
 from checks.peers import factor_of
 from checks.system import efa
 from healthd import baselines
-from healthd.aggregator.ui.samples import Samples
+from healthd.aggregator.page.samples import Samples
 from healthd.baselines import (
     Kind,
     Learned,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.auth import Scope
-from healthd.aggregator.ui import events
+from healthd.aggregator.identity.tokens import Scope
+from healthd.aggregator.page import events
 from healthd.core.model import DeviceRecord, Inventory
 from tests.aggregator.described import description
 from tests.aggregator.parts import result

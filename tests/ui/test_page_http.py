@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from checks.contract import Status, Tier
-from healthd.aggregator.auth import Scope
+from healthd.aggregator.identity.tokens import Scope
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import ConfigError
 from tests.aggregator.parts import result

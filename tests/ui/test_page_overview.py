@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import expect
 
 from checks.contract import Status
-from healthd.aggregator.auth import Scope
-from healthd.aggregator.ui import overview as fleet_page
+from healthd.aggregator.identity.tokens import Scope
+from healthd.aggregator.page import overview as fleet_page
 from tests.ui.fleet import report
 from tests.ui.stage import Stage, Watch, stage, tokens
 

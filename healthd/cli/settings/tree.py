@@ -16,7 +16,7 @@ from healthd.core.errors import ConfigError
 if TYPE_CHECKING:
     from checks.contract import Limit, Program
     from healthd.aggregator.drain.settings import ActuatorSettings
-    from healthd.aggregator.model.policy import Policy
+    from healthd.aggregator.policy import Policy
     from healthd.aggregator.settings import AggregatorSettings
     from healthd.cli.settings.checks import BaselineSettings, LimitSettings, ProbeSettings
     from healthd.cli.settings.gate import GateSettings
@@ -85,7 +85,7 @@ class Settings(Tables):
     aggregator: AggregatorSettings = table("healthd.aggregator.settings:AggregatorSettings")
     """The aggregator."""
 
-    policy: Policy = table("healthd.aggregator.model.policy:Policy")
+    policy: Policy = table("healthd.aggregator.policy:Policy")
     """What gates go by."""
 
     gate: GateSettings = table("healthd.cli.settings.gate:GateSettings")
