@@ -110,7 +110,7 @@ def token(name: str, scope: tuple[str, ...], node: tuple[str, ...], write: Path 
         sys.stdout.write(json.dumps(({} if write else {"token": secret}) | {"entry": entry}) + "\n")
         return 0
     if write is None:
-        click.echo(f"The token, for --token-file on the other side; it is shown only once:\n\n{secret}", err=True)
+        click.echo(f"The token, for --token-file on the other side; it is shown only once:\n\n{secret}\n", err=True)
     click.echo(entry)
     return 0
 

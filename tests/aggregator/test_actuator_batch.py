@@ -199,7 +199,7 @@ def test_a_drained_empty_quarantined_machine_is_terminated_where_that_is_asked_f
     ("changes", "said"),
     [
         ({"injected": True}, "injected"),
-        ({"by_person": True}, "a person"),
+        ({"by_person": True}, "an operator"),
         ({"allocated": True}, "a job uses it"),
         ({"why": Why.GATE}, "a gate's rejection alone"),
     ],
@@ -316,7 +316,7 @@ def test_the_clusters_of_compute_environments_are_asked_of_batch(aws: Aws) -> No
 
 
 def test_settings_that_name_no_cluster_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="name clusters"):
+    with pytest.raises(ConfigError, match="name ECS clusters"):
         make(ActuatorSettings(kind="batch"))
 
 

@@ -267,7 +267,7 @@ async def test_no_more_than_so_many_a_minute(caplog: pytest.LogCaptureFixture) -
     scene.now += 30.0
     await scene.hand.turn()
     assert len(scheduler.marks) == 3
-    assert caplog.text.count("3 nodes a minute") == 1
+    assert caplog.text.count("3 nodes per minute") == 1
     scene.now += 31.0
     await scene.hand.turn()
     assert len(scheduler.marks) == 5
@@ -545,7 +545,7 @@ def test_taint_of_somebody_else_survives(kube: Cluster) -> None:
         made = tainter(kube)
         outcome = await made.remove(removal())
         assert outcome.done is Done.LEFT
-        assert "not ours" in outcome.note
+        assert "does not belong to healthd" in outcome.note
         assert (await made.restore("n1")).done is Done.LEFT
 
     asyncio.run(play())

@@ -80,7 +80,7 @@ async def test_the_same_job_and_attempt_gets_the_same_answer_and_another_request
         again = await run.engine.ask(request)
         assert (again.id, again.decision) == (gate.id, decision)
         for changed, said in (
-            ({"min_nodes": 1}, "another request .*: min_nodes was not given and is 1 now"),
+            ({"min_nodes": 1}, "with other parameters .*: min_nodes was not given and is 1 now"),
             ({"mode": Mode.OBSERVE}, "mode was not given and is observe now"),
             ({"nodes": ("n1", "n2")}, "1 nodes were named before, 2 now: newly n2"),
         ):

@@ -116,7 +116,7 @@ async def test_a_quarantined_node_that_is_silent_is_forgotten_and_its_quarantine
     async with running(World("n1", "n2")) as run:
         await run.engine.quarantine("n1", QUARANTINE)
         run.world.now += POLICY.silent_seconds
-        with pytest.raises(ConflictError, match=r"still reports \(last heard 60 s ago\)"):
+        with pytest.raises(ConflictError, match=r"still reports \(last report 60 s ago\)"):
             await run.engine.forget("n1", "ops")
         run.world.now += 1
         assert (await run.engine.forget("n1", "ops")).quarantine == QUARANTINE

@@ -609,7 +609,7 @@ def test_of_many_bad_nodes_the_last_reason_counts_the_rest_and_is_of_no_node() -
     names = tuple(f"n{i:02}" for i in range(40))
     after, _ = step(NOW, gate(nodes=names), view(*(node(name, state(name, with_wrong())) for name in names)), POLICY)
     reasons = decided(after).reasons
-    assert (len(reasons), reasons[-1].node, reasons[-1].message) == (32, None, "and 9 nodes more")
+    assert (len(reasons), reasons[-1].node, reasons[-1].message) == (32, None, "and 9 more nodes")
     assert all(one.node for one in reasons[:-1])
 
 

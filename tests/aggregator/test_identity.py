@@ -156,7 +156,7 @@ def test_token_of_some_nodes_stops_nobody_by_many_open_gates_and_held_requests(t
         held += [asyncio.create_task(client("a-hooks").get("/v1/gates/a-0?wait=20")) for _ in range(57)]
         done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
         (more,) = (one.result() for one in done)
-        assert (more.status_code, "64 requests are held" in more.text) == (429, True)
+        assert (more.status_code, "64 requests are waiting" in more.text) == (429, True)
         for number in range(65):  # of all nodes
             assert (await asked("hooks", f"other-{number}", "trn-a-1")).status_code == 200
         for job in ("a-0", "a-8"):
@@ -314,7 +314,7 @@ def test_daemon_in_a_pod_speaks_for_its_own_node_alone(tmp_path: Path) -> None:
             refused = await pods.sync(other, node, OTHER_KEY, "i9")
             assert refused.status_code == 403
             assert refused.json()["detail"] == (
-                "service account healthd-system/healthd-node (pod healthd-system/healthd-node-x1) may not speak for "
+                "service account healthd-system/healthd-node (pod healthd-system/healthd-node-x1) may not act for "
                 f"node '{node}', only for n2; use a token of that node"
             )
         assert not (await pods.get("/v1/nodes/n1"))["duplicate"]
@@ -497,7 +497,7 @@ def test_jobs_of_two_namespaces_are_two_whatever_they_are_called(tmp_path: Path)
             await pods.client.post(f"{path}/handshake", json={"node": "n2", "event": "wait"}, headers=headers),
         ):
             assert refused.status_code == 403
-            assert "jobs of namespace eval alone" in refused.json()["detail"]
+            assert "may only end and follow jobs of namespace eval" in refused.json()["detail"]
         ended = await pods.client.delete("/v1/gates/lease", params={"job": "nightly"}, headers=headers)
         assert ended.json()["decision"]["request"]["job"] == "eval/nightly"
         assert (await pods.client.delete(f"{path}/lease", headers=pods.bearer(train))).status_code == 200

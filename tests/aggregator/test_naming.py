@@ -215,6 +215,6 @@ def test_a_job_with_slashes_in_its_name_is_overridden_explained_and_left_as_any_
             gate = (await client.post("/v1/gates", json={"job": "g", "join": join})).json()["id"]
             assert (await client.delete(f"/v1/gates/{gate}/members/ns%2Fpod")).status_code == 200
             waits = (await client.get(f"/v1/gates/{gate}")).json()["reasons"][0]["message"]
-            assert "0 of 2 members have come" in waits
+            assert "0 of 2 members have joined" in waits
 
     scenario(test, tmp_path)

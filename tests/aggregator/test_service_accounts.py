@@ -300,7 +300,7 @@ def test_while_the_api_server_is_away_what_it_said_lately_goes_on_and_nobody_els
         with caplog.at_level(logging.INFO):
             assert await bench.who(new) is not None
         said = [record.message for record in caplog.records if record.name.endswith("service_accounts")]
-        assert [("go on" in line, "reviewed again" in line) for line in said] == [(True, False), (False, True)]
+        assert [("stay valid" in line, "reviews work again" in line) for line in said] == [(True, False), (False, True)]
 
     scenario(test, tmp_path)
 

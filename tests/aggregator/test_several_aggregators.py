@@ -211,7 +211,7 @@ def test_hook_and_commands_that_know_both_go_on_with_the_other_one(pair: Pair) -
     nobody = pair.cluster.healthd("fleet", "status", *both)
     assert nobody.code == 1
     (line,) = nobody.err.splitlines()
-    assert line.startswith("healthd: none of 2 aggregators answers: ")
+    assert line.startswith("healthd: none of 2 aggregators responds: ")
     assert pair.leader.url in line
     assert pair.standby.url in line
 

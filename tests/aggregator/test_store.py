@@ -303,7 +303,7 @@ def test_a_record_of_a_newer_healthd_is_told_at_the_start(url: str) -> None:
         connection.exec_driver_sql("INSERT INTO records (kind, key, record) VALUES ('wish', 'n1', '{}')")
     engine.dispose()
     store = Store.open(url)
-    with pytest.raises(HealthdError, match="n1 is of kind 'wish', which a newer healthd wrote; upgrade healthd"):
+    with pytest.raises(HealthdError, match="n1 of kind 'wish' was written by a newer healthd; upgrade healthd"):
         store.load()
     store.close()
 

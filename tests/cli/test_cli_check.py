@@ -377,5 +377,5 @@ def test_bytes_that_are_no_text_are_told_in_one_line(tmp_path: Path, words: tupl
     env = {"HEALTHD_NODE_NAME": "n\udcff", "HEALTHD_AGGREGATOR": "http://127.0.0.1:1"}
     said = healthd(tmp_path, *words, env=env, executed=True)
     assert (said.code, said.out) == (code, "")
-    assert "no UTF-8" in said.err
+    assert "not UTF-8" in said.err
     assert said.err.count("\n") == 1

@@ -94,7 +94,7 @@ def test_an_admission_whose_json_nobody_reads_any_more_is_taken_back(world: Worl
         hook.stdout.close()
         assert hook.stderr is not None
         err = hook.stderr.read()
-    assert (hook.returncode, "its reader has gone away; its gate is withdrawn" in err) == (75, True), err
+    assert (hook.returncode, "its reader has closed; its gate is withdrawn" in err) == (75, True), err
 
 
 def test_standard_error_that_cannot_be_written_changes_no_answer(world: World) -> None:
@@ -339,7 +339,7 @@ def test_people_see_the_fleet_keep_nodes_out_and_let_them_in_again(world: World)
     assert world.run("fleet", "quarantine", "to-come", "--reason", "burn-in", "--unseen").code == 0
     gone = world.run("fleet", "forget", "to-come")
     assert gone.code == 0
-    assert gone.out.startswith("to-come is forgotten, and with it its quarantine by ")
+    assert gone.out.startswith("to-come is removed, and with it its quarantine by ")
     assert gone.out.endswith(" (burn-in)\n")
     assert world.gate("q", *nodes("n3"), wait="0s").code == 75
     assert world.run("fleet", "release", "n3").code == 0
@@ -389,7 +389,7 @@ def test_a_name_that_two_keys_claim_is_given_to_one_of_them_by_hand(world: World
     assert "healthd fleet forget twice" in world.gate("w", *nodes("twice"), wait="2s").out
     assert world.run("fleet", "rekey", "twice").code == 0
     assert (sync(second), sync(first)) == (200, 409)
-    assert world.run("fleet", "forget", "twice").out == "twice is forgotten\n"
+    assert world.run("fleet", "forget", "twice").out == "twice is removed\n"
     assert sync(first) == 200
     assert world.run("fleet", "forget", "twice").code == 0
     assert world.run("fleet", "rekey", "nobody").code == 1
@@ -427,7 +427,7 @@ def test_faults_are_set_and_cleared_in_a_running_daemon(tmp_path: Path) -> None:
                 if (tmp_path / "run" / "node.sock").exists():
                     break
                 time.sleep(0.05)
-            assert healthd(tmp_path, "fault", "set", "memory_free=fail").out == "in force: memory_free=fail\n"
+            assert healthd(tmp_path, "fault", "set", "memory_free=fail").out == "active: memory_free=fail\n"
             assert healthd(tmp_path, "fault", "set", "memory_free=melt").code in (1, 2)
             assert healthd(tmp_path, "fault", "clear").out == "cleared\n"
         finally:
@@ -515,7 +515,7 @@ def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
     ("words", "hint"),
     [
         (("--config", "F", "check", "matmul"), "--config belongs behind the command: healthd check --config F matmul"),
-        (("version",), "write: healthd --version"),
+        (("version",), "use: healthd --version"),
         (("check", "no_such_check"), "no such check: 'no_such_check'"),
         (("check", "--tire", "quick"), "--tire"),
         (("fleet", "status", "--no-such-option"), "--no-such-option"),

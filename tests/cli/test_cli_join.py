@@ -156,7 +156,7 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
         (("--join", "g", "--rank", "0"), {}, "--size is missing, and no launcher's variables provide it"),
         (("--join", "g", "--size", "2"), {}, "--rank is missing"),
         (("--join", "g", "--size", "2", "--rank", "2"), {}, "--rank 2 must be from 0 to 1"),
-        (("--join", "g", "--size", "2", "--rank", "0", "--pool", "p"), {}, "--pool does not go with --join"),
+        (("--join", "g", "--size", "2", "--rank", "0", "--pool", "p"), {}, "--pool cannot be combined with --join"),
         (("--join", "g", "--size", "2", "--rank", "0", "--node", "a", "--node", "b"), {}, "takes exactly one --node"),
         (("--join", "g", "--size", "2", "--rank", "0", "--min-nodes", "3"), {}, "--min-nodes must be between 1 and 2"),
         (

@@ -169,7 +169,7 @@ def test_placeholder_packages_are_explained_with_where_the_real_ones_are(tmp_pat
     items = {item["name"]: item for item in json.loads(result.output)}
     found = items["Neuron packages"]
     assert found["state"] == "missing"
-    assert "torch-neuronx 0.0.1: placeholders" in found["text"]
+    assert "torch-neuronx 0.0.1: empty placeholders" in found["text"]
     assert "AWS's Neuron package repository, see the Neuron setup guide" in found["remedy"]
     assert "compile cache" not in items  # nothing has been compiled
 

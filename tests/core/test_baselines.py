@@ -525,7 +525,7 @@ def test_too_few_files_and_used_nodes_are_said_and_nothing_is_written(tmp_path: 
     Path(paths[0]).write_bytes(wire.encode(busy))
     said = healthd(tmp_path, "baseline", *paths, "--write", str(out))
     assert said.code == 1
-    assert "at most 10 samples" in said.err
+    assert "only 10 samples" in said.err
     assert "in use by pid 7 (train)" in said.err
     assert not out.exists()
 

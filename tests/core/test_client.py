@@ -102,7 +102,7 @@ def test_where_no_aggregator_answers_all_are_named_in_one_line() -> None:
     with server(AWAY) as second, several(first, second) as line, pytest.raises(UnreachableError) as caught:
         line.get("/v1/fleet")
     (told,) = str(caught.value).splitlines()
-    assert told.startswith(f"none of 2 aggregators answers: {first} cannot be reached")
+    assert told.startswith(f"none of 2 aggregators responds: {first} cannot be reached")
     assert told.endswith(f"; {second}: neither leads nor knows the leader")
 
 
@@ -211,8 +211,8 @@ def test_a_token_that_is_not_wanted_is_a_fault_of_the_configuration_that_names_t
             "--ca-file",
         ),
         ("certificate verify failed: Hostname mismatch, certificate is not valid for 'head'", "a name that is in its"),
-        ("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)", "write http://"),
-        ("Server disconnected without sending a response.", "write https://"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)", "use http://"),
+        ("Server disconnected without sending a response.", "use https://"),
     ],
 )
 def test_a_connection_that_fails_for_a_known_reason_names_the_remedy(said: str, remedy: str) -> None:

@@ -272,7 +272,7 @@ def test_settings_out_of_a_pipe_are_refused(tmp_path: Path) -> None:
     os.write(begin, b'[limits.matmul_flops_per_second]\nlower = 1.0\n[aggregator]\nlisten = "127.0.0.1:1"\n')
     os.close(begin)
     try:
-        with pytest.raises(ConfigError, match=r"/dev/fd/\d+: cannot be read: it is a pipe, and settings are read more"):
+        with pytest.raises(ConfigError, match=r"/dev/fd/\d+: cannot be read: it is a pipe, but settings are read more"):
             load_settings({"config": Path(f"/dev/fd/{end}"), "state_dir": tmp_path}, section="node")
     finally:
         os.close(end)

@@ -119,7 +119,7 @@ def use_tls(file: Path) -> None:
 )
 def test_every_other_file_that_is_believed_is_refused_too(tmp_path: Path, use: Callable[[Path], object]) -> None:
     file = written(tmp_path / "file", "some-token-of-some-length\n", 0o666)
-    with pytest.raises(ConfigError, match=r"(everybody|others) may write .*; run: chmod g?o-w "):
+    with pytest.raises(ConfigError, match=r"(everyone|others) can write .*; run: chmod g?o-w "):
         use(file)
 
 

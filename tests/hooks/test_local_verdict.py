@@ -63,7 +63,10 @@ def quarantine_unknown(book: NodeStore) -> None:
 UNFIT: dict[str, tuple[Callable[[NodeStore], None], str]] = {
     "leased to another job": (leased, "taken by job other attempt 0"),
     "quarantined by a person": (lambda book: book.set_quarantine(QUARANTINE), "ann: new cable"),
-    "quarantine was never told": (quarantine_unknown, "no aggregator has said yet whether this node is quarantined"),
+    "quarantine was never told": (
+        quarantine_unknown,
+        "no aggregator has reported yet whether this node is quar",
+    ),
     "devices are held": (lambda book: book.set_survey(survey(("python (pid 7)",))), "taken by python (pid 7)"),
     "holders cannot be seen": (lambda book: book.set_survey(survey(None)), "holders of the devices cannot be seen"),
     "leases may be missing": (lambda book: book.set_doubt("the file of the leases was damaged"), "damaged"),
@@ -107,7 +110,7 @@ def test_evidence_must_be_as_fresh_and_as_deep_as_the_gate_asks(tmp_path: Path) 
     time.move(60.0)
     assert asked(tmp_path, book, *alone("--max-age", "2m")).code == 0
     old = asked(tmp_path, book, *alone("--max-age", "30s"))
-    assert (old.code, "30 s is asked" in old.err) == (75, True), old
+    assert (old.code, "at most 30 s is allowed" in old.err) == (75, True), old
     deep = asked(tmp_path, book, *alone("--tier", "deep"))
     assert (deep.code, "deep is asked" in deep.err or "has not run yet" in deep.err) == (75, True), deep
 

@@ -360,7 +360,7 @@ def test_nodes_that_kueue_chose_are_asked_for_by_name_and_need_no_label_9616() -
     ("slices", "levels", "message"),
     [
         ([], ("rack",), "ends above kubernetes.io/hostname"),
-        ([], ("kubernetes.io/hostname",), "lists no node"),
+        ([], ("kubernetes.io/hostname",), "names no node"),
         (
             [{"domainCount": 3, "valuesPerLevel": [{"individual": {"roots": ["1"]}}]}],
             ("kubernetes.io/hostname",),

@@ -456,8 +456,8 @@ class Engine:
             heard = math.inf if found is None or found.heard_seconds is None else found.heard_seconds
             if kept is not None and heard <= self.policy.silent_seconds:
                 raise ConflictError(
-                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports (last {ago(heard)}): "
-                    f"it would come back without the quarantine; release it first: healthd fleet release {node}; or "
+                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports (last report "
+                    f"{ago(heard)}): it would come back without the quarantine; release it first: healthd fleet release {node}; or "
                     f"stop its daemon and wait {self.policy.silent_seconds:g} s"
                 )
             gone = Gone(

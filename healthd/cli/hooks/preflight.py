@@ -134,7 +134,7 @@ def preflight(sidecar: str | None, as_json: bool, command: tuple[str, ...], **op
         if settings.preflight.nnodes is None:
             sys.stderr.write(
                 "healthd: no launcher's variables found, so this machine is the whole job (one node, as with "
-                "torchrun --standalone); for several nodes use --nnodes N --node-rank R --main HOST"
+                "torchrun --standalone); for several nodes use --nnodes N --node-rank R --main HOST\n"
             )
     elif place.source != "options" and place.local_rank == 0:
         sys.stderr.write(f"healthd: {describe(place)}\n")

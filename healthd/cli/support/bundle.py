@@ -134,7 +134,7 @@ def nccom_logs(host: Host, max_bytes: int) -> str:
         text = _end_of(host.path(path), max_bytes) if len(kept) < MAX_LOGS else None
         if text is not None:
             kept.append(f"--- {path}\n{text}\n")
-    return "".join(kept) or "(empty)"
+    return "".join(kept) or "(empty)\n"
 
 
 def _end_of(path: str, max_bytes: int) -> str | None:
