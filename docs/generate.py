@@ -19,7 +19,7 @@ from checks.contract import Check
 from checks.discover import builtin_checks
 from docs.reason_pages import reasons_page
 from healthd.cli.settings.tree import Settings
-from healthd.core.config import annotation_of, key_of
+from healthd.core.config import annotation_of, key_of, record_at
 from healthd.postmortem.verdicts import as_markdown
 
 DOCS = Path(__file__).parent
@@ -145,11 +145,15 @@ FROM_THE_HOST = {
 }
 
 
+HIDDEN = {"internal", "tables"}
+"""Marks of fields that are not keys themselves."""
+
+
 def settings_page(schema: type) -> str:
     """Every section of a tree of settings: its keys, their defaults, and the docstrings below its fields."""
     lines = [NOTE + SETTINGS]
     for path, section, about in _sections(schema, ()):
-        fields = [field for field in dataclasses.fields(section) if not field.metadata.get("internal")]
+        fields = [field for field in dataclasses.fields(section) if not HIDDEN & field.metadata.keys()]
         keys = [field for field in fields if _record(section, field) is None]
         lines += [f"## [{'.'.join(path)}]", "", *wrapped(" ".join(about.split())), "", *_keys(section, keys, path), ""]
     return "\n".join(lines)
@@ -160,6 +164,12 @@ def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     meanings = _meanings(schema)
     for field in dataclasses.fields(schema):
         if field.metadata.get("internal"):
+            continue
+        if (tables := field.metadata.get("tables")) is not None:
+            for key, where in tables().items():
+                record = record_at(where)
+                yield (*path, key), record, inspect.cleandoc(record.__doc__ or "")
+                yield from _sections(record, (*path, key))
             continue
         inner = _record(schema, field)
         if inner is not None:

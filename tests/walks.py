@@ -252,7 +252,7 @@ class Walk:
 
 
 WALKS = {
-    "result": Walk(passive_result, most_files=45, aim=20),
+    "result": Walk(passive_result, most_files=46, aim=20),
     "admission": Walk(admission, most_files=44, aim=35),
     "validation": Walk(validation, most_files=64, aim=35),
 }

@@ -19,13 +19,13 @@ from collections.abc import AsyncIterator, Callable, Collection
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.forwarding import Front, trust_of
 from healthd.aggregator.identity.tokens import Guard, Platform, Platforms
-from healthd.aggregator.instance_identity import InstanceIdentities
 from healthd.aggregator.leadership import Course
 from healthd.aggregator.leading import Terms, leading
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import Leadership, Store, Watch, is_shared
+from healthd.core.config import record_at
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, ListenError, Server, address_of, bind, closing_on_error
@@ -33,6 +33,7 @@ from healthd.core.model import GateTerm
 from healthd.core.platforms.kubernetes import api_server
 from healthd.core.tasks import LogOnce, OnEnd, Tasks
 from healthd.core.threads import use_daemon_threads
+from healthd.integrations import INTEGRATIONS
 
 log = logging.getLogger(__name__)
 
@@ -220,8 +221,11 @@ def _platform(settings: AggregatorSettings) -> Platforms | None:
     if settings.kubernetes.on:
         wanted = settings.kubernetes
         found.append(TokenReviews(wanted, api_server(os.environ, wanted.service_account, wanted.api_server)))
-    if settings.aws.on:
-        found.append(InstanceIdentities(settings.aws))
+    for one in INTEGRATIONS:
+        if one.identities is not None:
+            provider: Callable[[AggregatorSettings], Platform | None] = record_at(one.identities)
+            if (platform := provider(settings)) is not None:
+                found.append(platform)
     return Platforms(found) if found else None
 
 

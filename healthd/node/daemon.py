@@ -27,17 +27,15 @@ from healthd.node.clock import Clock, system_clock
 from healthd.node.condition import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
-from healthd.node.instance_identity import write_credential
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.maintenance import MaintenanceWatch
 from healthd.node.nccom import RoundSettings
-from healthd.node.nvrx import health_hook
-from healthd.node.nvsentinel import EventSender
 from healthd.node.occupancy.occupancy import Schedulers
 from healthd.node.occupancy.pods import PodWatch
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
+from healthd.node.services import DaemonParts, integrated, write_credential
 from healthd.node.settings import DAEMON, KubernetesSettings, NodeSettings
 from healthd.node.state import files
 from healthd.node.state.saving import ProfileFolder, SavedEvidence, StateFile, StateSaver
@@ -143,7 +141,6 @@ async def _serve(
     saver = StateSaver(store, settings, evidence.save)
     conditions = _condition_writers(settings, store, clock)
     maintenance = _maintenance_watch(settings, store)
-    events = _event_senders(settings, store, clock)
     profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
     profiles.tidy()
     runner.on_profile = profiles.keep
@@ -159,7 +156,7 @@ async def _serve(
         async with (
             web.Server(NodeApi(store, tasks.errors, steps.jobs), [tcp_socket], limits=limits),
             web.Server(control.app, [control_socket], limits=control_limits, owner_only=True),
-            health_hook(store, settings.nvrx, stop_seconds=each),
+            integrated(DaemonParts(settings=settings, store=store, clock=clock, tasks=tasks, stop_seconds=each)),
         ):
             log.info("node %s answers on http://%s", settings.name, web.address_of(tcp_socket))
             tasks.supervise("passive checks", scheduler.run_passive)
@@ -179,8 +176,6 @@ async def _serve(
                 tasks.supervise("watch over maintenance", maintenance.run)
             for writer in conditions:
                 tasks.supervise("node condition", writer.run)
-            for sender in events:
-                tasks.supervise("health events for NVSentinel", sender.run)
             try:
                 await stopping
             finally:  # a preflight cancels this task
@@ -273,13 +268,6 @@ def _condition_writers(settings: NodeSettings, store: NodeStore, clock: Clock) -
             "AcceleratedHardwareReady is being written: if node repair is on, a hardware fault replaces this instance"
         )
     return [ConditionWriter(store, wanted, server, clock=clock)]
-
-
-def _event_senders(settings: NodeSettings, store: NodeStore, clock: Clock) -> list[EventSender]:
-    """The sender of health events; none where no socket is configured."""
-    if settings.nvsentinel.socket is None:
-        return []
-    return [EventSender(store, settings.nvsentinel, node=settings.kubernetes.node or settings.name, clock=clock)]
 
 
 class LeasesFile:

@@ -191,7 +191,7 @@ def test_second_daemon_in_one_state_directory_is_kept_out(tmp_path: Path) -> Non
 
 
 def test_socket_without_a_daemon_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError, match=r"no daemon answers .* is 'healthd node' running there"):
+    with pytest.raises(UnreachableError, match=r"no daemon responds .* is 'healthd node' running"):
         control_socket.node_state(tmp_path / "node.sock")
 
 

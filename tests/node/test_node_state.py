@@ -265,7 +265,7 @@ def test_damaged_state_file_is_set_aside_in_one_line_and_stops_nobody(
     assert not path.exists()
     assert (tmp_path / "state.json.damaged").read_bytes() == content
     assert len(caplog.messages) == 1
-    assert "set aside as state.json.damaged" in caplog.text
+    assert "moved to state.json.damaged" in caplog.text
     StateFile(one, path).save()
     assert path.exists()
 

@@ -457,8 +457,8 @@ class Engine:
             if kept is not None and heard <= self.policy.silent_seconds:
                 raise ConflictError(
                     f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports (last report "
-                    f"{ago(heard)}): it would come back without the quarantine; release it first: healthd fleet release {node}; or "
-                    f"stop its daemon and wait {self.policy.silent_seconds:g} s"
+                    f"{ago(heard)}): it would come back without the quarantine; release it first: healthd fleet release "
+                    f"{node}; or stop its daemon and wait {self.policy.silent_seconds:g} s"
                 )
             gone = Gone(
                 quarantine=kept,

@@ -162,7 +162,7 @@ EVERYONE = Caller(name="loopback", scopes=frozenset(Scope))
 
 
 class Platform(Protocol):
-    """Who the bearers of tokens are that no file has: see `service_accounts` and `instance_identity` beside this."""
+    """Who the bearers of tokens are that no file has: see `service_accounts` and integrations."""
 
     def fresh(self, digest: bytes) -> Caller | None:
         """The caller that a token of this SHA-256 was said to be, where that need not be asked again yet."""
@@ -450,7 +450,7 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     try:
         status = file.stat()
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such token table; make one with 'healthd token'") from None
+        raise ConfigError(f"{file}: no such token table; create one with 'healthd token'") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {words_of(error)}") from None
     return status.st_mtime_ns, status.st_size, status.st_ino

@@ -126,7 +126,7 @@ class Settings(Tables):
     ) -> NodeSettings:
         """The node daemon as the executor of a preflight: it keeps nothing, and works on order alone."""
         from healthd.node.occupancy.own import inside_a_job
-        from healthd.node.settings import KubernetesSettings, NvrxSettings, NvsentinelSettings, Unprompted
+        from healthd.node.settings import KubernetesSettings, Unprompted
 
         sync = dataclasses.replace(
             self.node.sync,
@@ -151,8 +151,7 @@ class Settings(Tables):
             ),
             sync=sync,
             kubernetes=KubernetesSettings(),
-            nvrx=NvrxSettings(),
-            nvsentinel=NvsentinelSettings(),
+            integrations={},
         )
 
     def compile_cache(self) -> Path:

@@ -16,15 +16,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization.pkcs7 import PKCS7Options
 
 from healthd.aggregator.identity.tokens import AuthError, Caller, Instance, Scope, new_token
-from healthd.aggregator.instance_identity import DocumentError, InstanceIdentities, read_certificates, verify
-from healthd.aggregator.settings import AwsCallers
 from healthd.core.errors import ConfigError
-from healthd.node.instance_identity import write_credential
+from healthd.integrations.ec2.credential import write_credential
+from healthd.integrations.ec2.identities import DocumentError, InstanceIdentities, read_certificates, verify
+from healthd.integrations.ec2.settings import AwsCallers
 from healthd.node.settings import SyncSettings
 from tests.aggregator.api_kit import running
 from tests.aggregator.identity_kit import sync
-from tests.aggregator.instance_identity_kit import ACCOUNT, INSTANCE, OTHER, Region, document, region
 from tests.checks.identity_kit import read_request, reply, serving
+from tests.integrations.ec2.instance_identity_kit import ACCOUNT, INSTANCE, OTHER, Region, document, region
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
@@ -177,7 +177,7 @@ async def test_copy_of_a_document_is_worth_nothing_without_the_nodes_key(aws: Re
     file = tmp_path / "tokens.toml"
     file.write_text(entry)
     file.chmod(0o600)
-    async with running(tmp_path, aws=aws.callers(), token_table=file) as client:
+    async with running(tmp_path, integrations={"aws": aws.callers()}, token_table=file) as client:
         assert (await sync(client, INSTANCE, headers=bearer(token))).status_code == 200
         other = await sync(client, OTHER, headers=bearer(token))
         assert (other.status_code, f"only for {INSTANCE}" in other.text) == (403, True)
@@ -194,14 +194,14 @@ async def test_copy_of_a_document_is_worth_nothing_without_the_nodes_key(aws: Re
 async def test_machine_that_was_started_anew_with_an_empty_disk_is_let_in(aws: Region, tmp_path: Path) -> None:
     """A stopped instance starts on another host: AWS says when, and an older document is no longer of use."""
     before, after = aws.sign(document()), aws.sign(document(pendingTime="2026-11-20T08:00:00Z"))
-    async with running(tmp_path, aws=aws.callers()) as client:
+    async with running(tmp_path, integrations={"aws": aws.callers()}) as client:
         assert (await sync(client, INSTANCE, headers=bearer(before))).status_code == 200
         assert (await sync(client, INSTANCE, "the-key-of-a-new-disk", "i2", headers=bearer(after))).status_code == 200
         old = await sync(client, INSTANCE, seq=2, headers=bearer(before))
         assert old.status_code in (403, 409), old.text
         again = await sync(client, INSTANCE, "the-key-of-a-new-disk", "i2", seq=2, headers=bearer(after))
         assert again.status_code == 200
-    async with running(tmp_path, aws=aws.callers()) as client:
+    async with running(tmp_path, integrations={"aws": aws.callers()}) as client:
         copied = await sync(client, INSTANCE, "a-key-of-somebody-else", "i3", headers=bearer(after))
         assert copied.status_code == 403, "also before the node has spoken to an aggregator that was restarted"
 
@@ -250,7 +250,7 @@ async def test_daemon_is_known_to_its_aggregator_by_its_document_alone(aws: Regi
     file.write_text(entry)
     file.chmod(0o600)
     with serving(Metadata(in_lines(aws.sign(document())))) as endpoint:
-        async with running(tmp_path, aws=aws.callers(), token_table=file) as client:
+        async with running(tmp_path, integrations={"aws": aws.callers()}, token_table=file) as client:
             environ = {
                 **{key: value for key, value in os.environ.items() if not key.startswith("HEALTHD_")},
                 "AWS_EC2_METADATA_SERVICE_ENDPOINT": endpoint,

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import pkcs7
 from cryptography.x509.oid import NameOID
 
-from healthd.aggregator.settings import AwsCallers
+from healthd.integrations.ec2.settings import AwsCallers
 
 ACCOUNT = "123456789012"
 INSTANCE = "i-0123456789abcdef0"

@@ -13,8 +13,9 @@ EXECUTE_REMEDIATION), docs/designs on the processing strategy. Verified with a g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,10 @@ from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.model import NodeState, Reason
 from healthd.core.tasks import LogOnce, wait_for
+from healthd.integrations.nvsentinel.settings import NvsentinelSettings, NvsentinelStrategy
 from healthd.node.clock import Clock
 from healthd.node.protobuf import field
-from healthd.node.settings import NvsentinelSettings, NvsentinelStrategy
+from healthd.node.services import DaemonParts
 from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
@@ -190,3 +192,14 @@ class EventSender:
                 ) from None
         self._told.update({one.check: one.told for one in events})
         return len(events)
+
+
+@contextlib.asynccontextmanager
+async def service(parts: DaemonParts) -> AsyncIterator[None]:
+    """The sender of a daemon; none where no socket is configured."""
+    settings = parts.settings.of("nvsentinel", NvsentinelSettings)
+    if settings.socket is not None:
+        node = parts.settings.kubernetes.node or parts.settings.name
+        sender = EventSender(parts.store, settings, node=node, clock=parts.clock)
+        parts.tasks.supervise("health events for NVSentinel", sender.run)
+    yield

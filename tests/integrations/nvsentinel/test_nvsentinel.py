@@ -15,9 +15,9 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.core.errors import ConfigError
-from healthd.node.nvsentinel import MAX_CHARACTERS, EventSender, SendError
+from healthd.integrations.nvsentinel.events import MAX_CHARACTERS, EventSender, SendError
+from healthd.integrations.nvsentinel.settings import NvsentinelSettings, NvsentinelStrategy
 from healthd.node.protobuf import fields, messages, text
-from healthd.node.settings import NvsentinelSettings, NvsentinelStrategy
 from healthd.node.state.store import NodeStore
 from tests.node.node_api_kit import healthy, node
 from tests.node.node_kit import MovedClock, eventually, finding, lease, result

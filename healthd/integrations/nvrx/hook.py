@@ -19,6 +19,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from checks.contract import Status
@@ -27,9 +28,10 @@ from healthd.core import wire
 from healthd.core.errors import ConfigError
 from healthd.core.http import server as web
 from healthd.core.model import Health, NodeState, Reason
+from healthd.integrations.nvrx.settings import NvrxSettings
 from healthd.node.http.health import Demand, verdict
 from healthd.node.protobuf import field
-from healthd.node.settings import NvrxSettings
+from healthd.node.services import DaemonParts
 from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,12 @@ def response(state: NodeState, demand: Demand | None) -> bytes:
     exit_code = 0 if not found else EXIT_FAILED if known else EXIT_UNKNOWN
     parts = [field(1, not found), field(2, exit_code), field(3, wire.encode(output))]
     return b"".join([*parts, field(4, found[0])] if found else parts)
+
+
+def service(parts: DaemonParts) -> AbstractAsyncContextManager[None]:
+    """The hook of a daemon."""
+    settings = parts.settings.of("nvrx", NvrxSettings)
+    return health_hook(parts.store, settings, stop_seconds=parts.stop_seconds)
 
 
 @contextlib.asynccontextmanager

@@ -20,9 +20,9 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.model import Quarantine
-from healthd.node.nvrx import MAX_FAILURES, health_hook, response
+from healthd.integrations.nvrx.hook import MAX_FAILURES, health_hook, response
+from healthd.integrations.nvrx.settings import NvrxSettings
 from healthd.node.protobuf import fields
-from healthd.node.settings import NvrxSettings
 from healthd.node.state.store import NodeStore
 from tests.node.allocation_kit import field
 from tests.node.node_api_kit import healthy, node

@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from healthd.aggregator.identity.tokens import IMPLIED, AuthError, Caller, Instance, Scope
-from healthd.aggregator.settings import AwsCallers
+from healthd.aggregator.settings import AggregatorSettings
 from healthd.core import wire
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError, words_of
+from healthd.integrations.ec2.settings import AwsCallers
 
 if TYPE_CHECKING:
     from asn1crypto import cms
@@ -232,6 +233,12 @@ class InstanceIdentities:
             nodes=names_of(instance, self._settings.names),
             instance=Instance(id=instance, launched=launched),
         )
+
+
+def provider(settings: AggregatorSettings) -> InstanceIdentities | None:
+    """Who the instances are, where the settings name accounts; else None. ConfigError."""
+    callers = settings.of("aws", AwsCallers)
+    return InstanceIdentities(callers) if callers.on else None
 
 
 def names_of(instance: str, templates: Sequence[str]) -> tuple[str, ...]:
