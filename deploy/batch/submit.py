@@ -119,10 +119,10 @@ def judge(job: Mapping[str, Any], main: Mapping[str, Any] | None = None) -> tupl
     reason = str(job.get("statusReason") or (main or {}).get("statusReason") or "no reason given")
     if any((one or {}).get(said) for one in (job, main) for said in ("isTerminated", "isCancelled")):
         # A gate that is stopped ends with 75 as well: what somebody has ended is not begun anew.
-        return End.FAILED, f"somebody has ended it: {reason}"
+        return End.FAILED, f"ended by hand: {reason}"
     codes = exit_codes(job) or exit_codes(main or {})
     if NOT_ADMITTED in codes:
-        return End.NOT_ADMITTED, f"the gate did not admit it on any attempt ({reason})"
+        return End.NOT_ADMITTED, f"no attempt was admitted by the gate ({reason})"
     if not codes and reason.startswith("Host EC2"):
         return End.HOST_LOST, reason
     said = f"exit code {', '.join(map(str, codes))}" if codes else "no exit code"
@@ -148,8 +148,8 @@ def follow(batch: Any, job_id: str, patience: Patience, *, sleep: Sleep, say: Ca
         nonlocal told
         found = batch.describe_jobs(jobs=[job_id])["jobs"]
         if not found:
-            return {"status": "FAILED", "statusReason": f"Batch does not know {job_id} any more"}
-        status = f"{found[0]['status']}, {len(found[0].get('attempts') or [])} attempts over"
+            return {"status": "FAILED", "statusReason": f"Batch no longer has {job_id}"}
+        status = f"{found[0]['status']}, {len(found[0].get('attempts') or [])} attempts finished"
         if status != told:
             say(f"{job_id}: {status}")
             told = status

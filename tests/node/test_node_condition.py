@@ -465,7 +465,7 @@ def test_daemon_of_a_pod_keeps_the_condition_of_its_node(kube: Cluster, tmp_path
         process.terminate()
         _, said = process.communicate(timeout=15 * PATIENCE)
     assert process.returncode == 0, said
-    assert f"condition {OWN} is written to node n1" in said
+    assert f"condition {OWN} is being written to node n1" in said
 
 
 def test_daemon_outside_of_a_cluster_says_so_and_does_not_start(tmp_path: Path) -> None:

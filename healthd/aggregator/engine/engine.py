@@ -457,7 +457,7 @@ class Engine:
             if kept is not None and heard <= self.policy.silent_seconds:
                 raise ConflictError(
                     f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports (last report "
-                    f"{ago(heard)}): it would come back without the quarantine; release it first: healthd fleet release "
+                    f"{ago(heard)}): it would come back without the quarantine; release it: healthd fleet release "
                     f"{node}; or stop its daemon and wait {self.policy.silent_seconds:g} s"
                 )
             gone = Gone(

@@ -150,7 +150,7 @@ def lease_line(decision: Decision) -> str:
     asked = decision.request is not None and decision.request.lease_seconds is not None
     return (
         f"leased until the job ends, or for {span(seconds)} if its end cannot be observed "
-        f"({'as asked' if asked else 'set with --lease'})"
+        f"({'as requested' if asked else 'set with --lease'})"
     )
 
 
