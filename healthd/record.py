@@ -412,7 +412,7 @@ try:
         sys.stdout.flush()
         if run["returncode"] is not None:
             sys.exit(run["returncode"])
-        # It streamed, or did not end in time: nobody waits for it for ever.
+        # It streamed, or did not end in time: no reader waits for it forever.
         time.sleep({STREAM_PERIOD_SECONDS} if run["stdout"] else 3600)
 except BrokenPipeError:
     sys.exit(0)

@@ -48,7 +48,7 @@ def memory_free(ctx: Context[Params]) -> Iterator[Finding]:
         target="node",
         limit=bound(ctx, "swap_used_ratio", upper="max_swap_used_ratio"),
         reason="LowMemory",
-        subject="swap used" if swap else "swap used (there is none)",
+        subject="swap used" if swap else "swap used (no swap)",
         outside=Status.WARN,
     )
 

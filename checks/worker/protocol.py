@@ -84,7 +84,7 @@ class LineDecoder:
 
 
 def _no_constant(name: str) -> float:
-    raise ProtocolError(f"{name} is no number")
+    raise ProtocolError(f"{name} is not a number")
 
 
 def _finite_float(text: str) -> float:

@@ -130,10 +130,10 @@ class Lazy(click.Group):
 @click.version_option(__version__, prog_name="healthd")
 def healthd() -> None:
     """
-    May this job start on these nodes, now?
+    Decide whether a job may start on these nodes now.
 
-    healthd runs real tensor operations on every device and real collectives between them, watches the host, and
-    gates the launch of jobs on the health of a fleet.
+    healthd runs real tensor operations on every device and real collectives between devices and nodes, watches the
+    hosts, and gates job launches on the health of the fleet.
     """
 
 

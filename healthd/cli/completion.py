@@ -22,11 +22,11 @@ MOST_NAMES = 500
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 def completion(shell: str | None) -> int:
     """
-    Print the script that completes `healthd` in a shell; without SHELL, in the one of $SHELL.
+    Print the completion script for a shell; without SHELL, for the shell in $SHELL.
 
-    bash: eval "$(healthd completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc; fish: healthd completion fish >
-    ~/.config/fish/completions/healthd.fish. Names of nodes, jobs and gates come from the
-    aggregator of HEALTHD_AGGREGATOR.
+    bash: eval "$(healthd completion bash)" in ~/.bashrc; zsh likewise in ~/.zshrc; fish: healthd completion fish >
+    ~/.config/fish/completions/healthd.fish. Names of nodes, jobs and gates come from the aggregator in
+    HEALTHD_AGGREGATOR.
     """
     from click.shell_completion import get_completion_class
 

@@ -396,7 +396,7 @@ def _get(url: str) -> httpx.Response:
 @click.option("--more", is_flag=True, help="Run three more acts: a spare, a device that cannot train, a job that dies.")
 @click.option("--keep", is_flag=True, help="Keep everything running until Ctrl-C.")
 def demo(more: bool, keep: bool) -> int:
-    """Show three nodes and an aggregator on this machine: admit a job, name a bad device, localise a bad collective."""
+    """Run three nodes and an aggregator on this machine: admit a job, name a bad device, localise a bad collective."""
     with tempfile.TemporaryDirectory(prefix="healthd-demo-") as folder, _signals(), Stage(Path(folder)) as stage:
         start(stage)
         (play_more if more else play)(stage)

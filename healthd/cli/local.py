@@ -16,7 +16,7 @@ from healthd.core.errors import ConfigError, words_of
 
 @click.group(short_help="Inject faults into a running daemon, as a drill.")
 def fault() -> None:
-    """Faults in a running daemon, through its Unix socket: a fire drill."""
+    """Inject faults into a running daemon through its Unix socket, as a drill."""
 
 
 @fault.command(name="set")
@@ -26,8 +26,8 @@ def set_(faults: tuple[str, ...], **options: Any) -> int:
     """
     Inject faults: CHECK[@TARGET]=KIND[:VALUE].
 
-    Kinds: fail, hang, crash, slow:FACTOR, corrupt, missing, garbage, absent, wrong. They act on the gate as real
-    ones do.
+    Kinds: fail, hang, crash, slow:FACTOR, corrupt, missing, garbage, absent, wrong. They affect gates as real faults
+    do.
     """
     from healthd.node.http.control_socket import set_faults
 
@@ -41,7 +41,7 @@ def set_(faults: tuple[str, ...], **options: Any) -> int:
 @click.argument("faults", nargs=-1, metavar="[FAULT...]")
 @common_options
 def clear(faults: tuple[str, ...], **options: Any) -> int:
-    """Clear faults (all, when none is named) and what they latched."""
+    """Clear faults (all, if none is named) and what they latched."""
     from healthd.node.http.control_socket import clear_faults
 
     settings = load_settings(options, section="node")
@@ -54,7 +54,7 @@ def clear(faults: tuple[str, ...], **options: Any) -> int:
 @common_options
 @click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def checks(as_json: bool, **options: Any) -> int:
-    """The checks there are: name, tier, where they run, what they say."""
+    """List the checks: name, tier, where they run, what they report."""
     import asyncio
 
     from healthd.runner.runner import Runner
@@ -90,12 +90,12 @@ def checks(as_json: bool, **options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def token(name: str, scope: tuple[str, ...], node: tuple[str, ...], write: Path | None, as_json: bool) -> int:
     """
-    Make a bearer token for NAME, and the lines that let it in.
+    Create a bearer token for NAME, and the lines for the aggregator's token table.
 
-    The token goes into a new file that only you can read (--write) or to standard error, the lines for the
-    aggregator's token table (its hash alone) to standard output:
-    'healthd token ci --scope gate --write ci.token >> tokens.toml'. Give the nodes of each rack or pool a token of
-    their own: 'healthd token trn-a --scope sync --node "trn-a-*"'.
+    The token goes into a new file that only you can read (--write) or to standard error. The lines for the token
+    table (with the token's hash only) go to standard output: 'healthd token ci --scope gate --write ci.token >>
+    tokens.toml'. Give the nodes of each rack or pool their own token: 'healthd token trn-a --scope sync --node
+    "trn-a-*"'.
     """
     from healthd.aggregator.identity.tokens import Scope, new_token
 

@@ -91,9 +91,9 @@ def postmortem(
     **options: Any,
 ) -> int:
     """
-    Say why a job died: which rank failed first, of what, and what to do.
+    Explain why a job died: which rank failed first, of what, and what to do.
 
-    NOTES are the files of 'healthd run --notes-dir', one of each node. Exit code: 0 a verdict, 3 unknown, 2 usage.
+    NOTES are the files of 'healthd run --notes-dir', one per node. Exit code: 0 a verdict, 3 unknown, 2 usage.
     """
     if from_run:
         return _after_run(_Asked(logs, measured, seconds, json_out, notes_dir, job, attempt, node, options))

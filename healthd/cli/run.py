@@ -66,15 +66,15 @@ def run(
     exit_style: str,
 ) -> None:
     """
-    Run COMMAND as a job's command, and say why it died where it does.
+    Run COMMAND and diagnose it if it fails.
 
-    Standard input, output, error and the terminal are the command's, signals are passed on to it, and the exit code is
-    its own: 128 and the signal's number where a signal ended it, 127 where there is no such command, 126 where it
+    Standard input, output, error and the terminal belong to the command, and signals are passed on to it. The exit code
+    is the command's: 128 plus the signal's number if a signal ended it, 127 if the command does not exist, 126 if it
     cannot be executed, 2 for usage.
 
-    With --exit-style verdict a bad end exits 75 where a retry elsewhere can help, 76 where a retry here can, 70 where
-    it is certain that none can, and 79 where a person stopped it. It exits as the command did if nothing explains the
-    end, or if the verdict is only suspected and nothing was measured.
+    With --exit-style verdict a failure exits with 75 if a retry elsewhere can help, 76 if a retry here can help, 70
+    if certainly no retry can help, and 79 if an operator stopped it. If nothing explains the failure, or the verdict
+    is only suspected and nothing was measured, the exit code is the command's.
     """
     if not 1.0 <= seconds <= MAX_SECONDS:
         raise ConfigError(f"--seconds {seconds:g} must be between 1 and {MAX_SECONDS:g}")

@@ -55,9 +55,9 @@ def node(
     **options: Any,
 ) -> int:
     """
-    The daemon of this node.
+    Run the daemon of this node.
 
-    Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 else.
+    Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 otherwise.
     """
     options["sync.aggregators"] = aggregators
     options["label"] = ",".join(label) or None
@@ -98,9 +98,9 @@ def node(
 @click.option("--step-down", is_flag=True, help="End the lease of the leading aggregator; a standby takes over.")
 def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "json"], **options: Any) -> int:
     """
-    The aggregator of a fleet. Several on one PostgreSQL stand in for each other.
+    Run the aggregator of a fleet. Several on one PostgreSQL are standbys for each other.
 
-    Exit code: 0 after SIGTERM or --step-down, 2 for usage or configuration, 1 else.
+    Exit code: 0 after SIGTERM or --step-down, 2 for usage or configuration, 1 otherwise.
     """
     options["policy.mode"] = mode
     options["aggregator.ca_file"] = options.pop("ca_file")
@@ -139,7 +139,8 @@ def kueue(log_format: Literal["text", "json"], **options: Any) -> int:
     """
     Gate the jobs of Kueue: the controller of AdmissionChecks with controllerName healthd.internal/gate.
 
-    It runs in the cluster, beside the aggregator. Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 else.
+    It runs in the cluster, beside the aggregator. Exit code: 0 after SIGTERM, 2 for usage or configuration, 1
+    otherwise.
     """
     settings = load_settings(options, section="kueue")
     from healthd.kueue.run import run_kueue

@@ -47,9 +47,9 @@ class WarmError(HealthdError):
 @click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def warm(tier: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """
-    Compile the probes ahead, so that a check before a job finds them compiled.
+    Compile the probes ahead of time, so that a check before a job finds them compiled.
 
-    Needs devices that are free. On accelerators that do not compile there is nothing to do. Exit code: 0 warm, 1 not.
+    Needs idle devices. On accelerators that do not compile there is nothing to do. Exit code: 0 warm, 1 not.
     """
     settings = load_settings(options, section="node")
     say = (lambda text: None) if as_json else click.echo

@@ -90,12 +90,12 @@ async def test_cells_say_what_the_registry_says_and_follow_it() -> None:
     silent = found.cell("n1")
     assert silent is not None
     assert (silent.health, silent.reason) == (Health.UNKNOWN, "Silent")
-    assert "last heard 61 s ago" in silent.message
+    assert "last report 61 s ago" in silent.message
     assert found.cell("nobody") is None
     clock.now += 3600.0
     later = found.cell("n1")
     assert later is not None
-    assert "last heard 3661 s ago" in later.message, "how long it is silent is no word of an hour ago"
+    assert "last report 3661 s ago" in later.message, "how long it is silent is no word of an hour ago"
 
 
 async def test_the_heat_map_marks_what_was_measured_before_a_node_became_unknown() -> None:

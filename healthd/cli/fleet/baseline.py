@@ -57,11 +57,11 @@ def baseline(
     """
     Learn limits from what healthy machines measured, and print them as a settings file (TOML) to review and roll out.
 
-    Without files it learns from what the devices of the aggregator's fleet measured last; with files, from those that
-    `healthd check --json` prints. Only passing results of healthy nodes that nobody uses count: one of each device and
-    day, eleven in all from three devices at least.
+    Without files it learns from the latest measurements of the aggregator's fleet; with files, from the output of
+    `healthd check --json`. Only passing results of healthy, idle nodes count: one per device and day. At least eleven
+    samples from three devices are needed.
 
-    Exit code: 0 limits were learned, 1 none could be, 2 usage.
+    Exit code: 0 limits were learned, 1 none could be learned, 2 usage.
     """
     from healthd import baselines
 

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 @fleet_options
 def rekey(node: str, as_json: bool, **options: Any) -> int:
     """
-    Let the key in that came last under the name of NODE, in the place of its own: its machine was replaced.
+    Accept the newest key presented for NODE instead of its present one, because its machine was replaced.
 
-    Make sure first that the old machine is off. Where the other one is the intruder, stop that one and `forget` NODE.
+    Make sure that the old machine is off. If the other machine is the intruder, stop it and run `forget` NODE.
     """
     with aggregator_of(options) as aggregator:
         aggregator.call("POST", f"/v1/nodes/{segment(node)}/rekey")
@@ -59,10 +59,10 @@ def rekey(node: str, as_json: bool, **options: Any) -> int:
 @fleet_options
 def forget(node: str, as_json: bool, **options: Any) -> int:
     """
-    Drop all that is known of NODE: who comes under that name next is a new node. It says what went with the name.
+    Remove all records of NODE; the next machine with that name is a new node. Prints what was removed with it.
 
-    For a name that is gone, and for one that two daemons claimed, once one of them is stopped. Refused while a job has
-    NODE, and while NODE is quarantined and still reports.
+    Use it for a node that is gone, or for a name that two daemons claimed, after one of them has been stopped. Refused
+    while a job uses NODE, and while NODE is quarantined and still reports.
     """
     with aggregator_of(options) as aggregator:
         gone = aggregator.call_json("DELETE", f"/v1/nodes/{segment(node)}")
@@ -91,9 +91,9 @@ def _lost(gone: Mapping[str, Any]) -> Iterator[str]:
 @fleet_options
 def digests(as_json: bool, **options: Any) -> int:
     """
-    Nodes whose training step gives other bits than that of nodes like them, and the first operation that differs.
+    List nodes whose training-step digest differs from nodes like them, with the first operation that differs.
 
-    Exit code: 0 none differs, 1 some do, 3 it cannot be told.
+    Exit code: 0 none differs, 1 some differ, 3 unknown.
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/digests")
@@ -116,9 +116,9 @@ def digests(as_json: bool, **options: Any) -> int:
 @fleet_options
 def steps(as_json: bool, **options: Any) -> int:
     """
-    Running jobs that report their steps, and the nodes that are slow in them by their own time.
+    Show running jobs that report their steps, and nodes that are slow in them by their own time.
 
-    Exit code: 0 none is slow, 1 some are, 3 it cannot be told.
+    Exit code: 0 none is slow, 1 some are slow, 3 unknown.
     """
     from checks.limits import quantity
 
@@ -164,7 +164,7 @@ def status(
     watch: bool = False,
     **options: Any,
 ) -> int:
-    """Every node on a line, the worst first."""
+    """List every node, the worst first."""
     with aggregator_of(options) as aggregator:
 
         def look() -> Found:
@@ -251,7 +251,7 @@ AWAY_SECONDS = 60.0
 @click.group(cls=Group, invoke_without_command=True, short_help="Show the fleet as the aggregator sees it.")
 @click.pass_context
 def fleet(ctx: click.Context) -> None:
-    """The fleet as the aggregator sees it; `status` when nothing else is said."""
+    """Show the fleet as the aggregator sees it; without a command, run `status`."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(status)
 
@@ -268,7 +268,7 @@ fleet.add_command(release_lease)
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def show(node: str, as_json: bool, **options: Any) -> int:
-    """All that is known of one node."""
+    """Show the state of one node."""
     with aggregator_of(options) as aggregator:
         record = aggregator.get(f"/v1/nodes/{segment(node)}")
     if as_json:
@@ -287,7 +287,7 @@ def show(node: str, as_json: bool, **options: Any) -> int:
 @click.option("--unseen", is_flag=True, help="Also quarantine a node that has never reported.")
 @fleet_options
 def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_json: bool, **options: Any) -> int:
-    """Keep a node out of admissions. A name that no node has is taken for a slip, unless it is said to be --unseen."""
+    """Exclude a node from admissions. The name of a node that has never reported needs --unseen."""
     from healthd.core.http.client import RefusedError
 
     seconds = duration_of("--for", duration)
@@ -320,7 +320,7 @@ def release(node: str, reason: str | None, as_json: bool, **options: Any) -> int
 @fleet_options
 def explain(gate: str, as_json: bool, **options: Any) -> int:
     """
-    A gate's decision with the evidence it was made on, and why its job died where that was told.
+    Show a gate's decision with its evidence and, if the job's failure was reported, why the job died.
 
     GATE is its id, or JOB for the newest gate of a job, or JOB:ATTEMPT.
     """
@@ -392,10 +392,10 @@ def validate(
     nodes: tuple[str, ...], pool: str | None, count: int | None, kind: str, wait: str, as_json: bool, **options: Any
 ) -> int:
     """
-    Run collectives over NODES together, or with --kind training steps of a small model that all train together, and
-    find who is at fault. Nobody gets a lease.
+    Run collectives over NODES together, or with --kind the training steps of a small model, and find the node at fault.
+    No lease is granted.
 
-    Exit code: 0 all passed together, 1 they did not, 3 it cannot be told.
+    Exit code: 0 all passed together, 1 not all passed, 3 unknown.
     """
     if bool(nodes) == (pool is not None):
         raise ConfigError("choose the nodes: by name, or with --pool P --count K")
@@ -467,9 +467,9 @@ def report(days: float, as_json: bool, **options: Any) -> int:
 @fleet_options
 def stragglers(as_json: bool, **options: Any) -> int:
     """
-    Devices that are slow among their peers: what two runs have said, and what has yet to be measured again.
+    List devices that are slow compared with their peers: confirmed by two runs, or still to be measured again.
 
-    Exit code: 0 none is confirmed, 1 some are, 3 it cannot be told.
+    Exit code: 0 none is confirmed, 1 some are confirmed, 3 unknown.
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/stragglers")
@@ -490,7 +490,7 @@ def stragglers(as_json: bool, **options: Any) -> int:
 @fleet.command(short_help="Admit jobs again after the database was lost.")
 @fleet_options
 def recover(as_json: bool, **options: Any) -> int:
-    """Say that the aggregator may admit again after the loss of its database."""
+    """Admit jobs again after the aggregator lost its database."""
     with aggregator_of(options) as aggregator:
         aggregator.call("POST", "/v1/fleet/recover")
     done(as_json, "the aggregator admits jobs again, with what has been reported so far")
@@ -504,7 +504,7 @@ def recover(as_json: bool, **options: Any) -> int:
 )
 @fleet_options
 def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
-    """What happened on NODE lately: checks, quarantines, leases, accusations, boots, devices."""
+    """Show recent events of NODE: checks, quarantines, leases, accusations, boots, devices."""
     with aggregator_of(options) as aggregator:
         page = aggregator.get(f"/v1/nodes/{segment(node)}/history", limit=limit)
     if as_json:
@@ -522,9 +522,9 @@ def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
 @fleet_options
 def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     """
-    Show where rules have stopped quarantining because too many nodes would be out; `reset` lets them go on.
+    Show where the rules have stopped quarantining because too many nodes would be out; `reset` lets them continue.
 
-    Exit code: 0 none is open (any more), 1 one is, 3 it cannot be told.
+    Exit code: 0 no breaker is open, 1 a breaker is open, 3 unknown.
     """
     with aggregator_of(options) as aggregator:
         tripped = left = aggregator.get("/v1/fleet/breaker")["open"]
@@ -551,7 +551,7 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
 @click.option("--clear", is_flag=True, help="Withdraw the override.")
 @fleet_options
 def override(job: str, reason: str | None, duration: str | None, clear: bool, as_json: bool, **options: Any) -> int:
-    """Admit a job by hand, whatever its nodes say. Audited, and visible in the metrics."""
+    """Admit a job by hand, whatever the state of its nodes. Audited, and visible in the metrics."""
     if not clear and (reason is None or duration is None):
         raise ConfigError(
             "an override needs --reason and --for, so that others can see why the job was admitted and until when"

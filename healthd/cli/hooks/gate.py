@@ -62,10 +62,10 @@ PAUSES_SECONDS = (1.0, 3.0)
 @click.pass_context
 def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **options: Any) -> int:
     """
-    Tell how a job ended: ok, failed (its own fault) or infra (a device, a link or a host stopped it).
+    Report how a job ended: ok, failed (its own fault) or infra (a device, link or host stopped it).
 
-    Exit code 0: told. 1: no gate of this job and attempt. 75: the aggregator cannot be reached. 2: usage,
-    or a token that may not tell.
+    Exit code 0: reported. 1: no gate of this job and attempt. 75: the aggregator cannot be reached. 2: usage,
+    or the token lacks permission.
     """
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
@@ -118,12 +118,12 @@ MOST_NAMED = 20
 @click.pass_context
 def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
-    Give the nodes of a job back, or withdraw its gate while that is open. The job itself is not touched.
+    Return the nodes of a job, or withdraw its gate while that is open. The job itself is not touched.
 
-    It says which nodes are given back; a node is free as soon as it has heard of it.
+    Prints which nodes are returned; a node is free as soon as it has received the release.
 
-    Exit code 0: released, now or before. 1: nothing to give back: no gate of this job and attempt, or its leases have
-    ended by themselves. 2: usage, or a token that may not release.
+    Exit code 0: released, now or before. 1: nothing to release: no gate of this job and attempt, or its leases have
+    already ended. 2: usage, or the token lacks permission.
     """
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
@@ -156,10 +156,10 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
 @fleet_options
 def release_lease(node: str, as_json: bool, **options: Any) -> int:
     """
-    End every lease on NODE, also one that was adopted after the loss of the aggregator's database.
+    End every lease on NODE, including one adopted after the aggregator lost its database.
 
-    The job is not touched: make sure first that it has ended. Processes that still hold devices keep the node taken.
-    A node that is away lets go when it reports again; one that is gone for good can be forgotten now.
+    The job is not touched: make sure that it has ended. While processes still hold devices, the node stays in use. A
+    node that is offline drops its leases when it reports again; a node that is gone for good can be removed now.
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.call_json("DELETE", f"/v1/nodes/{segment(node)}/leases")
@@ -269,11 +269,11 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
     """
     Ask the aggregator whether a job may start, and wait for the answer.
 
-    Name and attempt identify the gate: the same question again gets the same answer. After a "no", ask again with the
+    Name and attempt identify the gate: the same request gets the same answer. After a rejection, ask again with the
     next --attempt.
 
-    Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage, or a token that
-    may not ask.
+    Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as requested. 2: usage, or the token
+    lacks permission.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {name: value for name, value in options.items() if value not in (None, ())}

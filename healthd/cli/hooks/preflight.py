@@ -114,9 +114,9 @@ def preflight(sidecar: str | None, as_json: bool, command: tuple[str, ...], **op
     """
     Check the nodes of a job together, then start COMMAND on all of them, or on none.
 
-    Started on every node; without a launcher and options this machine is the only one. Rank 0 runs the aggregator for
-    as long as the gate lasts. Exit code: the command's, once it has started; 75: not admitted, or stopped by a signal
-    before that; 1: impossible as asked; 2: usage.
+    Start it on every node; without a launcher or options, the job is this machine alone. Rank 0 runs the aggregator
+    while the gate is open. Exit code: the command's, once it has started; 75: not admitted, or stopped by a signal
+    before that; 1: impossible as requested; 2: usage.
     """
     settings = load_settings(options, section="preflight")
     place = find_my_place(settings)

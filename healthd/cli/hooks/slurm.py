@@ -263,12 +263,13 @@ NODE_TOOLS = ("curl", "logger")
 @click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def doctor(node: str | None, as_json: bool, **options: Any) -> int:
     """
-    Say what keeps Slurm's hooks from running here, and how to get it. Run the controller's as SlurmUser, as Slurm does.
+    Report what keeps Slurm's hooks from running here, and how to fix it. Check the controller as SlurmUser, as Slurm
+    does.
 
-    In observe mode the hooks run it themselves, because there their exit code changes nothing: what it finds is in the
-    system log, and each of it would send every job back once you enforce.
+    In observe mode the hooks run this check themselves, because their exit code has no effect there. The result is in
+    the system log; in enforce mode, each problem it reports would send every job back to the queue.
 
-    Exit code 0: nothing is missing. 1: something is.
+    Exit code 0: nothing is missing. 1: something is missing.
     """
     settings = load_settings(options, section="gate")
     name = node or os.environ.get("SLURMD_NODENAME")
@@ -474,12 +475,12 @@ END_PAUSES_SECONDS = (1.0, 3.0)
 @click.group(short_help="Hooks for Slurm: health, gate, end; doctor.")
 def slurm() -> None:
     """
-    Hooks of Slurm: `health` for HealthCheckProgram, `gate` and `end` for PrologSlurmctld and EpilogSlurmctld.
+    Hooks for Slurm: `health` for HealthCheckProgram, `gate` and `end` for PrologSlurmctld and EpilogSlurmctld.
 
-    `doctor` says what keeps them from running.
+    `doctor` reports what keeps them from running.
 
-    Warning: AWS ParallelCluster terminates nodes that are drained. There, use `health --observe` and `gate --no-drain`
-    until that is what you want.
+    Warning: AWS ParallelCluster terminates drained nodes. There, use `health --observe` and `gate --no-drain` until
+    you want that.
     """
 
 
@@ -507,12 +508,13 @@ def slurm() -> None:
 @click.option("--observe", is_flag=True, help="Print what would be done, and change nothing.")
 def health(node: str | None, patience: float, refused: Path | None, observe: bool, **options: Any) -> int:
     """
-    Drain this node in Slurm while its daemon finds it unfit, and resume it afterwards: only what this drained.
+    Drain this node in Slurm while its daemon reports it unfit, and resume it afterwards.
 
-    Drains bear a reason that begins with 'healthd: '. A drain of anybody else survives, also on a node that this had
-    drained before. Jobs that run go on. Warning: AWS ParallelCluster terminates drained nodes.
+    Only drains by healthd are undone; their reason begins with 'healthd: '. A drain by anyone else stays, even on a
+    node that healthd had drained before. Running jobs continue. Warning: AWS ParallelCluster terminates drained
+    nodes.
 
-    Exit code 0: done, or nothing to do. 75: Slurm could not be asked. 2: usage.
+    Exit code 0: done, or nothing to do. 75: Slurm could not be reached. 2: usage.
     """
     name = node or os.environ.get("SLURMD_NODENAME", "")
     if not one_node(name):
@@ -562,10 +564,10 @@ def ask_daemon(url: str, *, patience_seconds: float) -> Fitness:
 @click.option("--drain/--no-drain", default=True, help="Drain the nodes at fault, so that the job runs elsewhere.")
 def gate(drain: bool, **options: Any) -> int:
     """
-    Ask the aggregator whether the job that slurmctld is about to start may start on its nodes: PrologSlurmctld.
+    PrologSlurmctld: ask the aggregator whether the job that slurmctld is about to start may start on its nodes.
 
-    Exit code 0: it may. 75: not; slurmctld puts a batch job back into the queue and cancels one of srun or salloc.
-    2: usage, or a token that may not ask; it comes to the same.
+    Exit code 0: it may. 75: it may not; slurmctld requeues a batch job and cancels a job of srun or salloc. 2: usage,
+    or the token lacks permission, with the same effect.
     """
     from healthd.core.http.client import NotAdmittedError
 
@@ -654,11 +656,11 @@ def _explain(scontrol: Scontrol, job: str, why: str) -> None:
 @aggregator_option
 def end(**options: Any) -> int:
     """
-    Give the nodes of a job back and tell how it ended: EpilogSlurmctld.
+    EpilogSlurmctld: return the nodes of a job and report how it ended.
 
-    The nodes also see the end themselves; this makes it sooner.
+    The nodes also see the end themselves; this is faster.
 
-    Exit code 0: done. 75: the aggregator is away. 2: usage, or a token that may not tell.
+    Exit code 0: done. 75: the aggregator cannot be reached. 2: usage, or the token lacks permission.
     """
     settings = load_settings(options, section="gate")
     job, attempt = read_ids(os.environ)

@@ -310,14 +310,14 @@ def tools() -> dict[str, tuple[str, ...]]:
 @click.option("--no-redact", is_flag=True, help="Redact nothing: keep names, addresses, command lines and secrets.")
 def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
     """
-    A redacted archive (tar.gz) for a support case.
+    Collect a redacted archive (tar.gz) for a support case.
 
-    State, recent results, settings, kernel lines, logs, tools' outputs, versions and the newest profiles of slow
-    probes, with and without a running daemon.
-    The instance id stays in it: the vendor needs it. Look into README.txt in it before you send it.
+    It contains state, recent results, settings, kernel lines, logs, tools' outputs, versions and the newest profiles of
+    slow probes, with or without a running daemon. The instance id stays in it, because the vendor needs it. Read its
+    README.txt before you send it.
 
-    Exit code: 0 when it was written, also when the settings are broken or some sources could not be read (README.txt
-    says which).
+    Exit code: 0 if it was written, even if the settings are broken or some sources could not be read (README.txt lists
+    them).
     """
     from healthd.cli.terminal.render import busy
 

@@ -55,9 +55,9 @@ class Item:
 @click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def doctor(as_json: bool, **options: Any) -> int:
     """
-    What is missing here, and how to get it.
+    Report what is missing on this machine, and how to get it.
 
-    Exit code 0: nothing is missing. 1: something is.
+    Exit code 0: nothing is missing. 1: something is missing.
     """
     settings = load_settings(options, section="node")
     from healthd.cli.terminal import render

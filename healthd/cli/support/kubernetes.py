@@ -17,7 +17,7 @@ from healthd.core.platforms.kubernetes import api_server
 
 @click.group(short_help="Uninstall from a Kubernetes cluster: clean.")
 def kubernetes() -> None:
-    """What is needed inside of a Kubernetes cluster beside the daemons."""
+    """Maintenance inside a Kubernetes cluster."""
 
 
 @kubernetes.command(name="clean", short_help="Remove everything that healthd has written to the cluster's nodes.")
@@ -49,10 +49,10 @@ def clean_command(
     wait: str,
 ) -> int:
     """
-    Remove the conditions, the actuator's taints, labels and annotations, and further labels from the nodes of the
-    cluster, and the actuator's rules for single devices.
+    Remove the conditions, the actuator's taints, labels and annotations, and further labels from the cluster's nodes,
+    and the actuator's rules for single devices.
 
-    Runs in a pod whose service account may get, list and patch nodes, patch nodes/status, list pods, and list and
+    Run it in a pod whose service account may get, list and patch nodes, patch nodes/status, list pods, and list and
     delete devicetaintrules.resource.k8s.io. The chart runs it after `helm uninstall`; with kustomize, apply
     deploy/kubernetes/uninstall. A condition stays on nodes where the node daemon of another installation runs.
     """

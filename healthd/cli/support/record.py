@@ -19,10 +19,10 @@ from healthd.cli.settings.options import common_options, load_settings
 @common_options
 def record(directory: Path, no_tools: bool, as_json: bool, **options: Any) -> int:
     """
-    Record what checks read of this machine into DIRECTORY, which must not be there yet; only you can read it then.
+    Record what checks read on this machine into DIRECTORY, which must not exist yet; only you can read it.
 
-    'healthd check --tier passive --host-root DIRECTORY' then finds what it finds here. No environment, no command line
-    and no mount password is recorded; host names and addresses are. Run as root to see all.
+    'healthd check --tier passive --host-root DIRECTORY' then gives the same findings. No environment, command line or
+    mount password is recorded; host names and addresses are. Run as root to record everything.
     """
     from checks.host.machine import Host
     from healthd.record import record as record_machine

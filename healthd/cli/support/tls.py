@@ -49,7 +49,7 @@ subjectAltName = {names}
 
 @click.group(short_help="Create a CA and a certificate for the aggregator: init.")
 def tls() -> None:
-    """Certificates for the aggregator, for sites that have no CA of their own."""
+    """Create certificates for the aggregator, for sites without a CA of their own."""
 
 
 @tls.command(short_help="Create a local CA and a certificate of the aggregator.")
@@ -71,13 +71,13 @@ def tls() -> None:
 )
 def init(names: tuple[str, ...], folder: Path, days: int) -> int:
     """
-    Make a local CA (ca.pem) and a certificate of the aggregator by it (cert.pem, key.pem) for NAMEs: the host names and
-    addresses by which nodes and hooks reach it. This machine's own names and loopback are always among them.
+    Create a local CA (ca.pem) and a certificate of the aggregator (cert.pem, key.pem) for NAMEs: the host names and
+    addresses by which nodes and hooks reach it. This machine's own names and loopback are always included.
 
-    Run it again to renew the certificate or to change its names: a CA that is there is kept, so that no client needs
-    another one. Needs the program openssl.
+    Run it again to renew the certificate or to change its names: an existing CA is kept, so clients need no new one.
+    Needs the program openssl.
 
-    Exit code 0: made. 2: a name that is none, a folder that cannot be written, or no openssl.
+    Exit code 0: created. 2: an invalid name, a folder that cannot be written, or no openssl.
     """
     program = shutil.which("openssl")
     if program is None:

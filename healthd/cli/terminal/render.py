@@ -598,7 +598,7 @@ def print_node(record: Mapping[str, Any]) -> None:
     if (accused := record.get("accused")) and not record["quarantine"] and accused["code"] not in told:
         console.print(f"[yellow]! accused:[/] {escape(_why({**record, 'reasons': ()}))}")
     heard = record["heard_seconds"]
-    console.print(f"[dim]last heard: {ago(heard)}[/]")
+    console.print(f"[dim]last report: {ago(heard)}[/]")
     for line in event_lines(record["events"][:5]):
         console.print(line)
 

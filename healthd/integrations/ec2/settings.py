@@ -31,7 +31,7 @@ class AwsCallers:
                 raise ValueError("accounts: go with the certificates that their documents are signed by; set both")
             return
         if not self.accounts:
-            raise ValueError("certificates: are of use to nobody; name the accounts whose instances may speak here")
+            raise ValueError("certificates: are set but no accounts are listed; name some")
         for what, listed in (("accounts", self.accounts), ("names", self.names)):
             if not 1 <= len(listed) <= MOST_ENTRIES:
                 raise ValueError(f"{what}: {len(listed)} entries; 1 to {MOST_ENTRIES} are allowed")

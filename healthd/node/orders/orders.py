@@ -147,7 +147,7 @@ class Orders:
         known = [held.lease.id for held in self._leases.held if held.claimed]
         final = self._leases.final_report
         if all((key in known and key not in self._open) or final(key) is not None for key in self._listed):
-            log.info("the leases of the node are known again: %s", ", ".join(known) or "there is none")
+            log.info("the leases of the node are known again: %s", ", ".join(known) or "no leases")
             self._leases.clear_doubt()
             self._store.set_doubt("")
 
