@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DROPPED = re.compile(
-    r"\b(nobody|somebody|anew|told|heard|whoever|another one|in force|(?:is|are) none|(?<!there )(?:is|are) no (?!longer)"
-    r"|not well|by the word|said (?:so|that|to)|has said)\b"
+    r"\b(nobody|somebody|anew|told|heard|whoever|another one|in force|not well|by the word|said (?:so|that|to)|has said"
+    r"|(?:is|are) none|(?<!there )(?:is|are) no (?!longer))\b"
 )
 """Each was in dozens of sentences that people had to read twice."""
 
@@ -21,9 +21,9 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            if len(re.findall(r"[A-Za-z']{2,}", node.value)) > 2:
-                yield node.lineno, node.value
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if id(node) not in docs and len(re.findall(r"[A-Za-z']{2,}", text)) > 2:
+            yield node.lineno, text
 
 
 def test_messages_have_none_of_the_words_that_were_dropped() -> None:
