@@ -1,7 +1,7 @@
 """
-The one catalogue of reason codes: what each means, whose fault it is unless said otherwise, and what to do.
+The catalogue of reason codes: the meaning of each, its default blame, and what to do.
 
-Codes are stable: hooks, dashboards and people's scripts rely on them.
+Codes are stable: hooks, dashboards and scripts rely on them.
 """
 
 from __future__ import annotations

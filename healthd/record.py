@@ -1,8 +1,8 @@
 """
 A machine's readings as a directory that `--host-root` replays: what is recorded and what must not be, each kind of
-reading, copying within bounds, and vendors' tools as small programs that print what the tools said.
+reading, copying within bounds, and vendors' tools as small programs that print their recorded output.
 
-A check that reads another file needs a row here, or a recorded machine cannot say what the machine said.
+A check that reads a new file needs a row here, or a recorded machine lacks that file.
 """
 
 from __future__ import annotations

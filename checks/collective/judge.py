@@ -1,8 +1,8 @@
 """
-Who was at fault in a collective, from what all ranks said: pure, for every collective.
+Which rank is at fault in a collective, from the evidence of all ranks. Pure, for every collective.
 
-The one rule: those who waited for a culprit are not accused. Where nobody can be told, nobody is, and the answer is
-unknown.
+The one rule: ranks that waited for a culprit are not accused. If the culprit cannot be determined, no rank is accused,
+and the result is unknown.
 """
 
 from __future__ import annotations

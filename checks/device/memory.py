@@ -1,4 +1,4 @@
-"""The `memory` probe: device memory gives back what was written."""
+"""The `memory` probe: device memory returns what was written."""
 
 from __future__ import annotations
 

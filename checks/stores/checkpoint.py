@@ -1,8 +1,8 @@
 """
-What a checkpoint of torch.distributed.checkpoint says of itself, and whether its files are as it says: without torch.
+The metadata of a checkpoint of torch.distributed.checkpoint, and whether its files match it: without torch.
 
-Its `.metadata` is a pickle, written last. It is read as plain records: no class that it names is imported, nothing that
-it says is called, because a checkpoint is a file of somebody else and the daemon may be root.
+Its `.metadata` is a pickle, written last. It is read as plain records: no class that it names is imported and nothing
+in it is called, because a checkpoint is a foreign file and the daemon may be root.
 """
 
 from __future__ import annotations

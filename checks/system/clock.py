@@ -1,4 +1,4 @@
-"""The kernel's clock: whether somebody keeps it right, and how far off it was when last measured."""
+"""The kernel's clock: whether a time service synchronizes it, and its last measured offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the accelerator's driver shows: how many devices there are, and who holds them."""
+"""The devices that the accelerator's driver shows: their number, and the processes that hold them."""
 
 from __future__ import annotations
 

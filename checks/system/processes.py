@@ -1,4 +1,4 @@
-"""Processes that hang in the kernel, and zombies that nobody reaps."""
+"""Processes that hang in the kernel, and zombies that are not reaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AWS says in advance that it will do to an instance of EC2: stop, retire, reboot or interrupt it."""
+"""Events that AWS has scheduled for an EC2 instance: stop, retire, reboot or interrupt."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """
-Service accounts of Kubernetes as callers: what the API server says of the token that a pod sends.
+Service accounts of Kubernetes as callers, verified by the API server.
 
-A projected token is bound to an audience, to a pod and to that pod's node, and the API server alone can say whether it
-is good and what it is bound to (TokenReview). Its answers are kept for a while, by the SHA-256 of the token. While it
-cannot be asked, what it said lately goes on, and nobody else is let in: not knowing who somebody is is no reason to
-believe him. What each account may do is said by the settings; who runs what in the cluster is nothing that is known
-here.
+A projected token is bound to an audience, to a pod and to that pod's node. Only the API server can verify it
+(TokenReview). Reviews are cached for a while by the SHA-256 of the token. While the API server cannot be reached,
+cached reviews stay valid and all other tokens are refused: an unverified caller has no access. The settings say what
+each account may do.
 """
 
 from __future__ import annotations

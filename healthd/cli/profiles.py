@@ -1,4 +1,4 @@
-"""Profiles for a person: the new folder that `healthd check --profile` puts them in, and what it says of them."""
+"""Profiles for people: the new folder of `healthd check --profile`, and the summary of its contents."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
-Who may change the files that say what runs here, whom to believe and who may ask: root and this user, nobody else.
+Files that decide what runs here, whom to believe and who may ask: only root and this user may be able to change them.
 
-A settings file names programs that are run, often as root; a token table or a CA file says who is believed. What
-anybody on the machine can write is anybody's command.
+A settings file names programs that are run, often as root; a token table or a CA file decides who is trusted. A file
+that any user can write gives every user that power.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Who is to blame for what was seen: the rules of accusation, and nothing about what to test next.
+Which members are at fault: the rules of accusation. It does not decide what to test next.
 
 All rules read the graph of passed tests; docs/localisation_rules.md has the idea and the proof.
 """

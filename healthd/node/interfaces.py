@@ -1,4 +1,4 @@
-"""Finds the address and network interface by which the ranks of this node talk to those of others. Sends nothing."""
+"""Finds the address and network interface through which the ranks of this node reach other nodes. Sends nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """
-Whether the node is in maintenance, as its Kubernetes node says: by taints, conditions, labels or annotations that
+Whether the node is in maintenance, by taints, conditions, labels or annotations of its Kubernetes node that
 operators set. `maintenance_of` is pure; `MaintenanceWatch` follows the node's own object.
 
-What fails on a node in maintenance is no fault of it: the rules of quarantine do not count it, and gates leave the node
-out with that reason. What is not known is no maintenance; what was known last stands until the server says otherwise.
+A failure on a node in maintenance is not a fault of the node: the rules of quarantine do not count it, and gates
+exclude the node with that reason. Without information the node is not in maintenance; the last known state stays until
+the server reports a change.
 """
 
 from __future__ import annotations

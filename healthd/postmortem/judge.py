@@ -1,14 +1,14 @@
 """
-From what is noted of a job's end to a verdict: pure. No files, no clock, no processes.
+From the notes of a job's end to a verdict. Pure: no files, no clock, no processes.
 
-1. Lines become observations by the catalogue (`observations`), and so does what is known of the processes: exit codes,
+1. Lines become observations by the catalogue (`observations`), and so do facts about the processes: exit codes,
    signals, the kernel's count of OOM kills, torch's Flight Recorder. Each has a strength and a subject.
-2. A record of the kernel counts as a fact only if it is tied to the job: by a pid, by the control group, or by time,
-   between the last sign of progress and one minute after the first failure.
-3. Waits, lost peers, aborts and what a launcher ends are consequences. The cause is an observation that is none: on one
-   node the first in time, since one clock orders them. Clocks of several nodes are counted from the start of the job
-   there, and what lies within a minute is not ordered: there a fact goes before a report, and what is particular
-   before what is general.
+2. A kernel record counts as a fact only if it is tied to the job: by a pid, by the control group, or by time, between
+   the last sign of progress and one minute after the first failure.
+3. Waits, lost peers, aborts and processes ended by a launcher are consequences. The cause is an observation that is not
+   a consequence: on one node the first in time, since one clock orders them. Clocks of several nodes are counted from
+   the start of the job there, and events within a minute are not ordered: there a fact precedes a report, and a
+   specific observation a general one.
 4. The verdict follows from the strongest observation that explains the end and from measurement (`verdicts`). Only the
    subject of an observation is named.
 """

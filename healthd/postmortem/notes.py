@@ -1,5 +1,5 @@
 """
-The notes of a job's end as one node has them, and those of all nodes as the judge takes them: pure.
+The notes of a job's end: of one node, and of all nodes as the judge takes them. Pure.
 
 One node's notes are one JSON file, or one body on their way to the aggregator (`pack`). Every part is bounded.
 """

@@ -1,10 +1,10 @@
 """
-neuron-ls: what it says, and asking it. No accelerator of its own; `neuron` reads devices through it.
+neuron-ls: running it and reading its output. Not an accelerator itself; `neuron` reads devices through it.
 
-Members that are missing, null or of another type are None: each is something that is not known of its device. What
-makes the whole answer doubtful (no device, no number of one, one number twice) is a ValueError.
+Members that are missing, null or of another type are None: a property of the device that is unknown. An output that is
+doubtful as a whole (no device, a device without a number, a number used twice) is a ValueError.
 
-Unverified on hardware: members and texts are those of AWS's documentation and of published outputs of the tool.
+Unverified on hardware: members and texts come from AWS's documentation and from published outputs of the tool.
 """
 
 from __future__ import annotations

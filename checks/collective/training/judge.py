@@ -1,8 +1,8 @@
 """
-What data-parallel ranks say together: who computed or holds something else than the others, and how long it took. Pure.
+Compares data-parallel ranks: which rank computed or holds different values, and how long its own work took. Pure.
 
-The first step in which anything is wrong speaks alone: what follows is its consequence. In a step, what a rank saw in
-itself comes first, then the reduced gradients, then the parameters.
+Only the first step with a fault is reported, since later faults are its consequences. Within a step, faults that a rank
+found in itself come first, then the reduced gradients, then the parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says must be done before a GPU is used again."""
+"""The recovery action that NVIDIA's driver requests before a GPU is used again."""
 
 from __future__ import annotations
 

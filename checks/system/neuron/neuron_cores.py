@@ -1,4 +1,4 @@
-"""NeuronCores: how many each device has, who holds them, and whether anybody is left to release them."""
+"""NeuronCores: how many each device has, which processes hold them, and whether these processes still exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The links that the Neuron driver lists between devices, against those of the instance type."""
+"""Compares the links that the Neuron driver lists with those of the instance type."""
 
 from __future__ import annotations
 

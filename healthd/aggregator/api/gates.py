@@ -1,4 +1,6 @@
-"""The paths of gates: ask, follow, explain, release, tell how the job ended; and the end of a gate of several hooks."""
+"""
+The paths of gates: ask, follow, explain, release, report how the job ended; and the two-step end of a group's gate.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """
-The paths of nodes compared with their peers: who is slow, who computes other bits, who is slow in a running job; and
-the samples that `healthd baseline` learns limits from.
+The paths that compare nodes with their peers: slow devices, differing digests, slow ranks in running jobs; and the
+samples from which `healthd baseline` learns limits.
 """
 
 from __future__ import annotations

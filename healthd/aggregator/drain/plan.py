@@ -1,4 +1,4 @@
-"""Which nodes are to be out of the scheduler's way, and which are not though something says so, and why: pure."""
+"""Which nodes the actuator should take out of scheduling, which it must leave, and why. Pure."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """
-Leases: brings those in memory in line with what nodes report, and says whether this database knows its fleet at all.
+Leases: reconciles the leases in memory with what nodes report, and detects the loss of the database.
 
-The nodes tell: one that took orders from another database, or has a lease or quarantine that this one must have given
-and does not know, is a witness of the loss. A node can say anything, so a share of the fleet decides, and only for a
-while after the database was opened: later it cannot have been replaced. Nothing was lost where no witness has such a
-lease or quarantine, as after a new installation. What a single node claims is `reports`' matter, for it alone.
+A node that took orders from another database, or holds a lease or quarantine that this database must have created but
+does not contain, is a witness of the loss. A node can report anything, so a share of the fleet decides, and only for a
+while after the database was opened: later it cannot have been replaced. Without a witness that holds such a lease or
+quarantine nothing was lost, as after a new installation. What a single node claims is handled by `reports`, for that
+node alone.
 """
 
 from __future__ import annotations

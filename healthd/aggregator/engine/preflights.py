@@ -1,4 +1,4 @@
-"""Gates of several hooks: how the two-step end of each is settled, and who has come to the roll call of a preflight."""
+"""Gates of several hooks: settles their two-step end, and answers the roll call of a preflight."""
 
 from __future__ import annotations
 

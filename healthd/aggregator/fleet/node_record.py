@@ -1,9 +1,9 @@
 """
-What the aggregator remembers of one node, and what a sync does to it: ages, order of arrival, who speaks. No I/O.
+What the aggregator remembers of one node, and how a sync changes it: ages, order of arrival, identity. No I/O.
 
-Ages cross the wire, not clocks. An age now is the age at sending, plus the time since arrival, plus what the way here
-may have taken: the time between our last answer's departure and this arrival that the node does not account for. A
-node that cannot name an answer of ours has an unbounded way behind it, so it is not confirmed.
+Ages cross the wire, not clocks. The present age is the age at sending, plus the time since arrival, plus the longest
+time that the message can have taken: the time between the departure of our last answer and this arrival that the node
+does not account for. If a node cannot name an answer of ours, that time is unbounded, so the node is not confirmed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-The fleet in memory, made of what the nodes say in their syncs: who is in it, by which names and in which pools, what
-each node is told, and who is held waiting for an answer.
+The fleet in memory, built from the syncs of the nodes: members, names, pools, the answers to each node, and the syncs
+that wait for an answer.
 
-On the event loop alone. Nothing here decides about jobs (`gate`) or writes (`store`); node keys are enrolled through
+On the event loop only. Nothing here decides about jobs (`gate`) or writes (`store`); node keys are enrolled through
 `Enrol`, because a name must still belong to the same key after a restart.
 """
 

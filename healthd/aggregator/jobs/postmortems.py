@@ -1,16 +1,16 @@
 """
-Why jobs died: collects what the nodes of a job tell of its bad end, has them check their devices, keeps the verdict.
+Why jobs died: collects the notes of a job's nodes, has the nodes check their devices, and keeps the verdict.
 
-Every `healthd run` of a job sends its notes and waits. When all have told, or after COLLECT_SECONDS, the notes of all
-nodes are judged together (`healthd.postmortem.judge`, which is pure). Where a probe of the devices can say more, the
-members that offer it are asked to run one, and what they find is judged again. The end is told to the gate as its
-outcome. Nodes under suspicion are then checked by their own daemons, and links by collectives, in a gate without a
-lease: what is found there is evidence for the next gate, and the rules of quarantine go by it.
+Every `healthd run` of a job sends its notes and waits. When all have reported, or after COLLECT_SECONDS, the notes of
+all nodes are judged together (`healthd.postmortem.judge`, which is pure). If a probe of the devices can add something,
+the members that offer one are asked to run it, and its findings are judged as well. The gate receives the end as its
+outcome. Suspected nodes are then checked by their own daemons, and links by collectives, in a gate without a lease: the
+findings are evidence for the next gate and for the rules of quarantine.
 
-A bad end releases nothing. The job may go on: its launcher may try again at once, or another `healthd run` of it may be
-on the same node. So its leases end as all leases do, and only the checks of its own suspects pass them.
+A bad end releases nothing. The job may continue: its launcher may retry at once, or another `healthd run` of it may be
+on the same node. Its leases therefore end as all leases do, and only the checks of its own suspects pass them.
 
-Everything that is answered is on disk before, so that the next aggregator goes on where this one ended.
+Every answer is on disk before it is sent, so that the next aggregator continues where this one stopped.
 """
 
 from __future__ import annotations

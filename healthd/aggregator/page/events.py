@@ -1,7 +1,7 @@
 """
-What changed, as server-sent events: what is looked at for those who watch, and told through the ring (`ring`).
+Changes as server-sent events: watches what open pages show, and publishes changes through the ring (`ring`).
 
-While nobody watches, the only work is to sample new states for the small charts, a few each second.
+While no page is open, the only work is to sample new states for the small charts, a few each second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the page of a job's end shows: its verdict as a badge, and who has told of it. Pure."""
+"""What the page of a job's end shows: its verdict as a badge, and the nodes that reported. Pure."""
 
 from __future__ import annotations
 

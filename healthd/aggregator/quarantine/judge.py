@@ -1,8 +1,8 @@
 """
-`judge`: what the rules make of one node, given what they remember of it and what is seen of it now. Pure.
+`judge`: the verdict of the rules on one node, from their record and the current facts. Pure.
 
-The same facts again change nothing: results are counted once, by when they were measured. What is not known never
-clears a node, and only what the node itself is to blame for is ever among the facts' faults.
+The same facts change nothing a second time: results are counted once, by the time they were measured. Unknown results
+never clear a node, and only faults of the node itself are among the facts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-One connection to the aggregator's database, opened anew when it was lost; every transaction checks the term.
+One connection to the aggregator's database, reopened after it was lost; every transaction checks the term.
 
-For one thread at a time. `cut` alone may come from another: it ends a call that hangs.
+For one thread at a time. Only `cut` may be called from another: it ends a call that hangs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The groups under test: what each of their nodes is to do, what was reported, and when one is called off. Pure."""
+"""The groups under test: the orders for each node, the reports, and when a group is cancelled. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-Groups that nccom-test runs over instead of ranks of torch: which those are, what their nodes are told, what they gave.
+Groups tested by nccom-test instead of ranks of torch: which groups, the orders for their nodes, the results.
 
-Pure. The main node says what it found.
+Pure. The main node reports the result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-What the test of a group gave: what its ranks say is checked before anybody counts with it, who came late, and the
+The result of a group's test: verifies the data of its ranks before they are used, finds late ranks, and makes the
 outcome for localisation. Pure.
 
-Data come over the wire from whoever has a node's key, and `checks.collective.judge` takes them as they are. What is not
-a whole measurement of the rank's own is no evidence: neither that the group is well, nor that a node is bad.
+Anyone with a node's key can send data, and `checks.collective.judge` uses them unchecked. Anything but a complete
+measurement by the rank itself is no evidence: neither that the group is healthy, nor that a node is bad.
 """
 
 from __future__ import annotations

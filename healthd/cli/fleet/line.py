@@ -1,4 +1,4 @@
-"""What commands share that speak to an aggregator for people: options, the line, names, the last word."""
+"""What the commands for an aggregator share: options, the connection, names, the final line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command gets its settings: from its options, the variables and the file, and where those of this user are."""
+"""How a command gets its settings: from options, variables and the file; and the default locations of a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hooks of a job ask where there is no standing aggregator."""
+"""Settings of the hooks of a job without a standing aggregator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`healthd doctor`: what is missing here for checks to run well, and how to get it. Changes nothing."""
+"""`healthd doctor`: what is missing on this machine, and how to get it. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """
-Talking to an aggregator: addresses, tokens, TLS and errors in one place, and a gate from the side of who asks.
+The client of an aggregator: addresses, tokens, TLS and errors in one place, and a gate as the caller sees it.
 
-A certificate that this client does not trust, and TLS on one side alone, stay as they are until somebody changes the
-command or its settings. An expired certificate is not among them: the aggregator's owner renews it, and the same
-command then succeeds.
+A certificate that this client does not trust, and TLS on only one side, need a change of the command or its settings,
+so they are not retried. An expired certificate is: the aggregator's operator renews it, and the same command succeeds.
 """
 
 from __future__ import annotations

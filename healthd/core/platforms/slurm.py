@@ -1,9 +1,9 @@
 """
-Nodes of Slurm as `scontrol` shows them, and whose word keeps one out of service: for the hooks and for the actuator.
+Slurm nodes as `scontrol` shows them, and who drained them: for the hooks and for the actuator.
 
-A node of Slurm has one reason, so whoever drains signs it: `healthd: ...` is the node's own word (HealthCheckProgram, a
-gate's hook), `OWNER-fleet: ...` the aggregator's. Only a drain that bears the mark of the one who asks is ever undone,
-and by UNDRAIN: RESUME would also put a node into service that somebody set down or failed.
+A Slurm node has one reason, so each drain is signed in it: `healthd: ...` by the node's own hooks (HealthCheckProgram,
+gate), `OWNER-fleet: ...` by the aggregator. A drain is only undone by its owner, and with UNDRAIN: RESUME would also
+return a node to service that someone else set down or failed.
 
 Verified against Slurm 22.05.8 (Debian 12).
 """

@@ -1,12 +1,12 @@
 """
-Who am I among how many: what the launcher of a job tells each of its processes.
+The place of a process in its job, as its launcher describes it: rank, size, address of rank 0.
 
-One file a launcher, found by what it contains: a `DESCRIPTOR` and `find(environ) -> Place | None`. To add one, add a
-file; there is nothing to register. What was found, and from what, is said. A job may be
-inside of several (torchrun in a container of AWS Batch): the innermost says who we are, because it started us last,
-and what it does not know (the job's name, where rank 0 is) is asked of the next one outwards. The order, innermost
-first: torchrun and Open MPI start processes on a node; srun starts the tasks of a job step; an Indexed Job, a SageMaker
-training job and an AWS Batch job start the container around all of them. `Descriptor.order` says it.
+One file per launcher, found by its contents: a `DESCRIPTOR` and `find(environ) -> Place | None`. To add one, add a
+file; there is nothing to register. What was found, and from which variables, is logged. A job may run inside several
+launchers (torchrun in a container of AWS Batch): the innermost decides, because it started this process, and what it
+does not provide (the job's name, the address of rank 0) comes from the next one outwards. The order, innermost first:
+torchrun and Open MPI start processes on a node; srun starts the tasks of a job step; an Indexed Job, a SageMaker
+training job and an AWS Batch job start the container around all of them. `Descriptor.order` defines it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sidecar: brings the gate to its end beside the hook, tells it what to do, and stays as long as others need it."""
+"""The sidecar: completes the gate beside the hook, instructs the hook, and stays as long as other nodes need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Records of what the host's job schedulers have allocated, and who has the devices: pure. What is unknown is taken."""
+"""
+Records of what the host's job schedulers have allocated, and of the devices' users. Pure. Unknown counts as in use.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """
-Watches the pods that leases name, and says whether each has ended.
+Watches the pods that leases name, and reports when they have ended.
 
-Three look at a pod, the best first: the API server (a watch on that one pod: it knows UID and phase), the control group
-of the UID, the kubelet's list of pods (by name). None of them is asked while no lease names a pod. A source says that
-a pod is gone only of one that it has shown before: a name that it never knew may be of another cluster. A source that
-does not answer says nothing: not knowing is not gone.
+Three sources, the best first: the API server (a watch on that one pod: it knows UID and phase), the control group of
+the UID, the kubelet's list of pods (by name). None is queried while no lease names a pod. A source only counts as
+evidence that a pod has ended if it has shown that pod before: an unknown name may belong to another cluster. A source
+that does not respond is no evidence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads what one worker reports for a check, and says why where it reports nothing."""
+"""Reads what one worker reports for a check, and gives a reason if it reports nothing."""
 
 from __future__ import annotations
 
