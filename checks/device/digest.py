@@ -82,7 +82,7 @@ def _short(device: Evidence) -> str:
 @check(tier="quick", interval_seconds=3600, timeout_seconds=120, scope="device", judge=judge_digests)
 def digest(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    Fixed work gives the same bits each time and on each device of a kind (silent data corruption).
+    A fixed computation gives the same bits each time and on each device of a kind (silent data corruption).
 
     Reads:   the device, by a chain of integer and bf16 matrix products and reductions, on one thread, whose bytes are
              hashed (SHA-256).

@@ -80,12 +80,13 @@ class Params:
 )
 def matmul(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     """
-    Matrix products of random data are right to the last bit that rounding allows, and fast.
+    Matrix products of random data are correct to the last bit that rounding allows, and fast.
 
     Reads:   the device, by one square product per dtype (fp32, bf16; from the deep tier on fp16 and fp8).
     Judges:  fail WrongResult | fail SlowDevice (below `matmul_flops_per_second`, or `matmul_flops_per_second/bf16` for
-             one dtype) | skip NotApplicable (fp16 or fp8 that the device cannot do, or whose sums it does not keep in
-             fp32, as XLA on CPUs; GPUs keep those of fp16) | pass with the achieved FLOP/s, 2 n^3 over the median time.
+             one dtype) | warn SlowDevice (below half of the published peak) | skip NotApplicable (fp16 or fp8 that the
+             device cannot do, or whose sums it does not keep in fp32, as XLA on CPUs; GPUs keep those of fp16) | pass
+             with the achieved FLOP/s, 2 n^3 over the median time.
     Cost:    under 0.1 s on one core; the device is busy meanwhile.
     Source:  the bound is that of N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.5, for any order
              of summation: |C' - C| <= gamma_n |A||B| + u |C|, with gamma_n = n u32 / (1 - n u32). Inputs are exact (the

@@ -44,16 +44,16 @@ class Params:
 )
 def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     """
-    A block of device memory gives back three patterns and their inverses, and copies fast.
+    A block of device memory returns three patterns and their inverses, and copies fast.
 
     Reads:   the device's memory: each word's own address (finds crossed address lines), a walking one (stuck and
              coupled bits) and random words; each is written, read back, inverted in place and read back again. The
              block is made of pieces of one size, so that a device that compiles its work compiles it once; words of
              64 bits are two of 32 there, because some devices have no others.
-    Judges:  fail MemoryCorruption (with offset and bits) | unknown CannotAllocate (the block could not be had, or
-             nobody can say how much there is) | fail SlowDevice (below `memory_bandwidth_bytes_per_second`) | pass
-             with bytes/s of an inverting copy, read and written bytes both counted, as STREAM does (a plain copy is
-             nothing to do for a compiler that sees it).
+    Judges:  fail MemoryCorruption (with offset and bits) | unknown CannotAllocate (no such block is available, or the
+             amount of memory is unknown) | fail SlowDevice (below `memory_bandwidth_bytes_per_second`) | warn
+             SlowDevice (below half of the published peak) | pass with bytes/s of an inverting copy, read and written
+             bytes both counted, as STREAM does (a plain copy is nothing to do for a compiler that sees it).
     Cost:    quick: 32 MiB and under 0.2 s. A block that fits in a cache tests the cache: deep takes 1 GiB.
     Source:  own; the patterns are those of memtest86+.
     Unverified: GPUs and Neuron devices, and memory that is really faulty. It has run on CPUs and on XLA's CPU device.

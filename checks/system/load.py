@@ -21,9 +21,9 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def load(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    No crowd of processes has been using the processors for a quarter of an hour.
+    The processors have not been overloaded for a quarter of an hour.
 
-    While a job holds the devices its load is its own affair.
+    While a job holds the devices, its load is not judged.
 
     Reads:   /proc/loadavg (the 15-minute average), /sys/devices/system/cpu/online, else /proc/cpuinfo.
     Judges:  warn LoadByOthers | unknown NoData | skip NotApplicable (a job holds the devices).

@@ -43,7 +43,7 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def mounts(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    No file system that should be writable has become read-only, which is what the kernel does after an error.
+    No file system that should be writable has become read-only, as the kernel does after an error.
 
     Many are read-only by design (images of container hosts, bind mounts of a pod). So one counts only if a `writable`
     path is on it, or /etc/fstab does not say `ro`, or ext4 has counted an error on it. The directory beneath a mount

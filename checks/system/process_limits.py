@@ -24,7 +24,7 @@ class Params:
 @check(tier="passive", interval_seconds=300, timeout_seconds=5)
 def process_limits(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    A process may open enough files, and lock enough memory where that is asked.
+    A process may open enough files and, if required, lock enough memory.
 
     Reads:   the soft limits RLIMIT_NOFILE and RLIMIT_MEMLOCK of this process.
     Judges:  fail LimitTooLow.

@@ -37,7 +37,7 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def processes(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    No process hangs in the kernel, and zombies do not pile up.
+    No process hangs in the kernel, and zombies do not accumulate.
 
     A process waits uninterruptibly (state D) for moments whenever it reads a disk. It hangs if earlier looks found the
     same process so and it has not run once since; a first look has nothing to compare with and cannot tell.

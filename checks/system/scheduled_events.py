@@ -58,9 +58,9 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def scheduled_events(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    EC2 has scheduled nothing for this instance: no stop, retirement, reboot, maintenance or Spot interruption.
+    EC2 has scheduled no stop, retirement, reboot, maintenance or Spot interruption for this instance.
 
-    An event is a warning, because the node is fit until then. A gate that knows how long its job runs (`healthd gate
+    An event is a warning, because the node is usable until then. A gate that knows how long its job runs (`healthd gate
     --runtime`, or `runtime` under `[policy]`) leaves nodes out whose event begins before the job would end, and nodes
     on EC2 whose events it cannot know. Off EC2, which the firmware tables tell, nothing is asked.
 

@@ -66,7 +66,7 @@ class Params:
 @check(tier="quick", interval_seconds=3600, timeout_seconds=180, scope="device", judge=judge_steps)
 def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
     """
-    A training step of a small transformer is the same each time and on each device of a kind, is right, and is fast.
+    A training step of a small transformer is the same each time and on each device of a kind, correct, and fast.
 
     A step of your own takes its place by `step`: see docs/training_step.md.
 

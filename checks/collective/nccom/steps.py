@@ -368,7 +368,7 @@ def nccom_all_gather(ctx: Context[Params]) -> Iterator[Finding | Progress]:
              without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
              busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
              Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
     """
@@ -391,7 +391,7 @@ def nccom_all_reduce(ctx: Context[Params]) -> Iterator[Finding | Progress]:
              without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
              busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
              Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * 2 (n - 1) / n. Unverified on hardware: stand-in tools alone.
     """
@@ -414,7 +414,7 @@ def nccom_reduce_scatter(ctx: Context[Params]) -> Iterator[Finding | Progress]:
              without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
              busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
              Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
     """

@@ -24,7 +24,7 @@ class Params:
 @check(tier="passive", interval_seconds=30, timeout_seconds=5, accelerators=True)
 def neuron_cores(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    Every Neuron device has all its cores, and none is reserved for a process that is gone.
+    Every Neuron device has all its cores, and none is reserved for a process that has exited.
 
     Who holds cores is a fact, not a fault; a holder without a process is one: nothing will ever release its cores,
     every job that wants them fails with "cores busy", and only a reset of the device helps. Such a holder does not make

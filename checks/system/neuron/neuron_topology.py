@@ -24,7 +24,7 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def neuron_topology(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    The driver takes the machine for what it is: it lists the links between devices that the instance type has.
+    The driver lists the links between devices that the instance type has.
 
     The driver does not look at links. It takes its list from a fixed table, by the kind of devices and by how many it
     has found, so that the list never shows a broken link. It shows that all devices were found, and that they are the

@@ -46,7 +46,7 @@ PAIRS = (
 @check(tier="passive", interval_seconds=600, timeout_seconds=10)
 def neuron_versions(ctx: Context[NoParams]) -> Iterator[Finding]:
     """
-    Driver, runtime and collectives of AWS Neuron go together, and the driver at work is the one that is installed.
+    Driver, runtime and collectives of AWS Neuron are compatible, and the loaded driver is the installed one.
 
     Judged are the packages of this machine; a container has its own, and one without any has nothing to be compared:
     that is a skip, because the job's runtime is not here.
