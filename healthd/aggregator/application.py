@@ -195,7 +195,7 @@ TEXT = {"text/plain": {"schema": {"type": "string"}}}
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_class=PlainTextResponse)
 async def livez() -> Response:
-    """200 while the loop turns."""
+    """200 while the event loop runs."""
     return PlainTextResponse("ok\n")
 
 
@@ -207,10 +207,10 @@ async def livez() -> Response:
 )
 async def readyz(request: Request, verbose: str | None = None) -> Response:
     """
-    200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here); also of
-    one that stands by and reaches the leader.
+    200 while it accepts syncs and requests and its database accepts writes (tested every two seconds, not here); also on
+    a standby that reaches the leader.
 
-    What keeps it from admitting is said, but is no reason to send nobody. `?verbose` names each gate and node that an
+    What prevents admissions is reported, but does not change the status. `?verbose` lists each gate and node that an
     internal error of the aggregator stops, and each task that has failed since the start.
     """
     parts = parts_of(request)
@@ -267,10 +267,10 @@ async def metrics(request: Request) -> Response:
 @router.get("/v1/sd/prometheus", dependencies=[READ])
 async def targets(request: Request, pool: str | None = None) -> list[TargetGroup]:
     """
-    Every node as a target of Prometheus' http_sd.
+    Every node as a target for Prometheus' http_sd.
 
-    Nodes that fell silent stay, so that `up` tells of them; a node is believed about its own address as about its
-    health, but only when it is one.
+    Silent nodes stay in the list, so that `up` shows them. A node's own address is trusted as its health is, but only if
+    it is a valid address.
     """
     found = []
     for state in parts_of(request).fleet.states():
@@ -299,9 +299,9 @@ async def sync(
     ] = None,
 ) -> SyncAnswer:
     """
-    A node tells its state, and hears what the aggregator wants of it.
+    A node reports its state and receives the aggregator's orders.
 
-    Spoken by `healthd node`. Orders repeat until they are called off, reports until acknowledged.
+    Used by `healthd node`. Orders repeat until they are cancelled, reports until they are acknowledged.
     """
     raise NotImplementedError("this describes what SyncEndpoint answers before the application is asked")
 

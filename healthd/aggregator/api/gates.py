@@ -105,10 +105,10 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
-    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again; with `wait` an
-    admission is then repeated once its nodes have said that they still hold its leases. A token of
-    scope `gate` may ask for more than the aggregator's settings do; for less (mode, tier, max_age_seconds, collective,
-    lease) only where `gate.callers_may` allows it, else the answer is 403.
+    Asking again for the same job and attempt returns the same gate, so a lost answer can be requested again; with `wait`,
+    an admission is then repeated once its nodes have confirmed that they still hold its leases. A token of scope `gate`
+    may ask for stricter terms than the aggregator's settings; weaker terms (mode, tier, max_age_seconds, collective,
+    lease) need `gate.callers_may`, else the answer is 403.
     """
     began = time.perf_counter()
     parts = parts_of(request)
@@ -151,7 +151,7 @@ async def listed(
 # A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
 @router.get("/{gate:path}/postmortem", responses=problems(429))
 async def postmortem(request: Request, caller: Reader, gate: str, wait: Wait) -> PostmortemState:
-    """Why the job of a gate died, by its id or its job (then the newest); held back until nothing is waited for."""
+    """Why the job of a gate died, by its id or its job (then the newest). Waits until the verdict is final."""
     parts = parts_of(request)
     with _held(parts, caller, wait):
         return state_of(await parts.postmortems.wait(await _find(parts, caller, gate), None, wait))
@@ -159,7 +159,7 @@ async def postmortem(request: Request, caller: Reader, gate: str, wait: Wait) ->
 
 @router.get("/{gate:path}/evidence")
 async def evidence(request: Request, caller: Reader, gate: str) -> Evidence:
-    """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
+    """The stored gate, with the node states that its decision is based on, its leases and how the job ended."""
     parts = parts_of(request)
     told = await parts.engine.explain(await _find(parts, caller, gate))
     return Evidence(gate=plain(told.gate), states=told.states, leases=told.leases, outcome=told.outcome)
@@ -167,7 +167,7 @@ async def evidence(request: Request, caller: Reader, gate: str) -> Evidence:
 
 @router.get("/{gate:path}", responses=problems(429))
 async def follow(request: Request, response: Response, caller: Reader, gate: str, wait: Wait) -> Decision:
-    """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
+    """The decision of a gate, by its id or its job (then the newest). Waits while the gate is open."""
     parts = parts_of(request)
     with _held(parts, caller, wait):
         return await _decision(parts, await _find(parts, caller, gate), wait, response)
@@ -180,7 +180,7 @@ async def release_job(
     job: Annotated[str, Query(max_length=256)],
     attempt: Annotated[int, Query(ge=0, le=LARGEST_ATTEMPT)] = 0,
 ) -> GateReleased:
-    """As the release of a gate, by its job and attempt; also leases that were adopted after the loss of a database."""
+    """Release a gate by its job and attempt; also releases leases that were adopted after the loss of a database."""
     parts, job = parts_of(request), _own_job(caller, job)
     await _check_job(parts, caller, job, attempt)
     return _released(parts.engine, await parts.engine.release_job(job, attempt))
@@ -189,10 +189,10 @@ async def release_job(
 @router.delete("/{gate}/lease")
 async def release(request: Request, caller: GateCaller, gate: str) -> GateReleased:
     """
-    Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
+    Withdraw an open gate, or return the nodes of an admitted one: its leases end, and so do those of the same job and
     attempt that were adopted after the loss of a database.
 
-    Safe to repeat. 404 where there is nothing to give back and nothing was given back before.
+    Safe to repeat. 404 if there is nothing to return and nothing was returned before.
     """
     parts = parts_of(request)
     await _check_gate(parts, caller, gate)
@@ -219,7 +219,7 @@ async def leave(request: Request, caller: GateCaller, gate: str, member: str) ->
 
 @router.post("/{gate}/outcome")
 async def outcome(request: Request, caller: GateCaller, gate: str, body: OutcomeBody) -> OutcomeKept:
-    """Write down how the job ended."""
+    """Report how the job ended."""
     parts = parts_of(request)
     await _check_gate(parts, caller, gate)
     ended = await parts.engine.outcome(gate, body.status, body.message)
@@ -231,10 +231,10 @@ async def outcome(request: Request, caller: GateCaller, gate: str, body: Outcome
 @router.post("/{gate}/notes", responses=problems(409, 429))
 async def notes(request: Request, caller: GateCaller, gate: str, wait: Wait, body: NotesBody) -> PostmortemState:
     """
-    A `healthd run` tells that its part of the job ended badly, and with which notes. Safe to repeat.
+    A `healthd run` reports that its part of the job ended badly, with its notes. Safe to repeat.
 
-    The answer is held back until the notes of all nodes are judged, or until this one is to check its devices: then its
-    member is in `to_measure`, and it sends its notes once more with what it found.
+    The answer waits until the notes of all nodes are judged, or until this node should check its devices: then its member
+    is in `to_measure`, and it sends its notes again with the findings.
     """
     parts = parts_of(request)
     node = next(iter(_own_names(parts, (body.node,))))
@@ -252,7 +252,7 @@ async def notes(request: Request, caller: GateCaller, gate: str, wait: Wait, bod
 async def handshake(
     request: Request, caller: GateCaller, gate: str, wait: Wait, body: HandshakeBody
 ) -> HandshakeAnswer:
-    """One step of the end of a gate of several hooks; held back until there is an outcome, or the job is over."""
+    """One step in the end of a gate of several hooks. Waits until there is an outcome, or the job is over."""
     parts = parts_of(request)
     found = await parts.engine.get(gate)
     caller.check_speaks_for((body.node,))
@@ -353,13 +353,13 @@ override_router = APIRouter(prefix="/v1/overrides", route_class=ApiRoute, tags=[
 
 @override_router.get("/{job:path}", dependencies=[READ])
 async def override(request: Request, job: str) -> Override:
-    """The override of a job that is in force."""
+    """The active override of a job."""
     return _override(parts_of(request), job)
 
 
 @override_router.put("/{job:path}")
 async def put_override(request: Request, job: str, caller: Admin, body: PersonDecision) -> Override:
-    """Admit a job by hand, whatever its nodes are, until a time that must be given."""
+    """Admit a job by hand, whatever the state of its nodes, until a time that must be given."""
     word, now = checked(body), parts_of(request).engine.now()
     until = end_of(word, now)
     if until is None or until > now + MAX_OVERRIDE_SECONDS:
@@ -373,7 +373,7 @@ async def put_override(request: Request, job: str, caller: Admin, body: PersonDe
 
 @override_router.delete("/{job:path}")
 async def delete_override(request: Request, job: str, _caller: Admin) -> OverrideEnded:
-    """Take an override back."""
+    """Withdraw an override."""
     parts = parts_of(request)
     _override(parts, job)
     await parts.engine.override(job, None)
@@ -397,7 +397,7 @@ claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gate
 async def claims(
     request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
 ) -> ClaimList:
-    """Open gates, and leases in force, of workloads whose names begin with `workload`."""
+    """Open gates and active leases of workloads whose names begin with `workload`."""
     parts = parts_of(request)
     now = parts.engine.now()
     found = {
@@ -453,7 +453,10 @@ preflight_router = APIRouter(prefix="/v1/preflight", route_class=ApiRoute, tags=
 
 @preflight_router.post("/ranks", dependencies=[GATE], responses=problems(409))
 async def ranks(request: Request, body: RollCallBody) -> RollCallAnswer:
-    """A rank has come: whether all who have were started alike, and how long the gate will hold. Safe to repeat."""
+    """
+    A rank reports in: returns whether all ranks so far were started alike, and how long the gate will hold. Safe to
+    repeat.
+    """
     return parts_of(request).rollcall.answer(body)
 
 
@@ -482,7 +485,7 @@ class ValidationBody:
 async def start(
     request: Request, response: Response, caller: GateCaller, wait: Wait, body: ValidationBody
 ) -> ValidationState:
-    """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
+    """Start a validation: 200 with its state after `wait` seconds; follow it by its `id`."""
     parts = parts_of(request)
     asked = request_of(body)
     _check_asked(parts, caller, asked)
@@ -496,7 +499,7 @@ async def start(
 
 @validation_router.get("/{gate}", responses=problems(429))
 async def follow_validation(request: Request, caller: Reader, gate: str, wait: Wait) -> ValidationState:
-    """The validations of a gate or of one started by hand, round by round; held back while it is open."""
+    """The validations of a gate, or of one started by hand, round by round. Waits while it is open."""
     parts = parts_of(request)
     with _held(parts, caller, wait):
         await parts.engine.wait(gate, wait)
@@ -567,7 +570,7 @@ report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 @report_router.get("/report", dependencies=[READ])
 async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
-    """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
+    """Gate accuracy over the last days: shares with their counts, and whether to switch to enforce mode."""
     parts = parts_of(request)
     since = parts.engine.now() - days * 86400.0
     counts = await parts.engine.counts(since)

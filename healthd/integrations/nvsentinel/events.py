@@ -79,7 +79,7 @@ def due(state: NodeState, told: Mapping[str, Told], strategy: NvsentinelStrategy
                 strategy=strategy if real else NvsentinelStrategy.STORE_ONLY,
             )
         elif reasons or results[name].status not in (Status.PASS, Status.WARN):
-            continue  # it is not known to be well
+            continue  # it is not verified
         else:
             before = told.get(name)
             # The end of a fault is for whom its beginning was.
