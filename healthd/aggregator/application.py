@@ -207,8 +207,8 @@ async def livez() -> Response:
 )
 async def readyz(request: Request, verbose: str | None = None) -> Response:
     """
-    200 while it accepts syncs and requests and its database accepts writes (tested every two seconds, not here); also on
-    a standby that reaches the leader.
+    200 while it accepts syncs and requests and its database accepts writes (tested every two seconds, not here); also
+    on a standby that reaches the leader.
 
     What prevents admissions is reported, but does not change the status. `?verbose` lists each gate and node that an
     internal error of the aggregator stops, and each task that has failed since the start.
@@ -269,8 +269,8 @@ async def targets(request: Request, pool: str | None = None) -> list[TargetGroup
     """
     Every node as a target for Prometheus' http_sd.
 
-    Silent nodes stay in the list, so that `up` shows them. A node's own address is trusted as its health is, but only if
-    it is a valid address.
+    Silent nodes stay in the list, so that `up` shows them. A node's own address is trusted as its health is, but only
+    if it is a valid address.
     """
     found = []
     for state in parts_of(request).fleet.states():

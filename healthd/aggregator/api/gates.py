@@ -65,6 +65,7 @@ from healthd.postmortem.notes import MAX_PACKED_BYTES
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
+NO_NODES: list[str] = []
 LEAST_SECONDS = 1.0
 """So long the database has to take a question, however little its asker wants to wait: a commit takes milliseconds."""
 
@@ -105,10 +106,10 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
-    Asking again for the same job and attempt returns the same gate, so a lost answer can be requested again; with `wait`,
-    an admission is then repeated once its nodes have confirmed that they still hold its leases. A token of scope `gate`
-    may ask for stricter terms than the aggregator's settings; weaker terms (mode, tier, max_age_seconds, collective,
-    lease) need `gate.callers_may`, else the answer is 403.
+    Asking again for the same job and attempt returns the same gate, so a lost answer can be requested again; with
+    `wait`, an admission is then repeated once its nodes have confirmed that they still hold its leases. A token of
+    scope `gate` may ask for stricter terms than the aggregator's settings; weaker terms (mode, tier, max_age_seconds,
+    collective, lease) need `gate.callers_may`, else the answer is 403.
     """
     began = time.perf_counter()
     parts = parts_of(request)
@@ -187,16 +188,18 @@ async def release_job(
 
 
 @router.delete("/{gate}/lease")
-async def release(request: Request, caller: GateCaller, gate: str) -> GateReleased:
+async def release(
+    request: Request, caller: GateCaller, gate: str, node: Annotated[list[str], Query()] = NO_NODES
+) -> GateReleased:
     """
     Withdraw an open gate, or return the nodes of an admitted one: its leases end, and so do those of the same job and
-    attempt that were adopted after the loss of a database.
+    attempt that were adopted after the loss of a database. With `node` (repeatable) only the leases on these nodes.
 
     Safe to repeat. 404 if there is nothing to return and nothing was returned before.
     """
     parts = parts_of(request)
     await _check_gate(parts, caller, gate)
-    return _released(parts.engine, await parts.engine.release(gate))
+    return _released(parts.engine, await parts.engine.release(gate, node))
 
 
 def _released(engine: Engine, done: GivenBack) -> GateReleased:
@@ -233,8 +236,8 @@ async def notes(request: Request, caller: GateCaller, gate: str, wait: Wait, bod
     """
     A `healthd run` reports that its part of the job ended badly, with its notes. Safe to repeat.
 
-    The answer waits until the notes of all nodes are judged, or until this node should check its devices: then its member
-    is in `to_measure`, and it sends its notes again with the findings.
+    The answer waits until the notes of all nodes are judged, or until this node should check its devices: then its
+    member is in `to_measure`, and it sends its notes again with the findings.
     """
     parts = parts_of(request)
     node = next(iter(_own_names(parts, (body.node,))))
@@ -425,6 +428,7 @@ async def claims(
             open=False,
             nodes=(),
             age_seconds=max(0.0, now - row.granted_at),
+            pool=parts.engine.pool_of(row.node),
         )
         known = found.get(lease.gate, first)
         why = _why_bad(parts, row.node)
