@@ -451,7 +451,7 @@ def test_members_must_ask_alike(more: dict[str, object], said: str) -> None:
     ("change", "said"),
     [
         ({"rank": 3}, "rank 3 must be from 0 to 2"),
-        ({"rank": -1}, "rank -1 is not one of"),
+        ({"rank": -1}, "rank -1 must be from 0"),
         ({"size": 0}, "a group can have 1 to"),
         ({"size": MOST_NODES + 1}, "a group can have 1 to 20000 members, not 20001"),
         ({"group": ""}, "group must be 1 to"),

@@ -192,7 +192,7 @@ def test_waits_are_told_by_how_gates_ended() -> None:
         ([end("ok", 189)], True, "0 of 189 successful jobs had a failing check: at most 2.0 % (95 %), below 2 %"),
         ([end("ok", 400), end("ok", 1, **ALARM)], True, "1 of 401"),
         ([end("ok", 250), end("ok", 3, **ALARM)], False, "more jobs without one are needed"),
-        ([end("ok", 90), end("ok", 10, **ALARM)], False, "must be below 2 %: look at"),
+        ([end("ok", 90), end("ok", 10, **ALARM)], False, "must be below 2 %: find out"),
         ([end("ok", 300), end("ok", 30, **STOPPED)], False, "30 of 330 successful jobs would not have been admitted"),
         ([end("infra", 60, **ALARM)], False, "no observed job was successful"),
         ([end("ok", 500, GateEnding.ADMITTED)], False, "no observed job"),

@@ -361,7 +361,7 @@ def line_of(url: str, kind: type[HealthdError]) -> str:
         ("mysql://u:hunter2@db/healthd", "mysql is not a supported database"),
         ("https://u:hunter2@db/healthd", "https is not a supported database"),
         ("postgresql+psycopg://u:hunter2@db:port/healthd", "is its port a number?"),
-        ("postgresql+psycopg://u:hunter2@db:99999/healthd", "port 99999 is none"),
+        ("postgresql+psycopg://u:hunter2@db:99999/healthd", "99999 is not a port"),
         ("postgresql+psycopg://u:x@hunter2@db/healthd", "write it as %40"),
         ("postgresql+nodriver://u:hunter2@db/healthd", "pip install psycopg[binary]"),
         ("postgresql+pg8000://u:hunter2@db/healthd", "needs pg8000, which is not installed"),

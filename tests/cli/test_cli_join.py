@@ -57,7 +57,7 @@ def test_three_hooks_of_which_one_is_late_and_one_is_recreated_start_together(cl
     hooks[1].process.kill()
     hooks[1].process.communicate()
     hooks[1] = join(cluster, aggregator, 1)
-    until(lambda: "2 of 3 members have come" in waiting(aggregator))
+    until(lambda: "2 of 3 members have joined" in waiting(aggregator))
     assert all(hook.process.poll() is None for hook in hooks.values()), "nobody starts before all have come"
     hooks[2] = join(cluster, aggregator, 2, "--json")
     said = {rank: hook.said() for rank, hook in hooks.items()}
@@ -83,12 +83,12 @@ def test_a_node_that_is_bad_keeps_all_from_starting_and_each_is_told_which(clust
 def test_a_hook_that_is_stopped_leaves_its_group_at_once(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n0", config=POLICY)
     hook = join(cluster, aggregator, 0, size=2)
-    until(lambda: "1 of 2 members have come" in waiting(aggregator))
+    until(lambda: "1 of 2 members have joined" in waiting(aggregator))
     hook.process.send_signal(signal.SIGTERM)
     said = hook.said(5)
     assert said.code == 75
     assert "stopped by SIGTERM; its group is informed" in said.err
-    until(lambda: "0 of 2 members have come" in waiting(aggregator))
+    until(lambda: "0 of 2 members have joined" in waiting(aggregator))
 
 
 def test_a_hook_that_is_stopped_after_it_has_confirmed_takes_the_others_back_at_once(cluster: Cluster) -> None:
@@ -227,13 +227,13 @@ def test_three_executing_hooks_of_which_one_is_late_and_one_is_recreated_start_t
 def test_an_executing_hook_that_is_stopped_leaves_its_group_and_nothing_behind(cluster: Cluster) -> None:
     aggregator = cluster.aggregator(config=POLICY).start()
     hook = executing(cluster, aggregator, 0)
-    until(lambda: "1 of 2 members have come" in waiting(aggregator), 25)
+    until(lambda: "1 of 2 members have joined" in waiting(aggregator), 25)
     until(lambda: any("worker.py" in line for line in cluster.alive().values()))
     hook.process.send_signal(signal.SIGTERM)
     said = hook.said(10)
     assert said.code == 75
     assert "its group is informed" in said.err
-    until(lambda: "0 of 2 members have come" in waiting(aggregator))
+    until(lambda: "0 of 2 members have joined" in waiting(aggregator))
 
 
 def test_a_fault_that_a_hook_finds_keeps_all_from_starting(cluster: Cluster) -> None:
