@@ -90,7 +90,7 @@ def test_a_job_gives_its_nodes_back_and_an_admin_ends_the_lease_on_a_node(world:
     assert said.code == 1
     assert "no gate and no lease of job 'given' attempt 1" in said.err
     said = world.run("gate", "release", "--job", "given")
-    assert (said.code, said.out) == (0, "job given attempt 0 gives back n3\n")
+    assert (said.code, said.out) == (0, "job given attempt 0 returns n3\n")
 
     assert world.gate("stuck", *nodes("n4")).code == 0
     said = world.run("fleet", "release-lease", "n4")

@@ -38,7 +38,7 @@ def test_a_token_of_some_nodes_says_so_in_its_lines(tmp_path: Path) -> None:
     assert 'nodes = ["trn-a-*", "head"]\n' in said.json["entry"]
     for options, why in (
         (("--scope", "admin", "--node", "n1"), "node names need the scopes sync or gate, not admin"),
-        (("--node", "n1"), "not with read"),
+        (("--node", "n1"), "not read"),
         (("--scope", "sync", "--node", "a b"), "'a b' is no pattern of node names"),
     ):
         refused = healthd(tmp_path, "token", "trn-a", *options)

@@ -49,7 +49,7 @@ GROUP = ("--join", "g", "--size", "2", "--rank", "0", "--node", "n0")
         (NAMED, (), "lists no node"),
         (NAMED, ("n0", "n7"), "lists n7, which was not requested"),
         (NAMED, ("n0",), "lists 1 nodes although 2 were requested"),
-        (NAMED, ("n0", "n0"), "names n0 twice"),
+        (NAMED, ("n0", "n0"), "lists n0 twice"),
         ((*NAMED, "--min-nodes", "1"), (), "lists no node"),
         (POOL, (), "lists no node"),
         (POOL, ("n4",), "lists 1 nodes although 2 were requested"),

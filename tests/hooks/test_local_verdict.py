@@ -112,7 +112,7 @@ def test_evidence_must_be_as_fresh_and_as_deep_as_the_gate_asks(tmp_path: Path) 
     old = asked(tmp_path, book, *alone("--max-age", "30s"))
     assert (old.code, "at most 30 s is allowed" in old.err) == (75, True), old
     deep = asked(tmp_path, book, *alone("--tier", "deep"))
-    assert (deep.code, "deep is asked" in deep.err or "has not run yet" in deep.err) == (75, True), deep
+    assert (deep.code, "deep is required" in deep.err or "has not run yet" in deep.err) == (75, True), deep
 
 
 def test_own_job_in_the_hosts_scheduler_is_no_obstacle_and_another_one_is(tmp_path: Path) -> None:

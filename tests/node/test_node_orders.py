@@ -507,7 +507,13 @@ def held(*, age: float, seen: float | None = None, start: int | None = None, **c
         # Its pods come when Kueue admits, and its controller says when it has ended.
         (held(age=8.6e4, workload="kueue:c/ml/train/u1"), (), None, 0.0, ""),
         (held(age=500, seen=600, workload="kueue:c/ml/train/u1"), (), None, 0.0, ""),
-        (held(age=8.7e4, workload="kueue:c/ml/train/u1"), (), None, 0.0, "its time of 24 h is over, and nobody sees"),
+        (
+            held(age=8.7e4, workload="kueue:c/ml/train/u1"),
+            (),
+            None,
+            0.0,
+            "its time of 24 h is over, and no node can observe",
+        ),
         (held(age=9e4, workload="kueue:c/ml/train/u1"), ("x",), None, 0.0, ""),
     ],
 )

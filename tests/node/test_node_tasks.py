@@ -51,7 +51,7 @@ def test_supervised_task_that_fails_or_ends_is_started_again_logged_and_counted(
         await eventually(lambda: len(starts) == 4)
         assert tasks.errors == {"orders": 3}
         assert "orders has failed; it is restarted in 0.001 s" in caplog.text
-        assert "orders has ended by itself" in caplog.text
+        assert "orders has ended unexpectedly" in caplog.text
         await tasks.stop(1.0)
         async with World(tmp_path) as world:
             text, _ = exposition(registry_of(world.book, tasks.errors), "text/plain")
