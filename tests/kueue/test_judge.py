@@ -138,7 +138,7 @@ def test_one_of_two_checks_of_ours_gates_and_the_other_says_so() -> None:
     both = frozenset({"healthd", "another"})
     other = dataclasses.replace(CHECK, name="another")
     assert judged(read(found), other, ours=both).ask is not None
-    assert "check another gates this Workload already" in wrote(judged(read(found), ours=both))[1]
+    assert "check another already gates this Workload" in wrote(judged(read(found), ours=both))[1]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_several_flavors_are_one_pool_or_none() -> None:
     assert asked.count == 2, "pods of a flavor without a pool are not gated"
     other = dataclasses.replace(plain, pool="b")
     told = wrote(judged(read(found), flavors={"trn": FLAVOR, "plain": other}))
-    assert told == ("Retry", "its pods are in the pools a, b, but a gate takes nodes of one")
+    assert told == ("Retry", "its pods are in the pools a, b, but a gate takes nodes of one pool")
 
 
 # --- what the answers come to ---------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_a_ready_that_kueue_does_not_use_within_a_minute_is_taken_back() -> None
 def test_a_ready_of_another_reservation_or_of_somebody_else_is_taken_back() -> None:
     for found in (ready(admitted=False, attempt=7), made(*WAITS)):
         workload = read(found, state="Ready")
-        assert "another reservation" in wrote(judged(workload))[1]
+        assert "another quota reservation" in wrote(judged(workload))[1]
 
 
 def test_a_node_that_turns_bad_is_marked_by_a_gate_first_and_then_said_by_retry_where_the_check_says_so() -> None:
@@ -335,7 +335,7 @@ def test_a_node_that_turns_bad_is_marked_by_a_gate_first_and_then_said_by_retry_
     assert (asks.ask.job, asks.ask.nodes, asks.keep) == ("default/train/turned-bad", ("n2",), "g-1")
     assert judged(running, acting, unfit=unfit, answer=decision(Verdict.HOLD)) == asks, "until the mark stands"
     step = judged(running, acting, unfit=unfit, answer=decision(Verdict.REJECT))
-    assert wrote(step) == ("Retry", "turned bad after the admission: node n2: link is down")
+    assert wrote(step) == ("Retry", "a node turned bad after the admission: node n2: link is down")
     assert step.write is not None
     assert (step.keep, step.write.requeue_after_seconds) == ("g-1", 1), "its pods run until they are evicted"
     observed = judged(running, acting, unfit=unfit, answer=decision(Verdict.ADMIT, would=Verdict.REJECT))
