@@ -29,7 +29,7 @@ BANDWIDTH = Row(
             height=9,
         ),
         Panel(
-            title="Median of the fleet",
+            title="The middle of the fleet",
             description="Median over the nodes of one instance type, of sizes from a megabyte on.",
             queries=(
                 Query(
@@ -40,7 +40,7 @@ BANDWIDTH = Row(
             unit="Bps",
         ),
         Panel(
-            title="Each node against the median",
+            title="Each node against the middle",
             description="HealthdCollectiveSlow fires below 80% where at least five nodes are compared.",
             queries=(
                 Query(
@@ -94,8 +94,8 @@ STRAGGLERS = Row(
             value="of the median",
         ),
         Panel(
-            title="Findings of collectives inside nodes",
-            description="Current findings of collectives; the reason links to its remedy.",
+            title="What collectives found inside nodes",
+            description="Findings of collectives now; the reason leads to what to do.",
             queries=(Query(expr=f'healthd_finding{{{NODES},reason=~"{REASONS}"}}'),),
             look=Look.TABLE,
             columns=("node", "status", "check", "target", "reason", "injected"),
@@ -103,7 +103,7 @@ STRAGGLERS = Row(
         ),
         Panel(
             title="Nodes that validations left out",
-            description="Nodes that gates excluded because of collectives between nodes, in the time range.",
+            description="Nodes that gates left out for what collectives between nodes found, in the time shown.",
             queries=(
                 Query(
                     expr=f'sum by (reason) (increase(healthd_nodes_excluded_total{{reason=~"{REASONS}"}}[$__range]))'
@@ -130,8 +130,8 @@ VALIDATIONS = Row(
             ),
         ),
         Panel(
-            title="Duration",
-            description="Localisation included, in the time range.",
+            title="How long they take",
+            description="Localisation included, over the time shown.",
             queries=tuple(
                 Query(
                     expr=f"histogram_quantile({q}, "

@@ -49,18 +49,18 @@ HEALTH = Row(
             limits=RATIO,
         ),
         Panel(
-            title="Bad nodes, and why",
-            description="Failed and unknown checks. Follow the links of node and reason.",
+            title="Who is bad, and why",
+            description="Everything that failed or could not be known. Node and reason lead on.",
             queries=(Query(expr=f'healthd_finding{{{NODES},status=~"fail|unknown"}}'),),
             look=Look.TABLE,
             width=16,
             height=10,
             columns=("node", "pool", "status", "check", "target", "reason", "injected"),
-            no_value="Nothing failed, and no check is unknown.",
+            no_value="Nothing failed, and everything is known.",
         ),
         Panel(
             title="Not reporting, not scraped",
-            description="Nodes that do not report to the aggregator, and nodes that Prometheus cannot reach.",
+            description="Nodes that the aggregator does not hear, and nodes that Prometheus does not reach.",
             queries=(
                 Query(expr=f"healthd:fleet_unheard:count{{{AGGREGATOR}}}", legend="not reporting to the aggregator"),
                 Query(expr=f"count(up{{{NODES}}} == 0) or vector(0)", legend="not scraped"),
@@ -71,7 +71,7 @@ HEALTH = Row(
         ),
         Panel(
             title="Findings by reason",
-            description="Number of targets with findings, by reason, warnings included.",
+            description="Targets that are not healthy, by reason, with warnings.",
             queries=(Query(expr=f"count by (reason) (healthd_finding{{{NODES}}})", legend="{{reason}}"),),
             look=Look.STACK,
             width=24,
@@ -89,7 +89,7 @@ NODE_BY_NODE = Row(
     panels=(
         Panel(
             title="State of each node over time",
-            description="What each node's daemon reported; a gap means that the node was not scraped.",
+            description="Each node's health by its own daemon; a gap is a node that was not scraped.",
             queries=(Query(expr=_NUMBERS, legend="{{node}}"),),
             look=Look.TIMELINE,
             states=_STATES,
@@ -97,7 +97,7 @@ NODE_BY_NODE = Row(
             height=12,
         ),
         Panel(
-            title="Matrix products, each node against the median",
+            title="Matrix products, each node against the middle",
             description="The slowest device of a node by the median of its instance type: 100% is as fast as the rest.",
             queries=(Query(expr=f"min by (node) (healthd:device_matmul:ratio{{{NODES}}})", legend="{{node}}"),),
             look=Look.HEAT,
@@ -106,7 +106,7 @@ NODE_BY_NODE = Row(
             height=12,
         ),
         Panel(
-            title="Bus bandwidth, each node against the median",
+            title="Bus bandwidth, each node against the middle",
             description="The slowest collective of a megabyte or more in a node, by the median of its instance type.",
             queries=(
                 Query(expr=f"min by (node) (healthd:collective_bus_bandwidth:ratio{{{NODES}}})", legend="{{node}}"),
@@ -162,8 +162,8 @@ GATES = Row(
             look=Look.STACK,
         ),
         Panel(
-            title="Waiting time of jobs",
-            description="From the request to the decision on disk, in the time range.",
+            title="How long jobs wait for the answer",
+            description="From the question to the decision on disk, over the time shown.",
             queries=tuple(
                 Query(expr=f"histogram_quantile({q}, {_WAITS})", legend=f"{q:.0%} of gates") for q in (0.5, 0.95, 0.99)
             ),
@@ -172,13 +172,13 @@ GATES = Row(
         ),
         Panel(
             title="Holding now",
-            description="Undecided gates; HealthdGateHoldingLong fires after half an hour.",
+            description="Gates that are not decided yet; HealthdGateHoldingLong fires after half an hour.",
             queries=(Query(expr=f"healthd_gates_holding{{{AGGREGATOR}}}", legend="gates"),),
             width=8,
         ),
         Panel(
             title="The longest wait now",
-            description="Of the undecided gates.",
+            description="Of the gates that are not decided yet.",
             queries=(Query(expr=f"healthd_gates_holding_oldest_seconds{{{AGGREGATOR}}}", legend="oldest gate"),),
             unit="s",
             width=8,
@@ -186,7 +186,7 @@ GATES = Row(
         ),
         Panel(
             title="What observe mode would have stopped",
-            description="Jobs in the time range that were admitted by observe mode or by hand, by enforce mode's verdict.",
+            description="Jobs of the time shown that were admitted by observe mode or by hand, by what enforce says.",
             queries=(
                 Query(
                     expr="sum by (would, reason) "
@@ -210,9 +210,9 @@ GATES = Row(
             look=Look.STACK,
         ),
         Panel(
-            title="Gate accuracy",
-            description="Jobs in the time range that succeeded although a check had failed on their nodes, and jobs "
-            "that their nodes stopped although all had passed. Only for jobs whose end was reported to the aggregator.",
+            title="How right the gate was",
+            description="Jobs of the time shown that succeeded although a check had failed on their nodes, and jobs "
+            "that their nodes stopped although all had passed. Only jobs that reported their outcome.",
             queries=(
                 Query(
                     expr=f"increase(healthd_gate_false_alarms_total{{{AGGREGATOR}}}[$__range])", legend="false alarms"
@@ -238,14 +238,14 @@ QUARANTINE = Row(
     panels=(
         Panel(
             title="Quarantined nodes",
-            description="Quarantined nodes, by kind of owner.",
+            description="Nodes kept out of admissions, by owner.",
             queries=(Query(expr=f"healthd_quarantined_nodes{{{AGGREGATOR}}}", legend="by {{owner_kind}}"),),
             look=Look.STACK,
             width=8,
         ),
         Panel(
-            title="Nodes in quarantine",
-            description="As last reported to the nodes.",
+            title="Who is in quarantine",
+            description="As last received by the nodes.",
             queries=(Query(expr=f"healthd_node_quarantined{{{NODES}}} == 1"),),
             look=Look.TABLE,
             width=8,
@@ -262,9 +262,9 @@ QUARANTINE = Row(
             limits=((None, "green"), (604800.0, "red")),
         ),
         Panel(
-            title="Verdicts of the rules",
-            description="enforced: the node was quarantined; observed: it would have been; held: the breaker is open; "
-            "shadowed: an operator has quarantined it already.",
+            title="What rules came to",
+            description="enforced: the node was kept out; observed: it would have been; held: the breaker is open; "
+            "shadowed: a person keeps it out already.",
             queries=(
                 Query(
                     expr="sum by (rule, mode) "
@@ -276,8 +276,8 @@ QUARANTINE = Row(
             width=8,
         ),
         Panel(
-            title="Exceptional states",
-            description="Open breakers, active overrides, and whether the aggregator is recovering.",
+            title="What people should know of",
+            description="Open breakers, active overrides, and whether the aggregator recovers.",
             queries=(
                 Query(expr=f"healthd_quarantine_breaker_open{{{AGGREGATOR}}}", legend="open breakers"),
                 Query(expr=f"healthd_overrides_active{{{AGGREGATOR}}}", legend="overrides"),

@@ -24,7 +24,7 @@ NOW = Row(
     panels=(
         Panel(
             title="Health",
-            description="As the node's daemon reports.",
+            description="What the node's daemon says of it.",
             queries=(Query(expr=f"healthd_node_health{{{NODE}}} == 1", legend="{{health}}"),),
             look=Look.STAT,
             width=6,
@@ -34,7 +34,7 @@ NOW = Row(
         ),
         Panel(
             title="Allocated, quarantined, injected faults",
-            description="Whether a job uses the devices or may use them, whether gates exclude the node, and drills.",
+            description="Whether a job has the devices or may have, whether gates leave the node out, and fire drills.",
             queries=(
                 Query(expr=f"healthd_node_allocated{{{NODE}}}", legend="allocated"),
                 Query(expr=f"healthd_node_quarantined{{{NODE}}}", legend="quarantined"),
@@ -45,8 +45,8 @@ NOW = Row(
             height=6,
         ),
         Panel(
-            title="Properties",
-            description="Instance, accelerator and pool.",
+            title="What it is",
+            description="Instance, accelerator, and the pool that it belongs to.",
             queries=(Query(expr=f"healthd_node_info{{{NODE}}}"),),
             look=Look.TABLE,
             width=10,
@@ -54,8 +54,8 @@ NOW = Row(
             columns=("node", "instance_id", "instance_type", "accelerator", "pool"),
         ),
         Panel(
-            title="Findings",
-            description="The findings behind the health, at most 48; the reason links to its remedy.",
+            title="Unhealthy targets",
+            description="The findings behind the health, at most 48; the reason leads to what to do.",
             queries=(Query(expr=f"healthd_finding{{{NODE}}}"),),
             look=Look.TABLE,
             columns=("status", "check", "target", "reason", "injected"),
@@ -76,14 +76,14 @@ HISTORY = Row(
     panels=(
         Panel(
             title="Health",
-            description="1 for the health of the node at that time.",
+            description="1 for the health that the node had.",
             queries=(Query(expr=f"healthd_node_health{{{NODE}}}", legend="{{health}}"),),
             look=Look.STACK,
             colours=HEALTH_COLOURS,
         ),
         Panel(
             title="Findings",
-            description="Targets with findings, by check and reason.",
+            description="Targets that were not healthy, by check and reason.",
             queries=(
                 Query(expr=f"count by (check, reason) (healthd_finding{{{NODE}}})", legend="{{check}} {{reason}}"),
             ),
@@ -91,14 +91,14 @@ HISTORY = Row(
         ),
         Panel(
             title="Age of evidence",
-            description="Time since each check last ran. While a job uses the devices, active checks are suspended: "
-            "their evidence ages but does not expire.",
+            description="Since each check last ran. While a job has the devices that of active checks is suspended: it "
+            "grows and does not expire.",
             queries=(Query(expr=f"time() - healthd_check_last_run_timestamp_seconds{{{NODE}}}", legend="{{check}}"),),
             unit="s",
         ),
         Panel(
             title="Duration of checks",
-            description="Duration of the last run.",
+            description="Of the last run.",
             queries=(Query(expr=f"healthd_check_duration_seconds{{{NODE}}}", legend="{{check}}"),),
             unit="s",
         ),
@@ -116,7 +116,7 @@ HISTORY = Row(
         ),
         Panel(
             title="What healthd costs here",
-            description="Devices busy with active checks, and compilation time in the last runs.",
+            description="Devices that were busy with active checks, and what compiling took in the last runs.",
             queries=(
                 Query(expr=f"rate(healthd_probe_device_seconds_total{{{NODE}}}[$__rate_interval])", legend="devices"),
                 Query(expr=f"healthd_compile_duration_seconds{{{NODE}}}", legend="seconds of compiling"),
@@ -194,7 +194,7 @@ def node() -> Dashboard:
     return make(
         uid="healthd-node",
         title="healthd / Node",
-        description="What is known about one node, since when, and why.",
+        description="What is known of one node, since when, and why.",
         variables=[
             source_variable(),
             label_variable("job", "Node job", "healthd_node_health", of="job"),
