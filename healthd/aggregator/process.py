@@ -211,7 +211,7 @@ async def _renew_certificate(server: Server) -> None:
                 log.info("the certificate was renewed")
             trouble.clear()
         except ListenError as error:
-            trouble.say(f"{error}. The certificate from before is served")
+            trouble.say(f"{error}. The previous certificate stays in use")
 
 
 def _platform(settings: AggregatorSettings) -> Platforms | None:

@@ -69,7 +69,7 @@ def test_where_to_look_is_told_when_nobody_answers_any_more(monkeypatch: pytest.
         said = run_inside(*WORDS, url)
     assert (said.code, said.out) == (3, "")
     assert "cannot be reached" in said.err
-    assert "'healthd fleet explain g-1' shows what came of it" in said.err
+    assert "'healthd fleet explain g-1' shows the result" in said.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -87,4 +87,4 @@ def test_one_that_is_stopped_is_withdrawn_so_that_its_nodes_are_free(number: sig
     with server(told(Verdict.HOLD), stop, withdrawn) as url:
         said = run_inside(*WORDS, url)
     assert (said.code, said.out, asked) == (130, "", ["DELETE"])
-    assert "healthd: withdrawn; its nodes are free for others" in said.err
+    assert "healthd: withdrawn; its nodes are free again" in said.err
