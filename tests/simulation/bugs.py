@@ -166,7 +166,7 @@ BUGS = (
                 "state=LeaseState.ENDING,",
             ),
         ),
-        first=2419,
+        first=111,
     ),
     Bug(
         "leases are not loaded at the start",

@@ -143,6 +143,7 @@ class LeaseReconciler:
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
         self._unwatched_at = -math.inf
         self._reconciled: set[str] = set()
+        self._without_lease: dict[str, int] = {}  # the version of a node's state that has none
         self._taken_over: dict[str, Quarantine] = {}
         self._taken_over_on_disk: dict[str, Quarantine] = {}
         self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
@@ -242,8 +243,13 @@ class LeaseReconciler:
                 self._fleet_state.close_lease(batch, row, why)
 
     def is_at_rest(self, name: str, now: float) -> bool:
-        """Whether nothing is open between the node and this database: it has its orders, none, and has no lease."""
-        return name in self._reconciled and not self._fleet_state.leases_of.get(name) and not self.unsure(now)
+        """Whether nothing is open between the node and this database: neither knows of a lease there."""
+        return (
+            name in self._reconciled
+            and self._without_lease.get(name) == self._registry.version(name)
+            and not self._fleet_state.leases_of.get(name)
+            and not self.unsure(now)
+        )
 
     def note_heard(self, name: str, now: float) -> None:
         """The node has reported, and is as it was."""
@@ -259,6 +265,9 @@ class LeaseReconciler:
             self._heard_at[name] = batch.now - node.heard_seconds  # also of a duplicate: it is there
         if node is None or node.state is None or node.duplicate:
             return
+        self._without_lease.pop(name, None)
+        if not node.state.leases:
+            self._without_lease[name] = node.version
         self._move_leases(batch, node, node.state)
         self._adopt(batch, node, node.state)
         self._follow_leases(batch, node, node.state)
@@ -376,7 +385,7 @@ class LeaseReconciler:
         for name in batch.forgotten:
             self._reconciled.discard(name)
             self._recovery.forget(name)
-            for kept in (self._labels, self._heard_at, self._written, self._taken_over):
+            for kept in (self._labels, self._heard_at, self._written, self._taken_over, self._without_lease):
                 kept.pop(name, None)
         self._taken_over_on_disk = dict(self._taken_over)
         for name in sorted(reconciled | batch.touched):
