@@ -132,7 +132,7 @@ bench-short: $(STAMP) # can every figure still be measured? small sizes, no aims
 	@$(BIN)/python -m tests.benchmarks --short $(patsubst %,--skip %,$(SKIP))
 
 .PHONY: bench-localize
-bench-localize: $(STAMP) # localisation over simulated fleets (a quarter of an hour; the table of docs/localisation.md)
+bench-localize: $(STAMP) # localisation over simulated fleets (a quarter of an hour; the table of docs/localisation_rules.md)
 	@$(BIN)/python -m tests.benchmarks.localize
 
 .PHONY: soak

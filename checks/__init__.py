@@ -33,11 +33,12 @@ __all__ = [
     "peers",
     "printable",
     "reasons",
+    "system.kernel_log",
     "system.scheduled_events",
     "training.digests",
     "training.environment",
     "words",
-    "worker.commands",
     "worker.faults",
+    "worker.profiles",
     "worker.protocol",
 ]

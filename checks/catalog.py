@@ -2,7 +2,8 @@
 Instance types: what a machine of each type should have, every figure with its source. Data and look-ups alone.
 
 What no source says stays None ("unknown"): nobody is judged by a guess. Peaks are dense (no sparsity) and are what the
-vendor promises, never what a healthy device reaches: they explain a measured speed, they are no limit for it.
+vendor promises, never what a healthy device reaches: a measured speed is compared with half of them, as a warning
+(`checks.limits.floors`).
 """
 
 from __future__ import annotations

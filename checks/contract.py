@@ -30,8 +30,8 @@ class Limit:
     """
     What a measurement must keep within. `origin` says who set it.
 
-    config (the operator), baseline (learned), catalogue (the instance type), program (a plug-in), derived (from what
-    the machine is), default (the check's own) or none.
+    config (the operator), baseline (learned), floor (half of a published peak), catalogue (the instance type), program
+    (a plug-in), derived (from what the machine is), default (the check's own) or none.
     """
 
     lower: float | None

@@ -66,7 +66,8 @@ def within(
 
     `subject` begins the message ("free memory"); `reason` and `outside` are used when the value is out of its limit.
     A value that is not finite fails with `reason`; None, or a limit that is no number, is unknown (`NoData`). Without a
-    limit the number is shown unjudged and passes: it was measured, and its correctness is judged elsewhere.
+    limit the number is shown unjudged and passes: it was measured, and its correctness is judged elsewhere. A value
+    below a floor (see `floors`) is a warning, whatever `outside` says.
     """
     measured = Measurement(
         name=name, value=value, lower=limit.lower, upper=limit.upper, origin=limit.origin, labels=dict(labels or {})
@@ -80,11 +81,11 @@ def within(
         status, why = Status.UNKNOWN, "NoData"
         text += f": its limit from {limit.origin} is no number; correct it"
     elif limit.lower is not None and value < limit.lower:
-        status, why = outside, reason
-        text += f" is below {quantity(name, limit.lower)} (limit from {limit.origin})"
+        status, why = Status.WARN if limit.origin == FLOOR else outside, reason
+        text += f" is below {quantity(name, limit.lower)} ({_source(limit)})"
     elif limit.upper is not None and value > limit.upper:
         status, why = outside, reason
-        text += f" is above {quantity(name, limit.upper)} (limit from {limit.origin})"
+        text += f" is above {quantity(name, limit.upper)} ({_source(limit)})"
     # A value that is not finite has no place in JSON; the message keeps it.
     if value is not None and not math.isfinite(value):
         measured = Measurement(
@@ -182,6 +183,52 @@ def limited_names() -> frozenset[str]:
             "transfer_bytes_per_second",
         ]
     )
+
+
+def _source(limit: Limit) -> str:
+    return f"{100 * FLOOR_RATIO:g} % of the published peak" if limit.origin == FLOOR else f"limit from {limit.origin}"
+
+
+# Floors: what a device of a known instance type reaches unless something is grossly wrong.
+
+FLOOR = "floor"
+FLOOR_RATIO = 0.5
+
+
+def floors(instance_type: str | None, inventory: Mapping[str, Any]) -> dict[str, Limit]:
+    """
+    The least speeds of one target (a GPU, a logical NeuronCore) on this instance type; empty where none is published.
+
+    Half of the vendor's peak. A value below it is a warning: the figure is published, not learned from this fleet, so
+    it finds gross faults only. Limits from the settings and learned limits replace it.
+
+    Source: the peaks of `checks.catalog`, from AWS's Neuron documentation and NVIDIA's data sheets. Healthy devices
+    reach more than half: trn1 78.6 of 95 TFLOP/s a core in bf16 and 62 % of its memory bandwidth (a third party's
+    measurement). Not yet compared with a run of healthd on these devices.
+    """
+    from checks.catalog import find_type
+
+    known = find_type(instance_type)
+    if known is None or known.chip.accelerator != inventory.get("accelerator"):
+        return {}
+    chip = known.chip
+    targets = 1 if chip.cores is None else chip.cores // (inventory.get("lnc") or max(chip.lnc))
+    peaks = {f"matmul_flops_per_second/{dtype}": peak for dtype, peak in chip.flops_per_second.items()}
+    if chip.memory_bytes_per_second is not None:
+        peaks["memory_bandwidth_bytes_per_second"] = chip.memory_bytes_per_second
+    return {name: Limit(lower=FLOOR_RATIO * peak / targets, upper=None, origin=FLOOR) for name, peak in peaks.items()}
+
+
+def replaces(configured: str, other: str) -> bool:
+    """
+    Whether a configured limit replaces a floor or a learned limit of this name.
+
+    One on the same measurement does, in whatever form, unless it is for another label: `matmul_flops_per_second` must
+    not be overruled by a more specific `matmul_flops_per_second/bf16` that nobody configured.
+    """
+    name, _, label = configured.partition("@")[0].partition("/")
+    plain, _, other_label = other.partition("/")
+    return name == plain and label in ("", other_label)
 
 
 # Which learned limits are meant for this machine: those of its hardware and of the versions that are at work here.

@@ -1,8 +1,7 @@
 """
-Write the pages that come from the code: one page a check, their index, the catalogue of reasons, the settings, and the
-table of verdicts in the page of post-mortems.
+Write the pages that come from code: checks, reasons, settings, and the table of verdicts in docs/postmortem.md.
 
-`make docs` runs it; a test compares what stands in `docs/` with what it would write.
+`make docs` runs this module. A test compares the files in `docs/` with its output.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ import enum
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from checks.contract import Check
 from checks.discover import builtin_checks
-from checks.reasons import REASONS
-from docs.reason_pages import reason_pages
+from docs.reason_pages import reasons_page
 from healthd.cli.settings.tree import Settings
-from healthd.core.config import annotation_of, key_of
+from healthd.core.config import annotation_of, key_of, record_at
 from healthd.postmortem.verdicts import as_markdown
 
 DOCS = Path(__file__).parent
@@ -30,126 +28,134 @@ NOTE = "<!-- Made by `make docs` from the code: change it there. -->\n\n"
 
 def pages() -> dict[Path, str]:
     """Path below docs/ -> text."""
-    checks = builtin_checks()
-    made = {Path("checks") / f"{name}.md": check_page(check) for name, check in checks.items()}
-    made[Path("checks/README.md")] = index_page(list(checks.values()))
-    made[Path("reasons.md")] = reasons_page()
-    made[Path("settings.md")] = settings_page(Settings)
-    made[Path("postmortem.md")] = with_verdicts((DOCS / "postmortem.md").read_text(encoding="utf-8"))
-    made.update(reason_pages())
-    return made
+    return {
+        Path("checks.md"): checks_page(list(builtin_checks().values())),
+        Path("runbooks/reasons.md"): reasons_page(),
+        Path("settings.md"): settings_page(Settings),
+        Path("postmortem.md"): with_verdicts((DOCS / "postmortem.md").read_text(encoding="utf-8")),
+    }
 
 
 def with_verdicts(page: str) -> str:
-    """The page of post-mortems with the table by which verdicts are made."""
+    """The page on post-mortems with the current table of verdicts."""
     before, begin, rest = page.partition("<!-- table of verdicts -->\n")
     _, end, after = rest.partition("<!-- end of the table -->\n")
     return f"{before}{begin}\n{as_markdown()}\n{end}{after}"
 
 
-def check_page(check: Check) -> str:
-    """A check's docstring, its facts and its parameters."""
-    doc = inspect.cleandoc(check.doc)
-    first, _, rest = doc.partition("\n")
-    lines = [NOTE + f"# {check.name}", "", first, "", "| | |", "|---|---|"]
-    lines += [
-        f"| tier | {check.tier.value} ({'active' if check.active else 'passive'}) |",
-        f"| runs | {WHERE[check.scope.value]} |",
-        f"| every | {check.interval_seconds:g} s, where nothing forbids it |",
-        f"| time limit | {check.timeout_seconds:g} s from ready |",
-        "",
-    ]
-    if rest.strip():
-        lines += ["```text", rest.strip("\n"), "```", ""]
+CHECKS = """# The checks
+
+Passive checks only read and are harmless beside a job. The others put load on devices, the network
+or a store, so the daemon runs them only on an idle node. Parameters are set in `[checks.NAME]`.
+"""
+
+
+def checks_page(checks: list[Check]) -> str:
+    """A table of all checks, then a section for each: its docstring, its facts and its parameters."""
+    ordered = sorted(checks, key=lambda check: (check.tier.rank, check.name))
+    lines = [NOTE + CHECKS, "| check | tier | passes if |", "|---|---|---|"]
+    lines += [f"| [{one.name}](#{one.name}) | {one.tier.value} | {_summary(one)[0]} |" for one in ordered]
+    for check in ordered:
+        lines += ["", *_check_section(check)]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _summary(check: Check) -> tuple[str, str]:
+    """The first paragraph of the docstring in one line, and the rest."""
+    first, _, rest = inspect.cleandoc(check.doc).partition("\n\n")
+    return " ".join(first.split()), rest.strip("\n")
+
+
+def _check_section(check: Check) -> list[str]:
+    first, rest = _summary(check)
+    lines = [f"## {check.name}", "", *wrapped(first), ""]
+    lines += wrapped(
+        f"Tier {check.tier.value}, {WHERE[check.scope.value]}; every {check.interval_seconds:g} s at most, "
+        f"time limit {check.timeout_seconds:g} s."
+    )
+    lines.append("")
+    if rest:
+        lines += ["```text", rest, "```", ""]
     fields = dataclasses.fields(check.params_type) if dataclasses.is_dataclass(check.params_type) else ()
     if fields:
-        lines += [f"Parameters, set in `[checks.{check.name}]`:", "", "| name | type | default |", "|---|---|---|"]
+        lines += ["| parameter | type | default |", "|---|---|---|"]
         lines += [f"| `{f.name}` | `{_type(f.type)}` | `{_default(f)}` |" for f in fields]
         lines.append("")
     for field in fields:
         record = _record(check.params_type, field)
         if record is not None:
             lines += _named_records(f"[checks.{check.name}.{field.name}.NAME]", record)
-    return "\n".join(lines)
+    return lines[:-1]
+
+
+def wrapped(text: str, *, indent: str = "") -> list[str]:
+    """Lines of at most 100 columns."""
+    return textwrap.wrap(text, width=100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _named_records(table: str, record: type) -> list[str]:
     """A record that is set by name: its docstring, and the text below each field."""
+    about = " ".join(inspect.cleandoc(record.__doc__ or "").split())
+    return [*wrapped(f"`{table}`: {about}"), "", *_keys(record, dataclasses.fields(record), ()), ""]
+
+
+def _keys(record: type, fields: Iterable[dataclasses.Field[object]], path: tuple[str, ...]) -> Iterator[str]:
+    """A list of keys with default and meaning."""
     meanings = _meanings(record)
-    lines = [f"`{table}`: {inspect.cleandoc(record.__doc__ or '')}", "", "| key | default | meaning |", "|---|---|---|"]
-    fields = dataclasses.fields(record)
-    return [*lines, *(f"| `{f.name}` | {_setting(f)} | {meanings[f.name]} |" for f in fields), ""]
+    for field in fields:
+        default = FROM_THE_HOST.get(".".join((*path, key_of(field.name)))) or _setting(field)
+        yield from wrapped(f"- `{key_of(field.name)}` ({default}): {meanings[field.name]}", indent="  ")
 
 
 WHERE = {
-    "node": "once for the node, without any device",
+    "node": "once for each node",
     "device": "on every device",
     "group": "as one group with a rank on every device",
 }
 
 
-def index_page(checks: list[Check]) -> str:
-    """All checks in one table."""
-    lines = [NOTE + "# The checks", "", "| check | tier | what it says |", "|---|---|---|"]
-    for check in sorted(checks, key=lambda c: (c.tier.rank, c.name)):
-        first = inspect.cleandoc(check.doc).split("\n")[0]
-        lines.append(f"| [{check.name}]({check.name}.md) | {check.tier.value} | {first} |")
-    return "\n".join([*lines, ""])
-
-
-def reasons_page() -> str:
-    """The catalogue of reason codes."""
-    lines = [NOTE + "# Reasons", "", "| code | meaning | blame | what to do |", "|---|---|---|---|"]
-    lines += [
-        f"| `{reason.code}` | {reason.meaning} | {reason.blame.value} | {reason.action.value} |"
-        for reason in REASONS.values()
-    ]
-    return "\n".join([*lines, ""])
-
-
 SETTINGS = """# Settings
 
-One TOML file for all commands: `/etc/healthd/healthd.toml`, another by `--config` or `HEALTHD_CONFIG`. An option of the
-command beats a variable, a variable beats the file, the file beats the default.
+All commands read one TOML file: `/etc/healthd/healthd.toml`, or the file named by `--config` or
+`HEALTHD_CONFIG`. An option of the command overrides a variable, a variable overrides the file, and
+the file overrides the default.
 
-- The variable of a key is `HEALTHD_` and its whole path in capitals: `policy.max_age` is `HEALTHD_POLICY_MAX_AGE`. The
-  name of the command's own section may be left out, and so may `NODE` and `PROBE`: `HEALTHD_LISTEN`,
-  `HEALTHD_CPU_DEVICES`. Lists are written `a,b`, tables `a=1,b=2`.
+- The variable of a key is `HEALTHD_` and the whole path in capitals: `policy.max_age` is
+  `HEALTHD_POLICY_MAX_AGE`. The name of the command's own section may be left out, and so may `NODE`
+  and `PROBE`: `HEALTHD_LISTEN`, `HEALTHD_CPU_DEVICES`. Lists are written `a,b`, tables `a=1,b=2`.
 - Durations are written `250ms`, `2s`, `10m`, `1h`, `1d`, or as a number of seconds.
-- An unknown key or variable is an error that names its place and the nearest right one.
-- `HEALTHD_IMDS` is no key: `off` never asks the metadata service of EC2, `on` always does; by default it is asked on EC2 alone.
-  `AWS_EC2_METADATA_DISABLED` and `AWS_EC2_METADATA_SERVICE_ENDPOINT` mean what they mean to AWS' own tools.
-- Settings are read when a command starts: after a change, restart the daemon or the aggregator. Files of tokens and
-  certificates are read again when they change.
-- The tables `[programs.NAME]`, `[limits.NAME]` and `[baselines.NAME]`, one for each name, are the file's alone; so is
-  `[checks.NAME]`, which takes the parameters on [the page of the check](checks/README.md), and `timeout`.
+- An unknown key or variable is an error that names its place and the nearest known one.
+- `HEALTHD_IMDS` is only a variable. `off` never queries the EC2 metadata service, `on` always does;
+  by default healthd queries it only on EC2. `AWS_EC2_METADATA_DISABLED` and
+  `AWS_EC2_METADATA_SERVICE_ENDPOINT` work as in AWS's own tools.
+- Settings are read when a command starts. After a change, restart the daemon or the aggregator.
+  Token and certificate files are read again when they change.
+- The tables `[programs.NAME]`, `[limits.NAME]` and `[baselines.NAME]` can only be set in the file.
+  So can `[checks.NAME]`, which takes `timeout` and [the parameters of the check](checks.md).
 
-`-` as a default, and "None" in a meaning: not set.
+Each key is followed by its default; `-` means not set.
 """
 
-# What the command line puts in where a setting has no constant for a default.
+# Defaults that depend on the host.
 FROM_THE_HOST = {
     "node.name": "the host's name",
-    "node.state_dir": "`/var/lib/healthd`; of others than root `~/.local/state/healthd`",
-    "node.run_dir": "`/run/healthd`; of others than root below `$XDG_RUNTIME_DIR`, else `/tmp`",
+    "node.state_dir": "`/var/lib/healthd` for root, else `~/.local/state/healthd`",
+    "node.run_dir": "`/run/healthd` for root, else below `$XDG_RUNTIME_DIR` or `/tmp`",
     "aggregator.state_dir": "as `node.state_dir`",
 }
+
+
+HIDDEN = {"internal", "tables"}
+"""Marks of fields that are not keys themselves."""
 
 
 def settings_page(schema: type) -> str:
     """Every section of a tree of settings: its keys, their defaults, and the docstrings below its fields."""
     lines = [NOTE + SETTINGS]
     for path, section, about in _sections(schema, ()):
-        meanings = _meanings(section)
-        fields = [field for field in dataclasses.fields(section) if not field.metadata.get("internal")]
+        fields = [field for field in dataclasses.fields(section) if not HIDDEN & field.metadata.keys()]
         keys = [field for field in fields if _record(section, field) is None]
-        lines += [f"## [{'.'.join(path)}]", "", about, ""]
-        lines += ["| key | default | meaning |", "|---|---|---|"]
-        for field in keys:
-            dotted = ".".join((*path, key_of(field.name)))
-            default = FROM_THE_HOST.get(dotted) or _setting(field)
-            lines.append(f"| `{key_of(field.name)}` | {default} | {meanings[field.name]} |")
-        lines.append("")
+        lines += [f"## [{'.'.join(path)}]", "", *wrapped(" ".join(about.split())), "", *_keys(section, keys, path), ""]
     return "\n".join(lines)
 
 
@@ -158,6 +164,12 @@ def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     meanings = _meanings(schema)
     for field in dataclasses.fields(schema):
         if field.metadata.get("internal"):
+            continue
+        if (tables := field.metadata.get("tables")) is not None:
+            for key, where in tables().items():
+                record = record_at(where)
+                yield (*path, key), record, inspect.cleandoc(record.__doc__ or "")
+                yield from _sections(record, (*path, key))
             continue
         inner = _record(schema, field)
         if inner is not None:
@@ -185,7 +197,7 @@ def _meanings(schema: type) -> dict[str, str]:
     for field, below in zip(body.body, body.body[1:], strict=False):
         text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
-            found[field.target.id] = " ".join(text.split()).replace("|", "\\|")
+            found[field.target.id] = " ".join(text.split())
     return found
 
 
@@ -238,13 +250,8 @@ def _default(field: dataclasses.Field[object]) -> str:
 
 
 def main() -> None:
-    """Write every page, and remove pages of checks that are gone."""
-    made = pages()
-    (DOCS / "checks").mkdir(exist_ok=True)
-    for old in (DOCS / "checks").glob("*.md"):
-        if old.relative_to(DOCS) not in made:
-            old.unlink()
-    for path, text in made.items():
+    """Write every page."""
+    for path, text in pages().items():
         (DOCS / path).write_text(text, encoding="utf-8")
 
 

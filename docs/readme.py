@@ -1,8 +1,8 @@
 """
 Write the output of `healthd demo` into the README: `make readme`.
 
-The acts stand between two comments. Gate ids, ports' commands that start processes and lines that say the same twice
-are left out; nothing else is changed.
+The acts stand between two comments. Gate ids, commands that start processes, and the rounds of the localisation are left
+out; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ PAGE = Path(__file__).resolve().parent.parent / "README.md"
 BLOCK = re.compile(r"(?s)(<!-- demo: [^\n]*-->\n).*?(<!-- end -->)")
 WIDTH = 110
 ACTS = ("2. ", "3. ", "4. ")
-SHOWN = re.compile(r"^(\$ healthd gate --|  [✓✗] |    [✗] |    left out|      [✗] |  (round|whole|\d+)\s)")
+SHOWN = re.compile(r"^(\$ healthd gate --|  [✓✗] |    [✗] |      [✗] )")
 
 
 def excerpt(output: str) -> str:
-    """The title of each act, the gates with their answers, and the rounds of the localisation."""
+    """The title of each act, and the gates with their answers."""
     lines: list[str] = []
-    inside = explained = False
+    inside = False
     for line in output.splitlines():
         if re.match(r"^\d\. ", line):
-            inside, explained = line.startswith(ACTS), False
+            inside = line.startswith(ACTS)
             if inside:
-                lines += ["", line]
-        elif inside:
-            explained = explained or line.startswith("$ healthd fleet explain")
-            if explained and not re.match(r"^(\$ healthd fleet explain|  (round|whole|\d+)\s)", line):
-                continue
-            if line.startswith("$ healthd fleet explain") or SHOWN.match(line):
-                lines.append(shortened(line))
+                lines.append(line)
+        elif line.startswith("$ healthd fleet explain"):
+            inside = False
+        elif inside and SHOWN.match(line):
+            lines.append(shortened(line))
     return "\n".join(lines).strip()
 
 

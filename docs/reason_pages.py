@@ -1,50 +1,59 @@
-"""One page for each reason, of the catalogue and of docs/runbooks/reasons.toml; `docs.generate` writes them."""
+"""The page of reasons, from the catalogue and docs/runbooks/reasons.toml; `docs.generate` writes it."""
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from checks.reasons import REASONS, Reason
 
 TEXTS = Path(__file__).parent / "runbooks/reasons.toml"
-FOLDER = Path("runbooks/reasons")
-NOTE = "<!-- Made by `make docs` from checks/reasons.py and docs/runbooks/reasons.toml: change it there. -->\n\n"
+INTRODUCTION = """<!-- Made by `make docs` from checks/reasons.py and docs/runbooks/reasons.toml: change it there. -->
 
-HEADINGS = {"look": "Look closer", "do": "What to do", "other": "When it is something else"}
-BLAME = {
-    "node": "the node: it is unhealthy, and no gate admits it",
-    "path": "what lies between nodes: no node is marked",
-    "check": "our own check: nothing is known, so no gate admits the node",
-    "control": "the aggregator, the request, or the way to them",
-}
-ACTION = {
-    "none": "nothing",
-    "retry": "try again",
-    "reset_device": "reset the device",
-    "reboot": "reboot the node",
-    "replace": "replace the device or the node",
-    "inspect": "look at it",
-}
+# What each reason means and what to do
+
+A reason is the stable code behind a verdict. The *blame* decides what it does to the node:
+
+- **node**: the node is unhealthy, and no gate admits it.
+- **path**: the fault lies between nodes. No node is marked.
+- **check**: healthd could not tell. The node is unknown, so no gate admits it.
+- **control**: the aggregator, the request, or the connection to them. The node is not judged.
+
+| reason | meaning | blame | action |
+|---|---|---|---|
+"""
+
+HEADINGS = {"look": "Look closer", "do": "Do", "other": "Other causes"}
 
 
-def reason_pages() -> dict[Path, str]:
-    """Path below docs/ -> text, the index among them. A reason without a text of its own has the catalogue's words."""
+def reasons_page() -> str:
+    """A table of all reasons, then a section for each. Links from other programs use the code as the anchor."""
     texts = tomllib.loads(TEXTS.read_text(encoding="utf-8"))
-    made = {FOLDER / f"{code}.md": _page(reason, texts.get(code, {})) for code, reason in REASONS.items()}
-    lines = [NOTE + "# What each reason means and what to do", "", "| reason | meaning | blame |", "|---|---|---|"]
-    lines += [f"| [{code}]({code}.md) | {r.meaning} | {r.blame.value} |" for code, r in REASONS.items()]
-    made[FOLDER / "README.md"] = "\n".join([*lines, ""])
-    return made
-
-
-def _page(reason: Reason, text: dict[str, str]) -> str:
     lines = [
-        NOTE + f"# {reason.code}",
-        reason.meaning,
-        f"Blamed, unless said otherwise: {text.get('blame', BLAME[reason.blame.value])}. In short: {ACTION[reason.action.value]}.",
+        f"| [{code}](#{code}) | {reason.meaning} | {reason.blame.value} | {reason.action.value} |"
+        for code, reason in REASONS.items()
     ]
+    for code, reason in REASONS.items():
+        lines += ["", *_section(reason, texts.get(code, {}))]
+    return INTRODUCTION + "\n".join(lines) + "\n"
+
+
+def _section(reason: Reason, text: dict[str, str]) -> Iterator[str]:
+    # GitHub and mkdocs make anchors in lower case, and Grafana can only insert the code as it is.
+    yield f'<a id="{reason.code}"></a>'
+    yield f"## {reason.code}"
+    yield ""
+    blame = f" {text['blame']}." if "blame" in text else ""
+    yield from _wrapped(f"{reason.meaning} Blame: {reason.blame.value}.{blame} Action: {reason.action.value}.")
+    if text:
+        yield ""
     for key, title in HEADINGS.items():
         if key in text:
-            lines += [f"## {title}", text[key]]
-    return "\n\n".join(lines) + "\n"
+            yield from _wrapped(f"- **{title}**: {text[key]}")
+
+
+def _wrapped(text: str) -> list[str]:
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.wrap(text, width=100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

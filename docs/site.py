@@ -17,7 +17,7 @@ from pathlib import Path
 
 from healthd import __version__
 from healthd.aggregator.application import Application
-from healthd.aggregator.ui.rendering import swagger_ui
+from healthd.aggregator.page.rendering import swagger_ui
 
 ROOT = Path(__file__).parent.parent
 WHOLE = ("docs", "deploy")

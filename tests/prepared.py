@@ -63,7 +63,7 @@ MODULES = (
     "healthd.cli.terminal.render",
     "healthd.cli.services",
     "healthd.core.http.client",
-    "healthd.aggregator.app",
+    "healthd.aggregator.process",
     "healthd.node.daemon",
     "healthd.hooks.preflight.hook",
     "healthd.hooks.preflight.sidecar",

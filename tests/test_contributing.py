@@ -23,7 +23,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "docs").mkdir()
     for page in (ROOT / "docs").glob("*.py"):
         shutil.copy(page, folder / "docs")
-    (folder / "docs/runbooks/reasons").mkdir(parents=True)
+    (folder / "docs/runbooks").mkdir(parents=True)
     shutil.copy(ROOT / "docs/runbooks/reasons.toml", folder / "docs/runbooks")
     shutil.copy(ROOT / "docs/postmortem.md", folder / "docs")
     (folder / "tests/checks").mkdir(parents=True)
@@ -54,7 +54,7 @@ def test_its_test_passes_and_its_page_is_written(copy: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
     assert run(copy, "-m", "docs.generate").returncode == 0
-    page = (copy / "docs/checks/file_handles.md").read_text()
+    page = (copy / "docs/checks.md").read_text()
     assert "The kernel has file handles left." in page
     assert "max_used_ratio" in page
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from healthd.integrations import INTEGRATIONS
 from tests.every import every
 
 ROOT = Path(__file__).parent.parent
@@ -27,80 +28,81 @@ ROOMS = {
     "healthd.baselines": {"core"},
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
-    "healthd.node": {"core", "steps", "runner"},
-    "healthd.aggregator": {"core", "localize", "baselines", "steps", "postmortem"},
+    "healthd.integrations": {"core", "node", "aggregator"},
+    "healthd.node": {"core", "steps", "runner", "integrations"},
+    "healthd.aggregator": {"integrations", "core", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner"},
     "healthd.postmortem": {"core"},
     "healthd.kueue": {"core"},
     "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem", "kueue"},
 }
 
-# The same inside the aggregator; every room may import `model`. A file beside the rooms is a room of its own.
+# The same inside the aggregator. A file beside the rooms is a room of its own. `records` stands for the records of all
+# rooms (their modules `records` and `*_records`): who may see them sees no logic.
 AGGREGATOR = {
-    "model": set[str](),
-    "validation": set[str](),
-    "quarantine": {"inventory"},
-    "gate": {"validation"},
-    "inventory": set[str](),
-    "stragglers": {"inventory", "store"},
-    "calibration": {"validation", "inventory"},
-    "drain": {"controller", "inventory"},
-    "postmortems": {"controller", "store"},
-    "webhook": set[str](),
-    "store": set[str](),
-    "controller": {"gate", "validation", "quarantine", "inventory", "calibration", "store"},
-    "metrics": {"inventory", "calibration"},
-    "auth": set[str](),
-    "settings": {"auth"},
-    "service_accounts": {"auth", "settings"},
-    "instance_identity": {"auth", "settings"},
+    "policy": set[str](),
+    "settings": {"identity"},
+    "metrics": {"records", "fleet", "jobs"},
+    "identity": set[str](),
+    "service_accounts": {"identity", "settings"},
+    "fleet": {"store"},
+    "validation": {"records", "policy"},
+    "gate": {"records", "policy", "validation"},
+    "quarantine": {"records", "policy", "fleet"},
+    "drain": {"records", "engine", "fleet", "quarantine"},
+    "jobs": {"records", "engine", "store", "validation"},
+    "webhook": {"records"},
+    "store": {"records"},
+    "engine": {"records", "policy", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
     "api": {
-        "auth",
-        "controller",
-        "inventory",
+        "records",
+        "policy",
+        "settings",
+        "metrics",
+        "identity",
+        "fleet",
         "gate",
-        "stragglers",
-        "calibration",
+        "quarantine",
+        "jobs",
         "drain",
-        "postmortems",
         "store",
-        "metrics",
-        "settings",
+        "engine",
     },
-    "ui": {"auth", "api", "controller", "inventory", "store"},
-    "application": {"api", "ui", "controller"},
+    "page": {"records", "policy", "identity", "fleet", "quarantine", "store", "engine", "api"},
+    "application": {"engine", "api", "page"},
     "leading": {
-        "application",
-        "auth",
-        "api",
-        "controller",
-        "inventory",
-        "stragglers",
-        "drain",
-        "postmortems",
-        "store",
-        "metrics",
+        "records",
+        "policy",
         "settings",
+        "metrics",
+        "identity",
+        "fleet",
+        "quarantine",
+        "jobs",
+        "drain",
+        "store",
+        "engine",
+        "api",
+        "application",
         "webhook",
     },
-    "front": {"auth", "api", "metrics", "settings"},
-    "course": {"front", "leading", "store"},
-    "app": {
-        "api",
-        "auth",
-        "course",
+    "forwarding": {"settings", "metrics", "identity", "api"},
+    "leadership": {"forwarding", "leading", "store"},
+    "process": {
+        "policy",
+        "settings",
+        "identity",
         "drain",
-        "front",
-        "instance_identity",
+        "store",
+        "forwarding",
+        "leadership",
         "leading",
         "service_accounts",
-        "settings",
-        "store",
     },
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.
-PURE = ("gate", "validation", "quarantine", "calibration", "model")
+PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration")
 IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 
@@ -189,16 +191,28 @@ def test_rooms_of_the_aggregator_keep_their_walls(name: str, path: Path) -> None
         return
     assert room in AGGREGATOR, f"{name}: {room} is not a room of AGGREGATOR"
     for module in imports(path):
-        if room in PURE:
+        if room in PURE or name.removeprefix("healthd.aggregator.") in PURE or is_records(name):
             assert module.split(".")[0] not in IMPURE, f"{name} is pure and imports {module}"
-        if module.startswith("healthd.aggregator.") and last(room_of(module, 3)) not in ("model", room):
-            assert last(room_of(module, 3)) in AGGREGATOR[room], f"{name} imports {module}"
+        if not module.startswith("healthd.aggregator."):
+            continue
+        if is_records(name):
+            assert is_records(module), f"{name} has records and imports {module}"
+        if last(room_of(module, 3)) != room:
+            allowed = AGGREGATOR[room]
+            seen = "records" if is_records(module) and "records" in allowed else last(room_of(module, 3))
+            assert seen in allowed, f"{name} imports {module}"
+
+
+def is_records(module: str) -> bool:
+    """Frozen data of a room without logic."""
+    return last(module) == "records" or last(module).endswith("_records")
 
 
 def room_at(module: str) -> str:
-    """The room of a module: one level deeper inside the aggregator; `checks` is one room."""
+    """The room of a module: one level deeper in the aggregator and the integrations; `checks` is one room."""
     parts = module.split(".")
-    return ".".join(parts[: 1 if parts[0] == "checks" else 3 if parts[:2] == ["healthd", "aggregator"] else 2])
+    deep = len(parts) > 1 and parts[:2] in (["healthd", "aggregator"], ["healthd", "integrations"])
+    return ".".join(parts[: 1 if parts[0] == "checks" else 3 if deep else 2])
 
 
 @functools.cache
@@ -228,6 +242,26 @@ def taken_from_other_rooms(name: str, path: Path) -> Iterator[tuple[str, str]]:
                 yield room, alias.name
 
 
+LEAVES = "healthd.integrations"
+
+
+def test_integrations_are_leaves_with_a_line_and_two_folders_each() -> None:
+    names = [one.name for one in INTEGRATIONS]
+    for where in ("healthd", "tests"):
+        found = {path.parent.name for path in (ROOT / where / "integrations").glob("*/*.py")}
+        assert found == set(names), where
+    assert names == sorted(names), "the list is in the order of the names"
+    own = {name: (f"{LEAVES}.{name}", f"tests.integrations.{name}") for name in names}
+    for name, path in [*EVERY_MODULE, *modules("tests")]:
+        text = path.read_text(encoding="utf-8")
+        if LEAVES not in text or name == LEAVES:
+            continue
+        for module in imports(path):
+            leaf = module.removeprefix(f"{LEAVES}.").split(".")[0]
+            if leaf in own:
+                assert name.startswith(own[leaf]), f"{name} imports {module}, which is a leaf"
+
+
 PACKAGES = ("healthd", "checks")
 EVERY_MODULE = [pair for package in PACKAGES for pair in modules(package)]
 
@@ -245,12 +279,47 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
         for room, what in taken_from_other_rooms(name, path):
             taken.setdefault(room, set()).add(what)
     for room in {room_at(name) for name, _ in EVERY_MODULE}:
-        spare = (face(room) or set()) - taken.get(room, set())
+        spare = (face(room) or set()) - taken.get(room, set()) - FOR_LEAVES.get(room, set())
         assert room in FOR_USERS or not spare, f"{room} hands on {sorted(spare)}, which no other room takes"
 
 
+# What integrations may use, whether or not one of them does.
+FOR_LEAVES = {"healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"}}
+
 # What programs of users import.
 FOR_USERS = ("healthd.training",)
+
+
+def test_modules_import_each_other_in_no_cycle() -> None:
+    """Not even inside functions. Names that only types need do not count."""
+    known = {name for name, _ in EVERY_MODULE}
+    after = {name: {one for one in imports_to_run(path) if one in known and one != name} for name, path in EVERY_MODULE}
+    done: set[str] = set()
+    while ready := {name for name, needed in after.items() if name not in done and needed <= done}:
+        done |= ready
+    left = known - done  # those in cycles, and whoever imports them
+    while loose := {name for name in left if not any(name in after[other] for other in left)}:
+        left -= loose
+    assert not left, f"cycles of imports among {sorted(left)}"
+
+
+def imports_to_run(path: Path) -> Iterator[str]:
+    """As `imports`, without those below `if TYPE_CHECKING`."""
+    of_types = {
+        inner
+        for node in statements(tree_of(path).body)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in statements(node.body)
+    }
+    for node in import_statements(path):
+        if node in of_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if is_module(inner) else node.module
 
 
 OF_A_TEST = re.compile(r"(?m)^\s*(?:from|import)\s(?:[^\n(]*|[^\n(]*\([^)]*)\btest_")

@@ -158,7 +158,7 @@ def described_by_setup(repository: str, monkeypatch: pytest.MonkeyPatch) -> dict
 def test_links_of_the_package_lead_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     text = described_by_setup("https://git.example.com/team/healthd/", monkeypatch)["long_description"]
     targets = re.findall(r"\]\(([^)]+)\)", text)
-    assert len(targets) > 30
+    assert len(targets) > 20
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     assert "](https://git.example.com/team/healthd/raw/main/docs/pictures/validation.png)" in text
     assert "](https://git.example.com/team/healthd/blob/main/docs/install.md)" in text

@@ -24,11 +24,11 @@ import httpx
 from checks.discover import builtin_checks
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
-from healthd.aggregator.controller.engine import Engine, steady_clock
-from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.engine.engine import Engine, steady_clock
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.page.events import Feed
+from healthd.aggregator.policy import Policy, Tuning
 from healthd.aggregator.store.store import Store
-from healthd.aggregator.ui.events import Feed
 from healthd.core.model import CheckResult, CollectiveOrder, Lease, OrderReport, SyncAnswer
 from healthd.core.tasks import Tasks
 from healthd.core.wire import decode, encode
@@ -252,7 +252,7 @@ class Walk:
 
 
 WALKS = {
-    "result": Walk(passive_result, most_files=44, aim=20),
+    "result": Walk(passive_result, most_files=46, aim=20),
     "admission": Walk(admission, most_files=44, aim=35),
     "validation": Walk(validation, most_files=64, aim=35),
 }

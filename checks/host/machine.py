@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from checks.host.metadata import endpoint_of, fetch
 from checks.json_text import parse_json
 
 MAX_READ_BYTES = 4 << 20
@@ -375,9 +376,15 @@ class Host:
         `host.json`, values by name.
         """
         if self.root is None:
-            from checks.host.metadata import endpoint_of, fetch_all
-
-            return fetch_all(endpoint_of(), names)
+            endpoint, names = endpoint_of(), tuple(names)
+            found = fetch(endpoint, names)
+            if missing := [name for name in names if name not in found]:
+                raise HostError(
+                    "NoData",
+                    f"the instance metadata service at {endpoint[:80]} gives no usable answer for {missing[0]}; in a "
+                    "container, raise the instance's HttpPutResponseHopLimit or use the host's network",
+                )
+            return found
         said = self.data("metadata")
         if not isinstance(said, dict):
             raise HostError("NoData", "host.json: metadata holds no values by name")

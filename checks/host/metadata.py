@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from checks.host.machine import HostError
-
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
@@ -98,18 +96,6 @@ def fetch(endpoint: str, names: Iterable[str], *, root: str = "meta-data") -> di
     found = dict(answers)
     for connection in tuple(connections):  # the thread may still add one
         _hang_up(connection)
-    return found
-
-
-def fetch_all(endpoint: str, names: Iterable[str]) -> dict[str, str | None]:
-    """As `fetch`, but HostError NoData unless the service answers for every name."""
-    names = tuple(names)
-    found = fetch(endpoint, names)
-    if missing := [name for name in names if name not in found]:
-        text = f"the instance metadata service at {endpoint[:80]} gives no usable answer for {missing[0]}"
-        raise HostError(
-            "NoData", f"{text}; in a container, raise the instance's HttpPutResponseHopLimit or use the host's network"
-        )
     return found
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.stores.operations import Store, StoreFault, is_url
-from checks.stores.program import Report
+from checks.stores.report import Report
 
 METADATA = ".metadata"
 SHARD_SUFFIX = ".distcp"

@@ -17,7 +17,7 @@ from typing import Any
 from checks.json_text import parse_json
 from checks.printable import some
 from checks.stores.operations import CHUNK_BYTES, FileStore, Store, StoreFault
-from checks.stores.program import Report
+from checks.stores.report import Report
 
 
 def look(store: Store, order: Mapping[str, Any], report: Report) -> None:

@@ -7,61 +7,15 @@ It may hang in the kernel for as long as a store does; whoever started it kills 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from checks.host.guard import STORE_NAME
 from checks.json_text import parse_json
 from checks.stores.operations import Store, StoreFault, explain, is_url, open_store
-
-# What the child process tells the check: JSON lines on its standard output, written at once.
-
-
-class Report:
-    """The lines of one child. `step` says what comes next, so that a hang has a place."""
-
-    def __init__(self) -> None:
-        self.current = "start"
-        self._send({"pid": os.getpid()})
-
-    def step(self, text: str) -> None:
-        """What is begun now."""
-        self.current = text
-        self._send({"step": text, "at": time.monotonic()})
-
-    def reading(self, name: str, value: float) -> None:
-        """One measured number."""
-        self._send({"reading": name, "value": value})
-
-    def fault(self, reason: str, message: str) -> None:
-        """Something is wrong with the store; the work goes on."""
-        self._send({"fault": reason, "message": message})
-
-    def note(self, text: str) -> None:
-        """A fact for the message of the finding."""
-        self._send({"note": text})
-
-    def done(self) -> None:
-        """All that was asked has been done."""
-        self._send({"done": True})
-
-    @contextmanager
-    def timed(self, text: str, into: dict[str, float], name: str) -> Iterator[None]:
-        """A step, and how long it took, in seconds."""
-        self.step(text)
-        begun = time.perf_counter()
-        yield
-        into[name] = into.get(name, 0.0) + time.perf_counter() - begun
-
-    def _send(self, line: dict[str, object]) -> None:
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
-
+from checks.stores.report import Report
 
 _PR_SET_NAME = 15
 

@@ -20,9 +20,10 @@ from checks.contract import (
     Previous,
     Status,
     check,
+    load_params,
 )
 from checks.durations import parse_duration
-from checks.host.machine import Host, HostError, LogLine
+from checks.host.machine import Host, HostError, LogLine, parse_record
 from checks.reasons import REASONS, action_of
 from checks.system.bounds import is_required
 from checks.system.neuron.neuron_log import NODE, Devices, ResetReader, devices_of, last_resets, target_of
@@ -264,6 +265,19 @@ def find_fault(text: str, benign: Sequence[str] = (), disks: Sequence[str] | Non
     return replace(pattern, name=GONE, status=_WARN, action=Action.INSPECT, window_seconds=HOUR)
 
 
+def may_be_fault(record: str, params: Mapping[str, Any]) -> bool:
+    """
+    Whether a record of /dev/kmsg is worth a run of the check, with these parameters of it.
+
+    Where the parameters cannot be read every line is: the check then says what is wrong with them.
+    """
+    try:
+        rules = load_params(Params, params).rules()
+    except ParameterError:
+        return True
+    return any(find_kinds(text, rules, None) for _, text in map(parse_record, record.splitlines()))
+
+
 def find_kinds(text: str, rules: Rules, disks: Sequence[str] | None) -> list[Pattern]:
     """The kinds of fault that a line tells of: the known one, and all of the operator's own."""
     known = find_fault(text, rules.benign, disks)
@@ -431,7 +445,7 @@ class OwnPattern:
     """fail keeps jobs off the node, warn is shown."""
 
     reason: str = "KernelFault"
-    """A code of the [catalogue](../reasons.md): it says whose fault it is and what to do."""
+    """A code of the [catalogue](runbooks/reasons.md), which has its blame and action."""
 
     count: int = 1
     """From so many lines on it is a fault; fewer are none."""
@@ -448,7 +462,7 @@ class OwnPattern:
         if self.status not in ("fail", "warn"):
             raise ParameterError(f"must be fail or warn, not {self.status!r}", "status")
         if self.reason not in REASONS:
-            raise ParameterError(f"no reason {self.reason!r}; docs/reasons.md has them all", "reason")
+            raise ParameterError(f"no reason {self.reason!r}; docs/runbooks/reasons.md lists them", "reason")
         if self.count < 1:
             raise ParameterError(f"must be at least 1, not {self.count}", "count")
         try:

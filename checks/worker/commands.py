@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
+import gc
 import os
-import re
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checks.compile_cache import ColdCacheError, CompileCache, entry_of, make_key
-from checks.contract import MAX_PROFILE_BYTES, PROFILE_FORMAT, Device, Finding, Profile, Status
+from checks.contract import Device, Finding, Profile, Status
 from checks.profiling.neuron import programs_in, programs_of, remember
-from checks.worker.protocol import ProtocolError, shorten
-
-if TYPE_CHECKING:
-    from checks.compile_cache import ColdCacheError
-    from checks.contract import Finding
-import gc
-import sys
-from contextlib import ExitStack, suppress
+from checks.worker.profiles import MAX_PROFILES, fits, split
+from checks.worker.protocol import shorten
 
 if TYPE_CHECKING:
     from checks.accelerators import Accelerator
-    from checks.contract import Check, Context, Device, Limit, Profiling
+    from checks.contract import Check, Context, Limit, Profiling
     from checks.host.machine import Host
     from checks.worker.faults import Fault
-
 
 # Compilation in a worker: whether its graphs are compiled, and compiling them once.
 
@@ -189,71 +181,6 @@ def with_fallbacks(device: Device | None, items: Iterator[Any]) -> Iterator[Any]
         yield Finding(status=Status.UNKNOWN, reason="HostFallback", message=text, target=device.target)
 
 
-# Profiles on their way from a worker to the runner: in parts that fit in lines of `checks.worker.protocol`.
-
-
-MAX_PROFILES = 16  # of one command
-PROFILE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
-_PART_BYTES = 36 * 1024  # 48 KiB as base64: with the other members less than a line may have
-
-
-def fits(profile: Profile) -> bool:
-    """Whether the runner takes it: any other costs the worker its life, and the check its findings."""
-    known = PROFILE_ID.fullmatch(profile.id) is not None and profile.format == PROFILE_FORMAT
-    return known and len(profile.content) <= MAX_PROFILE_BYTES
-
-
-def split(profile: Profile) -> Iterator[dict[str, Any]]:
-    """The parts of a profile as plain values; the last one says so."""
-    starts = range(0, max(1, len(profile.content)), _PART_BYTES)
-    for start in starts:
-        yield {
-            "id": profile.id,
-            "target": profile.target,
-            "said": shorten(profile.said),
-            "format": profile.format,
-            "data": base64.b64encode(profile.content[start : start + _PART_BYTES]).decode("ascii"),
-            "last": start == starts[-1],
-        }
-
-
-class ProfileParts:
-    """Puts the profiles of one command together. What is too much, or no profile, raises ProtocolError."""
-
-    def __init__(self) -> None:
-        self.whole: list[Profile] = []
-        """The profiles that are complete."""
-        self._id: str | None = None
-        self._content = bytearray()
-
-    def add(self, plain: Any) -> None:
-        """The next part."""
-        if not isinstance(plain, dict):
-            raise ProtocolError("profile is not an object")
-        values: Mapping[str, Any] = plain
-        id_, target, said, form, data = (values.get(name) for name in ("id", "target", "said", "format", "data"))
-        if not isinstance(id_, str) or not PROFILE_ID.fullmatch(id_) or form != PROFILE_FORMAT:
-            raise ProtocolError(f"profile {str(id_)[:60]!r} has no id or no known format")
-        if not (isinstance(target, str) and isinstance(said, str) and isinstance(data, str)):
-            raise ProtocolError(f"profile {id_} lacks members")
-        if self._id not in (None, id_):
-            raise ProtocolError(f"profile {id_} begins before {self._id} is complete")
-        self._id = id_
-        try:
-            self._content += base64.b64decode(data, validate=True)
-        except (binascii.Error, ValueError):
-            raise ProtocolError(f"profile {id_} is not base64") from None
-        if len(self._content) > MAX_PROFILE_BYTES or len(self.whole) >= MAX_PROFILES:
-            raise ProtocolError(f"profile {id_}: more than {MAX_PROFILES} of {MAX_PROFILE_BYTES} bytes")
-        if values.get("last") is True:
-            content = bytes(self._content)
-            self._content.clear()
-            self._id = None
-            self.whole.append(
-                Profile(id=id_, target=target[:200], said=shorten(said), format=PROFILE_FORMAT, content=content)
-            )
-
-
 # Sends what checks yield and raise from a worker process, as bounded lines of `checks.worker.protocol`.
 
 
@@ -271,7 +198,7 @@ class ResultWriter:
 
         Of findings above the bound the worst is sent. Profiles above theirs are left out.
         """
-        from checks.contract import SEVERITY, Evidence, Finding, Profile, Progress
+        from checks.contract import SEVERITY, Evidence, Finding, Progress
         from checks.worker.protocol import MAX_FINDINGS, from_evidence, from_finding, from_progress
 
         findings = dropped = profiles = 0
@@ -330,7 +257,7 @@ class ResultWriter:
         import traceback
 
         from checks.host.machine import HostError
-        from checks.worker.protocol import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, shorten
+        from checks.worker.protocol import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS
 
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
@@ -592,7 +519,10 @@ class Worker:
             from checks.worker.faults import COUNTING_CHECK, without_missing
 
             inventory = without_missing(inventory, faults) if check.name == COUNTING_CHECK else inventory
-        limits = {name: to_record(Limit, limit) for name, limit in self._setup["limits"].items()}
+        floors, limits = (
+            {name: to_record(Limit, limit) for name, limit in self._setup[kind].items()}
+            for kind in ("floors", "limits")
+        )
         return Context(
             host=self._on(),
             params=load_params(check.params_type, command["params"]),
@@ -601,7 +531,7 @@ class Worker:
             group=Group(**{**group, "targets": tuple(group["targets"])}) if group else None,
             previous=to_previous(command["previous"]),
             inventory=inventory,
-            limits={**self._learned(), **limits},
+            limits={**floors, **self._learned(), **limits},
             profiling=_profiling(command),
         )
 

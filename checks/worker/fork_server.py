@@ -3,10 +3,10 @@ A process that has imported what the workers of devices need, and forks them: on
 
     PYTHON -I /path/to/checks/worker/worker.py fork SOCKET_DESCRIPTOR PARENT_PID
 
-The runner names the accelerator on the socket. This process imports what that accelerator allows to be shared
-(`Descriptor.prepare_fork`) and answers `ready`, or `refused` with the reason. After that each message with three
-descriptors (standard input, output, results) becomes a new worker. A worker is a child of the runner, as if the runner
-had executed it: the runner reads its exit status, and it does not end with this process.
+The runner names the accelerator on the socket, or the host. This process imports what that accelerator allows to be
+shared (`Descriptor.prepare_fork`; for the host: its checks) and answers `ready`, or `refused` with the reason. After
+that each message with three descriptors (standard input, output, results) becomes a new worker. A worker is a child of
+the runner, as if the runner had executed it: the runner reads its exit status, and it does not end with this process.
 
 Only a process with a single thread may fork: a copy of any other can hang on a lock that a missing thread holds. So
 this process counts its threads and its children after the import, and refuses if there are any.
@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from checks.host.guard import adopt_orphans, end_descendants, has_children
+from checks.worker.protocol import HOST
 
 MAX_MESSAGE_BYTES = 64 * 1024
 DESCRIPTORS = 3
@@ -95,16 +96,41 @@ def _prepare(wanted: Mapping[str, Any]) -> str:
 
     if platform.machine() not in _CLONE or sys.maxsize < 2**32:
         raise RefusedError(f"not known how to fork on {platform.machine()}")
+    if wanted["accelerator"] == HOST:
+        _share(_prepare_host)
+        return HOST
     host = Host(Path(wanted["host_root"]) if wanted["host_root"] else None)
     descriptor = find_accelerator(wanted["accelerator"], host).DESCRIPTOR
     if descriptor.prepare_fork is None:
         raise RefusedError(f"workers of {descriptor.name} are not forked")
+    prepare = descriptor.prepare_fork
+
+    def prepare_all() -> None:
+        prepare()
+        builtin_checks()
+
+    _share(prepare_all)
+    return descriptor.name
+
+
+def _prepare_host() -> None:
+    """Import what the worker of the node needs in each round: the standard library alone."""
+    import checks.worker.commands
+    import checks.worker.loading  # noqa: F401  each worker uses both
+    from checks.accelerators import accelerator_names
+    from checks.discover import HOST_PACKAGES, builtin_checks
+
+    accelerator_names()  # imports all of them
+    builtin_checks(HOST_PACKAGES)
+
+
+def _share(prepare: Callable[[], object]) -> None:
+    """Import what the workers share. Raises RefusedError where this process can then not be copied."""
     devices = _devices()
     cores, given = os.sched_getaffinity(0), os.environ.get(_ONE_THREAD)
     os.environ.setdefault(_ONE_THREAD, "1")
     gc.disable()  # what is imported stays
-    descriptor.prepare_fork()
-    builtin_checks()
+    prepare()
     if given is None:
         del os.environ[_ONE_THREAD]
     sys.stdout.flush()  # what is left in a buffer would be the output of each worker
@@ -119,7 +145,6 @@ def _prepare(wanted: Mapping[str, Any]) -> str:
         raise RefusedError(f"the import opened {', '.join(sorted(opened))}")
     gc.enable()
     gc.freeze()  # the collector of a worker does not write to what it shares
-    return descriptor.name
 
 
 def _devices() -> set[str]:

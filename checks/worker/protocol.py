@@ -28,6 +28,8 @@ from checks.printable import printable
 
 R = TypeVar("R")
 
+HOST = "host"
+"""What a fork server is asked for, and says that it is ready for, in place of an accelerator: workers of the node."""
 MAX_LINE_BYTES = 64 * 1024
 MAX_FINDINGS = 256  # of one check in one worker; those above it are counted and reported
 MAX_PROGRESS = 256  # kept of one check in one worker

@@ -1,10 +1,10 @@
 """
-The shapes of AWS Batch: job definitions whose first word is the gate, and what they run on.
+Files for AWS Batch: job definitions that start with the gate, and the queue and hosts that they run on.
 
-`python -m deploy.batch.definitions` writes the JSON files beside this one with placeholders in capitals; with `--image`
-and the rest it writes yours. Each file is what `aws batch register-job-definition --cli-input-json file://...` (or
-`create-...`) takes. Numbers of devices are the catalogue's, so that a gate's container is given all of them: a device
-that the container has not is one that the gate cannot answer for.
+`python -m deploy.batch.definitions` writes the JSON files beside this module with placeholders; its options replace
+them. `aws batch register-job-definition --cli-input-json file://...` (or `create-...`) accepts each file. Device counts
+come from the catalogue, so a container gets all devices of its machine: the gate cannot vouch for a device that its
+container does not have.
 
 Sources: the service models of botocore; AWS Batch user guide, "Multi-node parallel jobs", "Job definition parameters".
 Unverified on AWS: no job of Batch was run.
@@ -18,40 +18,51 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy.batch.hosts import MACHINES, Json, Machine, compute_environment, job_queue, launch_template
+from deploy.batch.hosts import (
+    INSTANCE_ROLE,
+    MACHINES,
+    SECURITY_GROUP,
+    SUBNET,
+    Json,
+    Machine,
+    compute_environment,
+    job_queue,
+    launch_template,
+)
 
 FOLDER = Path(__file__).parent
 NOT_ADMITTED = "75"
 GATE = ("healthd", "preflight", "--")
-# A gate that stays as the job's parent, and ends by what a retry can do: elsewhere as NOT_ADMITTED, or here.
+# A gate that stays as the job's parent. Its exit code is a retry code: NOT_ADMITTED to retry elsewhere, or RETRY_HERE.
 PARENT = ("healthd", "preflight", "--run", "--exit-style", "verdict", "--")
 RETRY_HERE = "76"
-# Of the image: what asks a standing aggregator, as a member of the job's group.
+# A script of the image that asks a standing aggregator and joins the job's gate.
 STANDING_GATE = ("/opt/healthd/gated.sh",)
 
-# How often Batch starts a job anew: on each turn bad nodes have had time to leave. Ten is the most that Batch takes.
+# Attempts of one job; bad nodes have time to leave between them. Batch allows ten.
 ATTEMPTS = 5
 # Longer than the gate's own wait: the job is started by then, or has ended with 75.
 GATE_WAIT = "30m"
-# ECS counts it from the container's start to the end of what it depends on.
+# ECS counts from the start of the container to the end of its dependencies.
 START_TIMEOUT_SECONDS = 2100
 # Two GiB for each of 32 cores, for the ranks of collectives; Docker's 64 MiB are too little for any of them.
 SHARED_MEMORY_MIB = 65_536
 
 IMAGE = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/train:latest"
-# What all nodes of a job share of the host: the lock that keeps two healthd apart, and the compiled probes.
+CHECKPOINT = "s3://BUCKET/checkpoints"
+# Folders of the host: locks that keep two healthd processes apart, and compiled probes.
 SHARED_FOLDERS = {"healthd-run": "/run/healthd", "healthd-compile-cache": "/var/lib/healthd/compile-cache"}
-# What a member of a group needs besides: which host this is, the token of gates, the aggregator's CA (user-data.sh).
+# Written by user-data.sh for `gated.sh`: the host's name, the gate token, the aggregator's CA.
 HOST_FOLDER = {"healthd-host": "/var/lib/healthd/host"}
 AGGREGATOR = "https://AGGREGATOR:8090"
 
 
 def retry_strategy(*, parent: bool = False) -> dict[str, Json]:
     """
-    What is worth another attempt: a host that went away, an image that could not be pulled, a gate that said no; below
-    a `parent` also what it says of the job's end.
+    Retry after a lost host, an image that could not be pulled, or a gate that did not admit; with a `parent` also if it
+    advises a retry.
 
-    The last rule is needed: what no rule matches is retried, and a training script with a fault would run five times.
+    The last rule is needed: Batch retries what no rule matches, so a broken training script would run five times.
     """
     return {
         "attempts": ATTEMPTS,
@@ -67,8 +78,8 @@ def retry_strategy(*, parent: bool = False) -> dict[str, Json]:
 
 def environment(warmed: str | None, *, standing: bool) -> list[Json]:
     """
-    Settings of the gate. The first job on a host compiles the probes there, the others find them compiled; `warmed` is
-    the folder of an image that has brought them.
+    Settings of the gate. The first job on a host compiles the probes, later jobs reuse them; `warmed` is a folder of
+    the image that already contains them.
     """
     folder = HOST_FOLDER["healthd-host"]
     asking = {
@@ -81,13 +92,13 @@ def environment(warmed: str | None, *, standing: bool) -> list[Json]:
         **(asking if standing else {"HEALTHD_PREFLIGHT_WAIT": GATE_WAIT}),
         "HEALTHD_PROBE_ON_COLD_CACHE": "compile",
         "HEALTHD_PROBE_COMPILE_CACHE": warmed or SHARED_FOLDERS["healthd-compile-cache"],
-        "CHECKPOINT_PATH": "s3://BUCKET/checkpoints",
+        "CHECKPOINT_PATH": CHECKPOINT,
     }
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def folders(warmed: str | None, *, standing: bool) -> dict[str, str]:
-    """What a container has of the host: no folder over the one that its image has brought, see `environment`."""
+    """Folders of the host in the container. `warmed`: nothing is mounted over the image's compile cache."""
     shared = {**SHARED_FOLDERS, **(HOST_FOLDER if standing else {})}
     if warmed is not None:
         del shared["healthd-compile-cache"]
@@ -111,7 +122,7 @@ def container(
     warmed: str | None = None,
     standing: bool = False,
 ) -> dict[str, Json]:
-    """What gate and job have in common: all devices, locked memory without bound, room in /dev/shm."""
+    """Common to gate and job: all devices, unlimited locked memory, room in /dev/shm."""
     return {
         "image": image,
         "command": list(command),
@@ -132,7 +143,7 @@ def container(
 
 
 def volumes(warmed: str | None = None, *, standing: bool = False) -> list[Json]:
-    """The host's folders; Docker makes what is not there."""
+    """The host's folders; Docker creates missing ones."""
     shared = folders(warmed, standing=standing)
     return [{"name": name, "host": {"sourcePath": path}} for name, path in shared.items()]
 
@@ -147,9 +158,9 @@ def entry_point(
     parent: bool = False,
 ) -> dict[str, Json]:
     """
-    The gate becomes the job: same container, same limits, libraries, network. What to take unless it cannot be.
+    The gate becomes the job: same container, limits, libraries and network. The default.
 
-    `standing`: the gate asks an aggregator that is there before and after the job. `parent`: it becomes its parent.
+    `standing`: the gate asks a standing aggregator. `parent`: the gate stays as the job's parent.
     """
     whole = (*(STANDING_GATE if standing else PARENT if parent else GATE), *command)
     made = container(machine, image, whole, warmed=warmed, standing=standing)
@@ -158,10 +169,10 @@ def entry_point(
 
 def gate_container(machine: Machine, image: str, command: Sequence[str]) -> dict[str, Json]:
     """
-    The gate in a container of its own, which the job's waits for: for images that cannot have healthd in them.
+    The gate in its own container, on which the job's container depends: for images that cannot contain healthd.
 
-    `gate` may not be essential, or Batch refuses a dependency on its success. The two divide vCPUs and memory, which
-    ECS counts for both at once; the devices are in both, since the gate is gone before the job starts.
+    `gate` must not be essential, or Batch refuses a dependency on its success. Both share vCPUs and memory, which ECS
+    counts for both at once. Both have all devices, since the gate ends before the job starts.
     """
     gate = container(machine, "ACCOUNT.dkr.ecr.REGION.amazonaws.com/healthd:latest", (*GATE, "true"), share=1 / 8)
     job = container(machine, image, command, share=7 / 8)
@@ -184,7 +195,7 @@ def gate_container(machine: Machine, image: str, command: Sequence[str]) -> dict
 def single_node(
     name: str, machine: Machine, image: str, command: Sequence[str], *, apart: bool, warmed: str | None = None
 ) -> dict[str, Json]:
-    """One node. `apart`: the gate in a container of its own."""
+    """One node. `apart`: the gate in its own container."""
     body: dict[str, Json] = {
         "jobDefinitionName": name,
         "type": "container",
@@ -210,8 +221,8 @@ def multi_node(
     parent: bool = False,
 ) -> dict[str, Json]:
     """
-    Several nodes, all alike. Only the main node's failure makes Batch try again: so every child's verdict is told to
-    the main node's gate, which ends with 75 for all; with a `standing` aggregator all are told the same.
+    Several equal nodes. Batch retries only if the main node fails, so every node reports to the main node's gate, which
+    exits with 75 for all. A `standing` aggregator gives all nodes the same answer.
     """
     body: dict[str, Json] = {"targetNodes": "0:", "instanceTypes": [machine.instance_type]}
     if apart:
@@ -230,7 +241,7 @@ def multi_node(
 def all_files(
     machine: Machine, image: str, command: Sequence[str], *, nodes: int, name: str = "train", warmed: str | None = None
 ) -> dict[str, dict[str, Json]]:
-    """What is written, by file name. `warmed`: a folder of the image, for gates that are the job's entry point."""
+    """File name -> content. `warmed`: a folder of the image, for gates that are the job's entry point."""
     script = (FOLDER / "user-data.sh").read_text(encoding="ascii")
     return {
         "single-node.json": single_node(f"{name}-one", machine, image, command, apart=False, warmed=warmed),
@@ -249,27 +260,44 @@ def all_files(
     }
 
 
-def write(folder: Path, files: Mapping[str, Mapping[str, Json]]) -> None:
-    """As JSON that a person can read and a version control can compare."""
+def write(folder: Path, files: Mapping[str, Mapping[str, Json]], values: Mapping[str, str]) -> None:
+    """Write indented JSON. `values`: placeholder -> value; a placeholder is a whole string of the file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, body in files.items():
-        (folder / name).write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(body, indent=2)
+        for placeholder, value in values.items():
+            text = text.replace(json.dumps(placeholder), json.dumps(value))
+        (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the files; exit code 0."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.batch.definitions", description="Shapes of AWS Batch.")
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.batch.definitions", description="Write files for AWS Batch."
+    )
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to (default: this one)")
     parser.add_argument("--image", default=IMAGE, help="image of the job, with healthd in it")
     parser.add_argument("--name", default="train", help="name of the job definitions (default train)")
     parser.add_argument("--type", choices=sorted(MACHINES), default="trn1.32xlarge", help="instance type")
     parser.add_argument("--nodes", type=int, default=4, help="nodes of a multi-node job (default 4)")
-    parser.add_argument("--warmed", metavar="FOLDER", help="compile cache that the image brings (default: the host's)")
-    parser.add_argument("command", nargs="*", default=["/opt/train/train.sh"], help="what starts once admitted")
+    parser.add_argument("--warmed", metavar="FOLDER", help="compile cache in the image (default: the host's)")
+    parser.add_argument("--subnet", default=SUBNET, help="subnet of the hosts, in one availability zone")
+    parser.add_argument(
+        "--security-group", default=SECURITY_GROUP, help="its members must reach each other on all ports"
+    )
+    parser.add_argument("--instance-role", default=INSTANCE_ROLE, help="instance profile, by name or ARN")
+    parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="URL", help="CHECKPOINT_PATH of the job")
+    parser.add_argument("command", nargs="*", default=["/opt/train/train.sh"], help="command of the job")
     asked = parser.parse_args(arguments)
     machine = MACHINES[asked.type]
     made = all_files(machine, asked.image, asked.command, nodes=asked.nodes, name=asked.name, warmed=asked.warmed)
-    write(asked.out, made)
+    values = {
+        SUBNET: asked.subnet,
+        SECURITY_GROUP: asked.security_group,
+        INSTANCE_ROLE: asked.instance_role,
+        CHECKPOINT: asked.checkpoint,
+    }
+    write(asked.out, made, values)
     return 0
 
 

@@ -1,5 +1,5 @@
 """
-What jobs of AWS Batch run on: instance types, the launch template with the daemon's user data, environment and queue.
+What AWS Batch jobs run on: instance types, a launch template with the daemon's user data, compute environment, queue.
 
 Sources: the service models of botocore; AWS Batch user guide, "Use launch templates" (user data must be MIME multi-part
 there). Unverified on AWS.
@@ -14,12 +14,17 @@ from typing import TypeAlias
 
 from checks import catalog
 
+# Placeholders of the committed files; `deploy.batch.definitions` fills them in.
+SUBNET = "subnet-0123456789abcdef0"
+SECURITY_GROUP = "sg-0123456789abcdef0"
+INSTANCE_ROLE = "ecsInstanceRole"
+
 Json: TypeAlias = Mapping[str, "Json"] | Sequence["Json"] | str | int | bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a container of the whole machine asks for. `memory_mib` leaves room for the host and its agents."""
+    """What a container requests to use the whole machine. `memory_mib` leaves room for the host and its agents."""
 
     instance_type: str
     vcpus: int
@@ -48,7 +53,7 @@ MACHINES = {
 
 
 def multipart(script: str) -> str:
-    """User data as Batch wants it: MIME multi-part with the script as its one part, which Batch adds its own to."""
+    """User data in the form that Batch requires: MIME multi-part, to which Batch adds its own part."""
     boundary = "==healthd=="
     return (
         f'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="{boundary}"\n\n'
@@ -58,9 +63,9 @@ def multipart(script: str) -> str:
 
 def launch_template(machine: Machine, script: str) -> dict[str, Json]:
     """
-    All EFA interfaces, one a network card, and the user data that installs the daemon.
+    One EFA interface for each network card, and the user data that installs the daemon.
 
-    Only the first has DeviceIndex 0. An instance that shuts itself down is to be terminated, not kept.
+    Only the first has DeviceIndex 0. An instance that shuts itself down is terminated.
     """
     cards = catalog.TYPES[machine.instance_type].efa_interfaces
     if cards is None:
@@ -75,8 +80,8 @@ def launch_template(machine: Machine, script: str) -> dict[str, Json]:
                     "DeviceIndex": min(card, 1),
                     "NetworkCardIndex": card,
                     "InterfaceType": "efa",
-                    "Groups": ["sg-0123456789abcdef0"],
-                    "SubnetId": "subnet-0123456789abcdef0",
+                    "Groups": [SECURITY_GROUP],
+                    "SubnetId": SUBNET,
                 }
                 for card in range(cards)
             ],
@@ -86,7 +91,7 @@ def launch_template(machine: Machine, script: str) -> dict[str, Json]:
 
 
 def compute_environment(machine: Machine, *, nodes: int) -> dict[str, Json]:
-    """Managed, one instance type, all in one placement group: what EFA is fast in."""
+    """Managed, one instance type, one placement group, as EFA needs for full speed."""
     return {
         "computeEnvironmentName": f"healthd-{machine.instance_type.replace('.', '-')}",
         "type": "MANAGED",
@@ -97,8 +102,8 @@ def compute_environment(machine: Machine, *, nodes: int) -> dict[str, Json]:
             "minvCpus": 0,
             "maxvCpus": machine.vcpus * nodes,
             "instanceTypes": [machine.instance_type],
-            "subnets": ["subnet-0123456789abcdef0"],
-            "instanceRole": "arn:aws:iam::ACCOUNT:instance-profile/ecsInstanceRole",
+            "subnets": [SUBNET],
+            "instanceRole": INSTANCE_ROLE,
             "placementGroup": "healthd",
             "launchTemplate": {
                 "launchTemplateName": f"healthd-{machine.instance_type.replace('.', '-')}",
@@ -109,7 +114,7 @@ def compute_environment(machine: Machine, *, nodes: int) -> dict[str, Json]:
 
 
 def job_queue(machine: Machine) -> dict[str, Json]:
-    """A job that finds no instance for hours is cancelled with a reason, instead of waiting for ever in silence."""
+    """A job that finds no instance within an hour is cancelled with a reason instead of waiting silently."""
     return {
         "jobQueueName": "healthd",
         "state": "ENABLED",

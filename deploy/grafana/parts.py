@@ -261,7 +261,7 @@ def _columns(built: table.Panel, panel: Panel) -> table.Panel:
     built = built.with_transformation(model.DataTransformerConfig(id_val="organize", options=organised))
     links = {
         "node": ("Node", "/d/healthd-node?var-node=${__value.text}&${__url_time_range}"),
-        "reason": ("Runbook", "${runbooks}/reasons/${__value.text}.md"),
+        "reason": ("Runbook", "${runbooks}/reasons.md#${__value.text}"),
     }
     for column, (title, url) in links.items():
         if column in panel.columns:

@@ -42,9 +42,9 @@ from healthd.aggregator.api import (
     problem_of,
     problems,
 )
-from healthd.aggregator.controller import Fault, Where
-from healthd.aggregator.ui import ROUTERS as PAGE_ROUTERS
-from healthd.aggregator.ui import add_to as add_page_to
+from healthd.aggregator.engine import Fault, Where
+from healthd.aggregator.page import ROUTERS as PAGE_ROUTERS
+from healthd.aggregator.page import add_to as add_page_to
 from healthd.core.errors import BadInputError, HealthdError
 from healthd.core.model import Problem, SyncAnswer, SyncRequest
 from healthd.core.tasks import TaskFailure

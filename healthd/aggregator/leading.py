@@ -12,18 +12,20 @@ from prometheus_client.core import CounterMetricFamily
 
 from healthd.aggregator.api import ASGIApp, Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
-from healthd.aggregator.auth import Guard
-from healthd.aggregator.controller import Engine, Handshakes, steady_clock
 from healthd.aggregator.drain.controller import RELEASED, ActuatorCollector, make_drain_controller
 from healthd.aggregator.drain.settings import ActuatorSettings
-from healthd.aggregator.inventory import MOST_GATES_READ, UNGATED, Accusations, Fleet, UngatedJobs
+from healthd.aggregator.engine import Engine, Handshakes, steady_clock
+from healthd.aggregator.fleet import Fleet
+from healthd.aggregator.fleet.stragglers import PeerEvents, Stragglers
+from healthd.aggregator.identity.tokens import Guard
+from healthd.aggregator.jobs.postmortems import Postmortems
+from healthd.aggregator.jobs.ungated import UNGATED, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import ACCUSED_WINDOW_SECONDS
-from healthd.aggregator.postmortems import Postmortems
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.quarantine import MOST_GATES_READ, Accusations
+from healthd.aggregator.quarantine.records import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import PutDuplicate, Store
-from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.aggregator.webhook import Webhook
 from healthd.core.model import GateTerm
 from healthd.core.tasks import OnEnd, Tasks

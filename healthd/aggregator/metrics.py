@@ -16,11 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from checks.reasons import REASONS
-from healthd.aggregator.calibration import device_seconds
-from healthd.aggregator.inventory import Fleet, Standing
-from healthd.aggregator.model.calibration import STARTED, Ended
-from healthd.aggregator.model.gates import Gate
-from healthd.aggregator.model.quarantines import Rule, RuleMode
+from healthd.aggregator.fleet import Fleet, Standing
+from healthd.aggregator.gate.records import Gate
+from healthd.aggregator.jobs.calibration import device_seconds
+from healthd.aggregator.jobs.outcome_records import STARTED, Ended
+from healthd.aggregator.quarantine.records import Rule, RuleMode
 from healthd.core.http.server import exposition, task_errors_metric
 from healthd.core.model import Health, Verdict
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from checks.printable import some
-from healthd.aggregator.auth import IMPLIED, PEER, AuthError, Caller, Scope
+from healthd.aggregator.identity.tokens import IMPLIED, PEER, AuthError, Caller, Scope
 from healthd.aggregator.settings import KubernetesCallers
 from healthd.core import wire
 from healthd.core.errors import BadInputError

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from healthd.aggregator.auth import check_exposure, is_loopback
+from healthd.aggregator.identity.tokens import check_exposure, is_loopback
+from healthd.core.config import tables_of
 from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import parse_listen
+from healthd.core.integrations import aggregator_tables, any_on, table_of
+from healthd.integrations import INTEGRATIONS
+
+R = TypeVar("R")
 
 _ACCOUNT = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.-]{1,253}")
 _OF_NAMESPACE = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.*?-]{1,253}")
@@ -99,45 +106,6 @@ class KubernetesCallers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AwsCallers:
-    """Instances of EC2 that may speak here as nodes, with the identity document that AWS signs for them. ValueError."""
-
-    certificates: Path | None = None
-    """PEM file with AWS's RSA-2048 certificates of your regions, as its page "AWS public certificates for instance
-    identity document signatures" has them. None: no instance is taken by its document. Needs asn1crypto and
-    cryptography."""
-
-    accounts: tuple[str, ...] = ()
-    """AWS accounts, as twelve digits, whose instances may speak. Required: AWS signs for all of its customers."""
-
-    names: tuple[str, ...] = ("{instance}",)
-    """Names for which an instance may speak: `{instance}` stands for its instance id. By default the id itself, which
-    is what a node on EC2 is called unless it is told otherwise."""
-
-    def __post_init__(self) -> None:
-        if self.certificates is None:
-            if self.accounts:
-                raise ValueError("accounts: go with the certificates that their documents are signed by; set both")
-            return
-        if not self.accounts:
-            raise ValueError("certificates: are of use to nobody; name the accounts whose instances may speak here")
-        for what, listed in (("accounts", self.accounts), ("names", self.names)):
-            if not 1 <= len(listed) <= MOST_ACCOUNTS:
-                raise ValueError(f"{what}: {len(listed)} entries; 1 to {MOST_ACCOUNTS} are allowed")
-        for account in self.accounts:
-            if not re.fullmatch(r"[0-9]{12}", account):
-                raise ValueError(f"accounts: {account[:40]!r} must be the twelve digits of an AWS account")
-        for name in self.names:
-            if not re.fullmatch(r"[A-Za-z0-9._-]*\{instance\}[A-Za-z0-9._-]*", name) or len(name) > 200:
-                raise ValueError(f"names: {name[:80]!r} must have {{instance}} once, as trn-{{instance}}")
-
-    @property
-    def on(self) -> bool:
-        """Whether instances are taken by their documents."""
-        return self.certificates is not None
-
-
-@dataclass(frozen=True, kw_only=True)
 class AggregatorSettings:
     """Settings of `healthd aggregator`. ValueError and ConfigError name what cannot work together."""
 
@@ -166,9 +134,6 @@ class AggregatorSettings:
 
     kubernetes: KubernetesCallers = field(default_factory=KubernetesCallers)
     """Which service accounts of Kubernetes may speak here, beside the tokens of the file."""
-
-    aws: AwsCallers = field(default_factory=AwsCallers)
-    """Which instances of EC2 may speak here for themselves, without Kubernetes and without a token."""
 
     tls_cert: Path | None = None
     """PEM file of the server's certificate chain; None is plain HTTP, allowed on loopback alone."""
@@ -205,9 +170,8 @@ class AggregatorSettings:
     """It lives for the gate of one preflight, and its ranks call the roll here; no standing aggregator has that."""
 
     runbooks_url: str | None = None
-    """Where this team publishes docs/runbooks: the page links each reason to its runbook below it
-    (`RUNBOOKS_URL/reasons/CODE.md`). None: the page has what the catalogue says of a reason and no link, because no
-    address would be right for everybody."""
+    """Where your team publishes docs/runbooks. The page links each reason to `RUNBOOKS_URL/reasons.md#CODE`. None: no
+    links."""
 
     webhook_url: str | None = None
     """URL that is told of each job that died, as a CloudEvent (1.0, structured JSON); see docs/postmortem.md. None:
@@ -215,6 +179,9 @@ class AggregatorSettings:
 
     webhook_token_file: Path | None = None
     """File with a bearer token for that URL; None sends none."""
+
+    integrations: Mapping[str, Any] = tables_of(lambda: aggregator_tables(INTEGRATIONS))
+    """The tables of integrations that are set, by key; see `of`."""
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -243,7 +210,7 @@ class AggregatorSettings:
             )
         check_exposure(
             hosts=[self.address[0]],
-            tokens=self.token_table is not None or self.kubernetes.on or self.aws.on,
+            tokens=self.token_table is not None or self.kubernetes.on or any_on(self.integrations),
             tls=self.tls_cert is not None,
             insecure=self.insecure,
         )
@@ -258,6 +225,10 @@ class AggregatorSettings:
             raise ConfigError("webhook_url must be http:// or https:// with a host")
         if self.webhook_token_file is not None and url.scheme == "http" and not is_loopback(url.hostname):
             raise ConfigError("webhook_url must be https:// where a token is sent to another host")
+
+    def of(self, key: str, record: type[R]) -> R:
+        """The table of an integration; with its defaults where nothing is set."""
+        return table_of(self.integrations, key, record)
 
     @property
     def address(self) -> tuple[str, int]:

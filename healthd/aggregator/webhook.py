@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from healthd.aggregator.model.postmortems import Postmortem, state_of
+from healthd.aggregator.jobs.postmortem_records import Postmortem, state_of
 from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, connection_words
 from healthd.core.http.client import read_token, verification

@@ -53,7 +53,7 @@ COMMANDS = {
 }
 
 # Command -> what usage, settings or a token without the right, any other error of ours, and an error that was not
-# foreseen come to: the table of docs/operations.md. 3: it asks something, and no answer can be given.
+# foreseen come to: the table of docs/reference.md. 3: it asks something, and no answer can be given.
 EXIT_CODES: Mapping[tuple[str, ...], tuple[int, int, int]] = {
     (): (2, 1, 1),
     ("check",): (2, 3, 3),

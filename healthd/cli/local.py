@@ -94,7 +94,7 @@ def token(name: str, scope: tuple[str, ...], node: tuple[str, ...], write: Path 
     'healthd token ci --scope gate --write ci.token >> tokens.toml'. Give the nodes of each rack or pool a token of
     their own: 'healthd token trn-a --scope sync --node "trn-a-*"'.
     """
-    from healthd.aggregator.auth import Scope, new_token
+    from healthd.aggregator.identity.tokens import Scope, new_token
 
     known = {item.value: item for item in Scope}
     for text in scope:

@@ -17,7 +17,7 @@ import click
 
 from checks.atomic_file import write_atomically
 from checks.printable import some
-from healthd.aggregator.model.postmortems import PostmortemPhase, PostmortemState
+from healthd.aggregator.jobs.postmortem_records import PostmortemPhase, PostmortemState
 from healthd.cli.fleet.line import gate_client
 from healthd.cli.settings.options import Command, load_settings
 from healthd.core import wire

@@ -114,7 +114,7 @@ def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "j
             else f"no aggregator led (term {before.term})"
         )
         return 0
-    from healthd.aggregator.app import run_aggregator
+    from healthd.aggregator.process import run_aggregator
 
     _log(log_format)
     asyncio.run(

@@ -10,6 +10,7 @@ __all__ = [
     "http.addresses",
     "http.client",
     "http.server",
+    "integrations",
     "model",
     "model.results",
     "node_name",

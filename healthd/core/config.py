@@ -49,6 +49,11 @@ def free_table(annotation: Any) -> Any:
     return dataclasses.field(metadata={"type": annotation})
 
 
+def tables_of(tables: Callable[[], Mapping[str, str]]) -> Any:
+    """A field with the tables that a schema does not name: key -> record. `tables` says key -> `module:Class`."""
+    return dataclasses.field(default_factory=dict, metadata={"tables": tables})
+
+
 class Tables:
     """
     Base of a schema whose fields are `table` or `free_table`, or "internal" and None unless given.
@@ -92,23 +97,43 @@ class _Keys(Mapping[str, tuple[str, Any]]):
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
-        self._fields = {key_of(one.name): one for one in dataclasses.fields(schema) if not one.metadata.get("internal")}
+        self._fields: dict[str, dataclasses.Field[Any]] = {}
+        self._more: dict[str, tuple[str, str]] = {}
+        for one in dataclasses.fields(schema):
+            if (tables := one.metadata.get("tables")) is not None:
+                self._more.update({key: (one.name, where) for key, where in tables().items()})
+            elif not one.metadata.get("internal"):
+                self._fields[key_of(one.name)] = one
 
     def __getitem__(self, key: str) -> tuple[str, Any]:
+        if key in self._more:
+            name, where = self._more[key]
+            return name, record_at(where)
         return self._fields[key].name, annotation_of(self._schema, self._fields[key])
 
     def __contains__(self, key: object) -> bool:
-        return key in self._fields
+        return key in self._fields or key in self._more
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
+        yield from self._fields
+        yield from self._more
 
     def __len__(self) -> int:
-        return len(self._fields)
+        return len(self._fields) + len(self._more)
+
+    def is_of_others(self, key: str) -> bool:
+        """Whether the schema does not name it: one of `tables_of`."""
+        return key in self._more
 
     def is_table(self, key: str) -> bool:
         """Whether it is one of `table`, which no single value can set."""
-        return "table" in self._fields[key].metadata
+        return key in self._fields and "table" in self._fields[key].metadata
+
+
+def record_at(where: str) -> Any:
+    """The record that `module:Class` names."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @functools.cache
@@ -119,8 +144,7 @@ def _hints(schema: Any) -> dict[str, Any]:
 def annotation_of(schema: Any, field: dataclasses.Field[Any]) -> Any:
     """The type of a field; a field that ends in `_seconds` is a duration."""
     if (where := field.metadata.get("table")) is not None:
-        module, _, name = where.partition(":")
-        record = getattr(importlib.import_module(module), name)
+        record = record_at(where)
         return types.GenericAlias(dict, (str, record)) if field.metadata["named"] else record
     if "type" in field.metadata:
         return field.metadata["type"]
@@ -545,7 +569,12 @@ def _tables(
 
 def _build(schema: type[T], tree: Mapping[str, Any], path: tuple[str, ...]) -> T:
     keys = fields(schema)
-    values = {keys[key][0]: _field(schema, key, tree[key], path) for key in keys if key in tree}
+    values: dict[str, Any] = {}
+    for key in keys:
+        if key in tree and keys.is_of_others(key):
+            values.setdefault(keys[key][0], {})[key] = _field(schema, key, tree[key], path)
+        elif key in tree:
+            values[keys[key][0]] = _field(schema, key, tree[key], path)
     missing = [
         key_of(field.name)
         for field in dataclasses.fields(schema)  # type: ignore[arg-type]

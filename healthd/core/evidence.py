@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from checks.contract import SEVERITY, Action, Blame, Finding, Status, Tier, worst
+from checks.contract import NO_LIMIT, SEVERITY, Action, Blame, Finding, Status, Tier, worst
+from checks.limits import FLOOR, unit
 from checks.printable import some
 from checks.reasons import action_of, blame_of
 from healthd.core.model import CheckResult, CheckSpec, Health, Inventory, NodeState, Reason
@@ -240,3 +241,18 @@ def sorted_reasons(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
         return (-SEVERITY[reason.status], reason.blame is not Blame.NODE, reason.check or "", reason.target or "")
 
     return tuple(sorted(reasons, key=order))
+
+
+def speeds_note(results: Iterable[CheckResult]) -> str | None:
+    """What to say if no measured speed has a configured or learned limit; None if one has, or no speed was measured."""
+    origins = {
+        one.origin
+        for result in results
+        for finding in result.findings
+        for one in finding.measurements
+        if one.value is not None and unit(one.name) in ("FLOP/s", "B/s")
+    }
+    if not origins or not origins <= {NO_LIMIT.origin, FLOOR}:
+        return None
+    floors = ", only floors from published peaks" if FLOOR in origins else ""
+    return f"no speed limits configured{floors}: 'healthd baseline' learns them"

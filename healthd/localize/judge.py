@@ -1,7 +1,7 @@
 """
 Who is to blame for what was seen: the rules of accusation, and nothing about what to test next.
 
-All rules read the graph of passed tests; docs/localisation.md has the idea and the proof.
+All rules read the graph of passed tests; docs/localisation_rules.md has the idea and the proof.
 """
 
 from __future__ import annotations

@@ -21,22 +21,21 @@ from healthd.core.platforms.kubernetes import ApiServer, api_server
 from healthd.core.tasks import Tasks
 from healthd.core.threads import use_daemon_threads
 from healthd.node.checks.catalogue import enabled_checks
+from healthd.node.checks.kernel_watch import CHECK, KernelWatch
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock, system_clock
 from healthd.node.condition import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
-from healthd.node.instance_identity import write_credential
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.maintenance import MaintenanceWatch
 from healthd.node.nccom import RoundSettings
-from healthd.node.nvrx import health_hook
-from healthd.node.nvsentinel import EventSender
 from healthd.node.occupancy.occupancy import Schedulers
 from healthd.node.occupancy.pods import PodWatch
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
+from healthd.node.services import DaemonParts, integrated, write_credential
 from healthd.node.settings import DAEMON, KubernetesSettings, NodeSettings
 from healthd.node.state import files
 from healthd.node.state.saving import ProfileFolder, SavedEvidence, StateFile, StateSaver
@@ -120,6 +119,7 @@ async def _serve(
     tasks = Tasks()
     stopping: asyncio.Future[None] = loop.create_future()
     LeasesFile(store, settings.run_dir)
+    runner.keep_host_server()
     if runner.settings.preload:
         Preload(store, runner)
     schedulers = Schedulers(settings.allocations, settings.host_root, clock=clock)
@@ -135,12 +135,12 @@ async def _serve(
         store, scheduler, runner.session, interface=settings.interface, clock=clock, tasks=tasks, rounds=rounds
     )
     pods = _pod_watch(settings, tasks)
+    kernel = _kernel_watch(runner, store, scheduler)
     orders = Orders(store, scheduler, leases, settings, clock=clock, tasks=tasks, collectives=collectives, pods=pods)
     evidence = SavedEvidence(settings.state_dir / "evidence.json", runner, store.boot_id)
     saver = StateSaver(store, settings, evidence.save)
     conditions = _condition_writers(settings, store, clock)
     maintenance = _maintenance_watch(settings, store)
-    events = _event_senders(settings, store, clock)
     profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
     profiles.tidy()
     runner.on_profile = profiles.keep
@@ -156,11 +156,13 @@ async def _serve(
         async with (
             web.Server(NodeApi(store, tasks.errors, steps.jobs), [tcp_socket], limits=limits),
             web.Server(control.app, [control_socket], limits=control_limits, owner_only=True),
-            health_hook(store, settings.nvrx, stop_seconds=each),
+            integrated(DaemonParts(settings=settings, store=store, clock=clock, tasks=tasks, stop_seconds=each)),
         ):
             log.info("node %s answers on http://%s", settings.name, web.address_of(tcp_socket))
             tasks.supervise("passive checks", scheduler.run_passive)
             tasks.supervise("active checks", scheduler.run_active)
+            if kernel is not None:
+                tasks.supervise("watch over the kernel log", kernel.run)
             tasks.supervise("watch over orders and leases", orders.watch)
             if pods is not None:
                 tasks.supervise("watch over pods of leases", pods.run)
@@ -174,8 +176,6 @@ async def _serve(
                 tasks.supervise("watch over maintenance", maintenance.run)
             for writer in conditions:
                 tasks.supervise("node condition", writer.run)
-            for sender in events:
-                tasks.supervise("health events for NVSentinel", sender.run)
             try:
                 await stopping
             finally:  # a preflight cancels this task
@@ -212,6 +212,15 @@ def _sync_clients(
     store.listen(client.notify)
     orders.on_change = client.notify
     return [client]
+
+
+def _kernel_watch(runner: Runner, store: NodeStore, scheduler: Scheduler) -> KernelWatch | None:
+    """The watch over the kernel log; None where the check is not enabled, or the log is data."""
+    enabled = any(spec.name == CHECK for spec in store.specs)
+    if not enabled or runner.settings.host_root is not None:
+        return None
+    params = runner.settings.params.get(CHECK, {})
+    return KernelWatch("/dev/kmsg", params, lambda: scheduler.run_soon(CHECK))
 
 
 def _pod_watch(settings: NodeSettings, tasks: Tasks) -> PodWatch | None:
@@ -257,13 +266,6 @@ def _condition_writers(settings: NodeSettings, store: NodeStore, clock: Clock) -
     if wanted.accelerated_hardware_ready:
         log.warning("AcceleratedHardwareReady is written: where node repair is on, a hardware fault ends this instance")
     return [ConditionWriter(store, wanted, server, clock=clock)]
-
-
-def _event_senders(settings: NodeSettings, store: NodeStore, clock: Clock) -> list[EventSender]:
-    """The sender of health events; none where no socket is configured."""
-    if settings.nvsentinel.socket is None:
-        return []
-    return [EventSender(store, settings.nvsentinel, node=settings.kubernetes.node or settings.name, clock=clock)]
 
 
 class LeasesFile:

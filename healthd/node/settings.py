@@ -7,8 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
-from checks.contract import Tier
+from healthd.core.config import tables_of
+from healthd.core.integrations import node_tables, table_of
+from healthd.integrations import INTEGRATIONS
+
+R = TypeVar("R")
 
 DAEMON = "daemon"
 """The executor of a node's own daemon."""
@@ -236,47 +241,6 @@ class KubernetesSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NvrxSettings:
-    """The node health hook of NVIDIA's resiliency extension, which `ft_launcher` asks before each rendezvous."""
-
-    socket: Path | None = None
-    """Unix socket on which it is served, for `ft_launcher --ft-node-health-check-endpoint`; every user of the host may
-    ask. None: none is served, and a launcher that is told of one takes the node for healthy. Needs grpcio."""
-
-    tier: Tier | None = None
-    """Evidence that is demanded besides what the node's own rules want: of this tier, not older than `max_age`. None:
-    those rules alone, by which evidence of active checks does not expire while a job has the devices; a job that has
-    run for longer than `max_age` would never come back from a restart."""
-
-    max_age_seconds: float = 86400.0
-    """How old that evidence may be. A day: the checks that run least often have an interval of as long."""
-
-    def __post_init__(self) -> None:
-        if not self.max_age_seconds > 0:
-            raise ValueError(f"max_age: must be above 0 s, not {self.max_age_seconds:g} s")
-
-
-class NvsentinelStrategy(str, enum.Enum):
-    """What NVSentinel may do with a health event."""
-
-    STORE_ONLY = "store_only"
-    EXECUTE_REMEDIATION = "execute_remediation"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NvsentinelSettings:
-    """Health events for NVSentinel, of each check that fails and that passes again."""
-
-    socket: Path | None = None
-    """Unix socket of its platform connector, `/var/run/nvsentinel/nvsentinel.sock` of the host as a rule. None: nothing
-    is sent. Needs grpcio."""
-
-    strategy: NvsentinelStrategy = NvsentinelStrategy.STORE_ONLY
-    """store_only: events are stored and shown. execute_remediation: NVSentinel may cordon, drain and repair the node by
-    its rules, but for injected faults and while a job has the node. Take it when the stored events have been right."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodeSettings:
     """All of the daemon. Every field is followed by its meaning, its unit and the reason for its default."""
 
@@ -320,7 +284,8 @@ class NodeSettings:
     """Faults to inject from the start, as `CHECK[@TARGET]=KIND[:VALUE]`."""
 
     passive_floor_seconds: float = 5.0
-    """No passive check runs more often than this, whatever its own interval: each round starts a process."""
+    """No passive check runs by its interval more often than this. A new line in the kernel log that may be a fault
+    runs `kernel_log` at once, at most once a second."""
 
     look_seconds: float = 30.0
     """The holders of the devices are read at least this often, so that the end of a job is seen, whatever checks are
@@ -344,11 +309,8 @@ class NodeSettings:
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     """The condition of the node in Kubernetes."""
 
-    nvrx: NvrxSettings = field(default_factory=NvrxSettings)
-    """The node health hook of NVIDIA's resiliency extension."""
-
-    nvsentinel: NvsentinelSettings = field(default_factory=NvsentinelSettings)
-    """Health events for NVSentinel."""
+    integrations: Mapping[str, Any] = tables_of(lambda: node_tables(INTEGRATIONS))
+    """The tables of integrations that are set, by key; see `of`."""
 
     step_reports: bool = True
     """Whether jobs of this host may report their steps, at `steps.sock` in `run_dir`, which every user may write to.
@@ -373,6 +335,10 @@ class NodeSettings:
         for name in ("state_dir", "run_dir", "host_root"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, path.absolute())
+
+    def of(self, key: str, record: type[R]) -> R:
+        """The table of an integration; with its defaults where nothing is set."""
+        return table_of(self.integrations, key, record)
 
     @property
     def control_socket(self) -> Path:

@@ -256,8 +256,16 @@ class Runner:
         """
         self._fork_servers.preload(wanted)
 
+    def keep_host_server(self) -> None:
+        """
+        Keep a process that forks the worker of the node, from the first run on: a round of passive checks then costs no
+        new interpreter.
+        """
+        self._fork_servers.keep_host = True
+
     async def close(self) -> None:
         """End what is kept between runs."""
+        await self._fork_servers.close_host()
         self._fork_servers.keep = False
         await self._fork_servers.close()
 

@@ -114,6 +114,8 @@ class RunnerSettings:
     """Limits by measurement: `name` or `name@target`."""
     baselines: tuple[Baseline, ...] = ()
     """Limits of kinds of machines: the worker uses those meant for its machine. `limits` override them."""
+    floors: bool = True
+    """Whether speeds below half of the instance type's published peak are warnings (`checks.limits.floors`)."""
     third_party: tuple[str, ...] = ()
     """Names of checks by entry point in the interpreter of the checks."""
     directories: tuple[Path, ...] = ()

@@ -22,8 +22,8 @@ from healthd.aggregator.drain.plan import (
     Why,
 )
 from healthd.aggregator.drain.settings import ActuatorSettings
-from healthd.aggregator.model.gates import Decided
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.gate.records import Decided
+from healthd.aggregator.policy import Policy
 from healthd.core.errors import HealthdError, StoreError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, ExcludedNode, NodeState, Quarantine, Reason, Verdict

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.policy import Policy, Tuning
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Allocation, Lease, NodeState, Order, OrderReport, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from healthd.aggregator.api.handling import Parts
-from healthd.aggregator.auth import Guard
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.controller.preflights import Handshakes
-from healthd.aggregator.inventory.accusations import Accusations
-from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.inventory.ungated import UngatedJobs
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.engine.preflights import Handshakes
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.fleet.stragglers import Stragglers
+from healthd.aggregator.identity.tokens import Guard
+from healthd.aggregator.jobs.postmortems import Postmortems
+from healthd.aggregator.jobs.ungated import UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
-from healthd.aggregator.postmortems import Postmortems
+from healthd.aggregator.quarantine.accusations import Accusations
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.store import Store
-from healthd.aggregator.stragglers import Stragglers
 
 
 async def always_gated(_: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from healthd.aggregator.model import validations as model
-from healthd.aggregator.model.validations import Validation
+from healthd.aggregator.validation import records as model
+from healthd.aggregator.validation.records import Validation
 from healthd.localize.model import ValidationVerdict as Found
 from tests.aggregator.world import NOW
 

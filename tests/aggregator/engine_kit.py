@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import sqlalchemy as sa
 
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.model.gates import Gate, LeaseState
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.gate.records import Gate, LeaseState
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.store.store import Store
 from healthd.core.model import Decision, GateRequest
 from tests.aggregator.world import POLICY, World

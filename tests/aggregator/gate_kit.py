@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from healthd.aggregator.model.gates import (
-    Gate,
-)
-from healthd.aggregator.model.nodes import FleetNode
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.gate.records import Gate
 from healthd.core.model import Decision, OrderReport
 from tests.aggregator.world import NOW, POLICY, lease, step, view
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checks.contract import Tier
-from healthd.aggregator.model.gates import Accuse, Claim, ClaimKind, Effect, Gate, WakeAt
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.gate.records import Accuse, Claim, ClaimKind, Effect, Gate, WakeAt
+from healthd.aggregator.policy import Policy, Tuning
 from healthd.aggregator.validation.groups import orders_of
 from healthd.core.model import RANK_READY, CollectiveOrder, Decision, DeviceRecord, Inventory, OrderReport, RankReport
 from tests.aggregator.world import (

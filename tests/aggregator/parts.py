@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from checks.contract import Finding, Measurement, Scope, Status, Tier
-from healthd.aggregator.auth import key_hash
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.identity.tokens import key_hash
 from healthd.core.evidence import judge_health
 from healthd.core.model import (
     CheckResult,

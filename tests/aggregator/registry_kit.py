@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from healthd.aggregator.inventory.registry import (
-    Fleet,
-)
+from healthd.aggregator.fleet.registry import Fleet
 from tests.aggregator.parts import Clock, Node, state
 
 

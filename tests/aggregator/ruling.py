@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from checks.contract import Action, Tier
 from checks.reasons import action_of
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import (
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.quarantine.judge import judge, released
+from healthd.aggregator.quarantine.records import (
     Effect,
     Facts,
     Fault,
@@ -22,7 +23,6 @@ from healthd.aggregator.model.quarantines import (
     RuleVerdict,
     SetQuarantine,
 )
-from healthd.aggregator.quarantine.judge import judge, released
 from healthd.core.model import Quarantine
 from tests.aggregator.world import NOW
 

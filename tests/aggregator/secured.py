@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import trustme
 
-from healthd.aggregator.auth import Scope, new_token
+from healthd.aggregator.identity.tokens import Scope, new_token
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from healthd.aggregator.controller.admission import new_gate
+from healthd.aggregator.engine.admission import new_gate
 from healthd.aggregator.gate.decisions import close
-from healthd.aggregator.model.gates import Closing, Gate
+from healthd.aggregator.gate.records import Closing, Gate
 from healthd.core.model import GateRequest, Quarantine
 from tests.aggregator.world import NOW, POLICY
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.inventory.accusations import Accusations
-from healthd.aggregator.model.gates import Decided, Gate
+from healthd.aggregator.gate.records import Decided, Gate
+from healthd.aggregator.quarantine.accusations import Accusations
 from healthd.aggregator.store.rows import PutGate
 from healthd.aggregator.store.store import Store
 from tests.aggregator.lab import Lab

@@ -28,8 +28,8 @@ from healthd.aggregator.drain.plan import (
     make_plan,
 )
 from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
-from healthd.aggregator.model.gates import Decided, Gate
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.gate.records import Decided, Gate
+from healthd.aggregator.policy import Policy
 from healthd.core.errors import ConfigError, HealthdError, StoreError
 from healthd.core.model import Quarantine, Reason, Verdict
 from tests.aggregator import parts

@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 
 from checks.contract import Status
-from healthd.aggregator.app import aggregator
 from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from tests.aggregator.actuators_fleet_kit import until
 from tests.aggregator.api_kit import POLICY, living

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import PROTOCOL, OrderReport, SyncRequest
 from healthd.core.wire import encode

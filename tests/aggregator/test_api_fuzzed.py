@@ -21,7 +21,7 @@ from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.specs.openapi import checks
 
 from checks.contract import Status
-from healthd.aggregator.auth import Scope
+from healthd.aggregator.identity.tokens import Scope
 from tests.aggregator.described import description
 from tests.aggregator.parts import KEY
 from tests.patience import PATIENCE

@@ -16,9 +16,9 @@ import httpx
 import pytest
 import trustme
 
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.identity.tokens import Scope, new_token
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import ConfigError, HealthdError
 from tests.cli.cli_kit import healthd
@@ -28,8 +28,8 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from healthd.core.errors import HealthdError
-from healthd.aggregator.app import run_aggregator
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.process import run_aggregator
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 
 settings = AggregatorSettings(listen=sys.argv[1], state_dir=Path(sys.argv[2]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.auth import (
+from healthd.aggregator.identity.tokens import (
     EVERYONE,
     AuthError,
     Caller,

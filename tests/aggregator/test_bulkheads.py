@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from checks.contract import Blame
 from healthd.aggregator.application import make_app
-from healthd.aggregator.controller.fleet_state import Batch
-from healthd.aggregator.model.gates import Accuse
-from healthd.aggregator.model.nodes import FleetNode
+from healthd.aggregator.engine.memory import Batch
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.gate.records import Accuse
 from healthd.aggregator.store.rows import PutEvent
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from healthd.aggregator.model import validations as model
-from healthd.aggregator.model.gates import Gate
-from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
+from healthd.aggregator.gate.records import Gate
+from healthd.aggregator.validation import records as model
 from healthd.aggregator.validation.plan import MOST_TESTS, add
+from healthd.aggregator.validation.records import NO_CHANCE_SEEN, ChanceSeen
 from healthd.core.model import Decision, Order, OrderReport, Verdict
 from healthd.localize.judge import Evidence, chance_of
 from healthd.localize.model import Outcome, Problem

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.model.gates import LeaseState
+from healthd.aggregator.gate.records import LeaseState
+from healthd.aggregator.identity.tokens import Scope, new_token
 from healthd.aggregator.store.reading import read_history
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join, Verdict

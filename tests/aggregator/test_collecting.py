@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.aggregator.controller.admission import LONGEST_WAIT_SECONDS, MOST_NODES, check_request
-from healthd.aggregator.controller.fleet_state import Batch, FleetState, orders_for
+from healthd.aggregator.engine.admission import LONGEST_WAIT_SECONDS, MOST_NODES, check_request
+from healthd.aggregator.engine.memory import Batch, FleetState, orders_for
+from healthd.aggregator.gate.records import Gate, LeaseState, Override, Phase, WakeAt
 from healthd.aggregator.gate.rendezvous import MOST_RESTARTS, group_of
-from healthd.aggregator.model.gates import Gate, LeaseState, Override, Phase, WakeAt
-from healthd.aggregator.model.policy import Tuning
+from healthd.aggregator.policy import Tuning
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
 from tests.aggregator.engine_kit import Running, of_states, running

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from healthd.aggregator.inventory.node_record import joined
-from healthd.aggregator.model.gates import OrderedRun
-from healthd.aggregator.model.nodes import MOST_COMPILE_SECONDS, FleetNode
-from healthd.aggregator.model.validations import Validation
+from healthd.aggregator.fleet.node_record import joined
+from healthd.aggregator.fleet.records import MOST_COMPILE_SECONDS, FleetNode
+from healthd.aggregator.gate.records import OrderedRun
 from healthd.aggregator.quarantine.counting import SOFT_FAILS, facts_of
 from healthd.aggregator.quarantine.judge import COOLDOWN_SECONDS
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import advance, begin
+from healthd.aggregator.validation.records import Validation
 from healthd.core.model import CollectiveOrder, OrderReport, RankReport
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import POLICY, inventory

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.validations import Group, Validation
+from healthd.aggregator.fleet.records import FleetNode
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import advance, begin
+from healthd.aggregator.validation.records import Group, Validation
 from healthd.core.model import RANK_READY, OrderReport, RankReport
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import POLICY, inventory

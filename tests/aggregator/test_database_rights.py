@@ -1,4 +1,4 @@
-"""The database's user has the rights of docs/operations.md and no more, whether it owns the database or not."""
+"""The database's user has the rights of docs/high_availability.md and no more, whether it owns the database or not."""
 
 from __future__ import annotations
 

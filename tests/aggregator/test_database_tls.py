@@ -1,4 +1,4 @@
-"""PostgreSQL over TLS, as docs/operations.md asks for: `sslmode=verify-full`, by a certificate of one's own CA."""
+"""PostgreSQL over TLS, as in docs/high_availability.md: `sslmode=verify-full`, with a certificate of a private CA."""
 
 from __future__ import annotations
 

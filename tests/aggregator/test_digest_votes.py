@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Evidence, Status, Tier
-from healthd.aggregator.auth import key_hash
-from healthd.aggregator.gate.eligibility import judge
-from healthd.aggregator.inventory.comparison import (
+from healthd.aggregator.fleet.comparison import (
     AT_ONCE,
     MOST_OF_NODE,
     MOST_ROOTS,
@@ -21,10 +19,12 @@ from healthd.aggregator.inventory.comparison import (
     DigestComparison,
     Standing,
 )
-from healthd.aggregator.inventory.node_record import CompactState
+from healthd.aggregator.fleet.node_record import CompactState
+from healthd.aggregator.fleet.stragglers import PeerEvents
+from healthd.aggregator.gate.eligibility import judge
+from healthd.aggregator.identity.tokens import key_hash
 from healthd.aggregator.store import reading
 from healthd.aggregator.store.store import Store
-from healthd.aggregator.stragglers import PeerEvents
 from healthd.core import wire
 from healthd.core.model import CheckResult, DeviceRecord, Health, Inventory, NodeState, SyncRequest
 from healthd.core.model.results import MOST_PLACES_CHARACTERS, digests_of, pack, unpack

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from healthd.aggregator.controller import admission
-from healthd.aggregator.controller.engine import Engine, Pass, steady_clock
-from healthd.aggregator.controller.fleet_state import Batch, FleetState
+from healthd.aggregator.engine import admission
+from healthd.aggregator.engine.engine import Engine, Pass, steady_clock
+from healthd.aggregator.engine.memory import Batch, FleetState
+from healthd.aggregator.gate.records import LeaseState, Override, Phase
 from healthd.aggregator.gate.reservation import OBSERVE_SECONDS
-from healthd.aggregator.model.gates import LeaseState, Override, Phase
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError, StoreError
 from healthd.core.model import GateRequest, Join, Mode, OrderReport, Quarantine, Verdict

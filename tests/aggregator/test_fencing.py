@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.rows import Kind, PutMeta, PutRecord
 from healthd.aggregator.store.session import LEASE_SECONDS, FencedError, NotVacantError

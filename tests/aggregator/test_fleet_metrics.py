@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checks.contract import Blame, Status, Tier
 from checks.reasons import action_of
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.gate.records import Decided, Gate, OrderedRun, Terms
 from healthd.aggregator.metrics import FleetMetrics
-from healthd.aggregator.model import validations
-from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Terms
+from healthd.aggregator.validation import records as validations
 from healthd.core.model import Decision, ExcludedNode, GateRequest, Health, Mode, Quarantine, Reason, Verdict
 from healthd.localize.model import Outcome
 from tests.aggregator.parts import Clock, Node, fleet, state

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from checks.contract import Finding, Measurement, Status, Tier
-from healthd.aggregator.app import aggregator
+from healthd.aggregator.fleet.stragglers import Peers
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.stragglers import Peers
 from healthd.baselines import MOST_SAMPLES, Kind, Sample
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, DeviceRecord, Inventory, NodeState, SyncAnswer, SyncRequest

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from healthd.aggregator.api import ASGIApp
-from healthd.aggregator.auth import Guard
-from healthd.aggregator.front import Front, Serving
+from healthd.aggregator.forwarding import Front, Serving
+from healthd.aggregator.identity.tokens import Guard
 from healthd.aggregator.settings import AggregatorSettings
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 10\r\n\r\n"

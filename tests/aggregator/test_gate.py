@@ -8,10 +8,11 @@ import math
 import pytest
 
 from checks.contract import Blame, Status, Tier
+from healthd.aggregator.fleet.node_record import joined
+from healthd.aggregator.fleet.records import FleetNode
 from healthd.aggregator.gate import decisions, resume
 from healthd.aggregator.gate.eligibility import judge
-from healthd.aggregator.inventory.node_record import joined
-from healthd.aggregator.model.gates import (
+from healthd.aggregator.gate.records import (
     Claim,
     ClaimKind,
     Closing,
@@ -24,10 +25,10 @@ from healthd.aggregator.model.gates import (
     Phase,
     RevokeLease,
     RunStatus,
+    Snapshot,
     WakeAt,
 )
-from healthd.aggregator.model.nodes import FleetNode, Snapshot
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
 from healthd.core import wire
 from healthd.core.model import Allocation, CheckResult, Health, Mode, OrderReport, Quarantine, Verdict
 from tests.aggregator.gate_kit import acknowledged, admit, decided

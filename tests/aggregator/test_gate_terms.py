@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from checks.contract import Status, Tier
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.auth import Scope
-from healthd.aggregator.controller.admission import less_than_policy
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.engine.admission import less_than_policy
+from healthd.aggregator.identity.tokens import Scope
+from healthd.aggregator.policy import Policy, Tuning
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import GateRequest, GateTerm, Join, Mode
 from healthd.core.wire import convert

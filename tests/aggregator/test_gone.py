@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.aggregator.app import aggregator
 from healthd.aggregator.drain.controller import observe
 from healthd.aggregator.drain.plan import Candidate, make_plan
 from healthd.aggregator.drain.settings import KubernetesActuatorSettings
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.policy import Policy, Tuning
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Quarantine
 from tests.aggregator.actuators_fleet_kit import until

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.aggregator.controller.preflights import MOST_HANDSHAKES, Handshakes
+from healthd.aggregator.engine.preflights import MOST_HANDSHAKES, Handshakes
 from healthd.aggregator.gate.rendezvous import Handshake
 from healthd.core.model import AdmittedNode, Decision, HandshakeAnswer, HandshakeBody, Verdict
 

@@ -14,8 +14,8 @@ from fastapi.routing import APIRoute
 
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
-from healthd.aggregator.auth import Guard, Scope, new_token
-from healthd.aggregator.controller.engine import Engine
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.identity.tokens import Guard, Scope, new_token
 from healthd.aggregator.store.store import Store
 from tests.aggregator.application import parts_of_test
 from tests.aggregator.parts import Clock, Node, fleet, state

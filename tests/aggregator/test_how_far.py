@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.validation.groups import how_far
+from healthd.aggregator.validation.records import Group, RankRange
 from healthd.core.model import RANK_READY, OrderReport, RankReport
 from tests.every import every
 

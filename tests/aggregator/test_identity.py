@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from healthd.aggregator.auth import Scope, new_token
+from healthd.aggregator.identity.tokens import Scope, new_token
 from tests.aggregator.api_kit import POLICY, living
 from tests.aggregator.api_kit import running as aggregator
 from tests.aggregator.identity_kit import sync

@@ -6,7 +6,7 @@ import dataclasses
 
 from checks.contract import Blame
 from healthd.aggregator.drain.plan import culprits
-from healthd.aggregator.model.nodes import FleetNode
+from healthd.aggregator.fleet.records import FleetNode
 from healthd.core.model import Verdict
 from tests.aggregator.engine_kit import running
 from tests.aggregator.gate_kit import admit, decided

@@ -6,8 +6,8 @@ import dataclasses
 import zlib
 
 from checks.contract import Finding, Status
-from healthd.aggregator.inventory.node_record import CompactState
-from healthd.aggregator.model.kept_state import KeptState, later, pack_all, unpack_all
+from healthd.aggregator.fleet.node_record import CompactState
+from healthd.aggregator.fleet.packed_records import KeptState, later, pack_all, unpack_all
 from healthd.core.model import NodeState
 from healthd.core.wire import decode
 from tests.aggregator.parts import state

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from healthd.aggregator.course import Observed
+from healthd.aggregator.leadership import Observed
 from healthd.aggregator.store import Leadership
 from healthd.core.errors import StoreError
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from healthd.aggregator.model import validations as model
+from healthd.aggregator.validation import records as model
 from healthd.aggregator.validation.plan import NOISE_RATIO
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.model import Verdict

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.controller.leases import Recovery
-from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.engine.leases import Recovery
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.store.store import Store
 from healthd.core.model import Quarantine
 from healthd.node.settings import SyncSettings

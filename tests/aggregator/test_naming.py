@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from healthd.aggregator.inventory.registry import Names
+from healthd.aggregator.fleet.registry import Names
 from healthd.core.node_name import names_of
 from tests.aggregator.api_kit import POLICY, Daemon, living, scenario
 from tests.aggregator.parts import state

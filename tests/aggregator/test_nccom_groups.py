@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from checks.contract import Finding, Measurement, Status
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy, Tuning
-from healthd.aggregator.model.validations import Validation
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.policy import Policy, Tuning
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import Step, advance, begin
+from healthd.aggregator.validation.records import Validation
 from healthd.core import wire
 from healthd.core.model import Inventory, NccomGroup, Order, OrderReport
 from healthd.localize.model import Outcome

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from checks.contract import Status, Tier
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
 from healthd.cli.terminal import render
 from healthd.core.model import Decision, OrderReport
 from healthd.core.wire import decode

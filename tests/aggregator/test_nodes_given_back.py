@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from healthd.aggregator.fleet.records import FleetNode
 from healthd.aggregator.gate.eligibility import MOST_RUNS
-from healthd.aggregator.model.gates import Claim, ClaimKind, Gate, Phase
-from healthd.aggregator.model.nodes import FleetNode
+from healthd.aggregator.gate.records import Claim, ClaimKind, Gate, Phase
 from healthd.core.model import OrderReport, Verdict
 from tests.aggregator.lab import Lab
 from tests.aggregator.world import NOW, POLICY, gate, good_results, node, state, step, view

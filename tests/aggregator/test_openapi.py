@@ -13,7 +13,7 @@ import pytest
 
 from healthd import __version__
 from healthd.aggregator.api.handling import STATUSES
-from healthd.aggregator.auth import Scope
+from healthd.aggregator.identity.tokens import Scope
 from tests.aggregator.api_kit import running
 from tests.aggregator.described import METHODS, description
 from tests.every import every

@@ -17,16 +17,9 @@ import httpx
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.auth import Scope
-from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase, Told
-from healthd.aggregator.postmortems import (
-    COLLECT_SECONDS,
-    MEASURE_SECONDS,
-    advanced,
-    due_at,
-    order_of,
-    with_told,
-)
+from healthd.aggregator.identity.tokens import Scope
+from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase, Told
+from healthd.aggregator.jobs.postmortems import COLLECT_SECONDS, MEASURE_SECONDS, advanced, due_at, order_of, with_told
 from healthd.core.errors import BadInputError
 from healthd.postmortem.catalogue import Kind
 from healthd.postmortem.judge import Case, FailedCheck, Measured, judge

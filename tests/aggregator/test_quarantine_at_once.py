@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from healthd.aggregator.model.gates import Phase
+from healthd.aggregator.gate.records import Phase
 from healthd.core.model import GateRequest, Quarantine
 from tests.aggregator.engine_kit import running
 from tests.aggregator.rules_engine_kit import kept, kinds, measured

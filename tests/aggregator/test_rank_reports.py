@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from checks.contract import Blame, Finding, Measurement, Status
-from healthd.aggregator.model.validations import Group, RankRange
-from healthd.aggregator.model.validations import Tested as Seen
 from healthd.aggregator.validation.outcome import read_group
+from healthd.aggregator.validation.records import Group, RankRange
+from healthd.aggregator.validation.records import Tested as Seen
 from healthd.core.model import OrderReport, RankReport
 from healthd.localize.model import Outcome
 from tests.every import every

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.inventory.registry import (
+from healthd.aggregator.fleet.registry import (
     ANYBODY,
     REPLACED_SECONDS,
     DuplicateError,
@@ -145,7 +145,7 @@ async def test_an_old_request_has_no_effect() -> None:
 
 
 def registry_key() -> str:
-    from healthd.aggregator.auth import key_hash
+    from healthd.aggregator.identity.tokens import key_hash
     from tests.aggregator.parts import KEY
 
     return key_hash(KEY)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from checks.contract import Status
 from checks.reasons import action_of, blame_of
-from healthd.aggregator.calibration import (
+from healthd.aggregator.engine.admission import new_gate
+from healthd.aggregator.gate.records import Decided, Gate, OrderedRun, Override, Waiting
+from healthd.aggregator.jobs.calibration import (
     ExitRule,
     exit_of,
     facts_of,
@@ -28,10 +30,8 @@ from healthd.aggregator.calibration import (
     wilson,
     word_of,
 )
-from healthd.aggregator.controller.admission import new_gate
+from healthd.aggregator.jobs.outcome_records import Counts, DecisionRow, Ended, EndRow, GateEnding
 from healthd.aggregator.metrics import FleetMetrics
-from healthd.aggregator.model.calibration import Counts, DecisionRow, Ended, EndRow, GateEnding
-from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Override, Waiting
 from healthd.aggregator.store.rows import Change, PutFacts, PutGate, PutOutcome, read_counts, read_facts
 from healthd.aggregator.store.store import Store
 from healthd.core.model import AdmittedNode, Decision, ExcludedNode, GateRequest, Inventory, Mode, Reason, Verdict

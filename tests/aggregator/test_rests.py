@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.model.nodes import FleetNode
+from healthd.aggregator.fleet.records import FleetNode
 from healthd.core.model import Quarantine
 from tests.aggregator.engine_kit import Running, running
 from tests.aggregator.rules_engine_kit import kept, measured, slow_results

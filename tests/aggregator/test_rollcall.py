@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.controller.preflights import MOST_ASKED, RollCall, RollCallBody, difference
+from healthd.aggregator.engine.preflights import MOST_ASKED, RollCall, RollCallBody, difference
+from healthd.aggregator.identity.tokens import Scope, new_token
 from healthd.core.errors import BadInputError
 from healthd.hooks.preflight.hook import with_hosts
 from tests.aggregator.api_kit import living, scenario

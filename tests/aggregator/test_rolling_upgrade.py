@@ -190,6 +190,7 @@ def schema_of(url: str) -> int:
         return int(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("beside_next", [True], indirect=True)
 def test_two_versions_stand_in_for_each_other_where_the_next_schema_only_adds(beside_next: Versions, url: str) -> None:
@@ -224,6 +225,7 @@ def test_two_versions_stand_in_for_each_other_where_the_next_schema_only_adds(be
     assert schema_of(url) == made + 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("beside_next", [False], indirect=True)
 def test_schema_that_older_code_cannot_use_waits_until_its_aggregators_are_stopped(

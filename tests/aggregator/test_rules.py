@@ -8,9 +8,9 @@ import pytest
 
 from checks.contract import Action, Blame, Status, Tier
 from checks.reasons import REASONS
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, Fault, HistoryNote, PoolLimit, RuleRecord
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine.counting import accusation
+from healthd.aggregator.quarantine.records import COLLECTIVES, HARD_ACTIONS, Fault, HistoryNote, PoolLimit, RuleRecord
 from healthd.core.model import Reason
 from tests.aggregator.ruling import DAY, HOUR, MINUTE, POLICY, Case, fault, outcome
 from tests.every import every

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Action, Blame, Status
-from healthd.aggregator.model.gates import Accuse
-from healthd.aggregator.model.quarantines import RuleMode
+from healthd.aggregator.gate.records import Accuse
+from healthd.aggregator.quarantine.records import RuleMode
 from healthd.core.errors import StoreError
 from healthd.core.model import DeviceRecord, Inventory, OrderReport, Quarantine, Reason, Verdict
 from tests.aggregator.engine_kit import running

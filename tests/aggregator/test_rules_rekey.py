@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from checks.contract import Status
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.store.store import Store
 from tests.aggregator.parts import Clock, Node, fleet, key_hash, result, state
 

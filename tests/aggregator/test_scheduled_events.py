@@ -10,11 +10,11 @@ import pytest
 
 from checks.contract import Status, Tier
 from checks.system.scheduled_events import MAINTENANCE, scheduled_events
-from healthd.aggregator.controller.admission import check_request
-from healthd.aggregator.inventory.node_record import CompactState, joined
-from healthd.aggregator.model.gates import WakeAt
-from healthd.aggregator.model.nodes import FleetNode, ScheduledEvent
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.engine.admission import check_request
+from healthd.aggregator.fleet.node_record import CompactState, joined
+from healthd.aggregator.fleet.records import FleetNode, ScheduledEvent
+from healthd.aggregator.gate.records import WakeAt
+from healthd.aggregator.policy import Policy
 from healthd.core.errors import BadInputError
 from healthd.core.model import CheckResult, GateRequest, Verdict
 from tests.aggregator.gate_kit import admit, decided

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from healthd.aggregator import service_accounts
-from healthd.aggregator.auth import PEER, AuthError, Caller, Guard, Scope, new_token
+from healthd.aggregator.identity.tokens import PEER, AuthError, Caller, Guard, Scope, new_token
 from healthd.aggregator.service_accounts import TokenReviews, claims_of
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.errors import ConfigError

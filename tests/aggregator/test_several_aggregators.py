@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.auth import Scope
-from healthd.aggregator.controller import Engine
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.engine import Engine
+from healthd.aggregator.identity.tokens import Scope
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import step_down
 from tests.aggregator.cluster import Cluster, release

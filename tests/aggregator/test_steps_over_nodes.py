@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 
 from checks.contract import Status, Tier
-from healthd.aggregator.auth import key_hash
-from healthd.aggregator.inventory.comparison import (
-    FORGET_SECONDS,
-    MOST_AT_ONCE,
-    MOST_BLOCKS,
-    MOST_JOBS,
-    MOST_JOBS_OF_NODE,
-)
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.fleet.comparison import FORGET_SECONDS, MOST_AT_ONCE, MOST_BLOCKS, MOST_JOBS, MOST_JOBS_OF_NODE
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.identity.tokens import key_hash
 from healthd.core.model import Health, NodeState, StepBlock, SyncRequest
 from healthd.steps import Block
 from tests import prepared

@@ -12,8 +12,8 @@ from typing import TypeVar
 import pytest
 import sqlalchemy as sa
 
-from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.model.gates import LeaseRow, LeaseState, Override
+from healthd.aggregator.engine.admission import new_gate
+from healthd.aggregator.gate.records import LeaseRow, LeaseState, Override
 from healthd.aggregator.store import reading
 from healthd.aggregator.store.reading import read_history
 from healthd.aggregator.store.rows import (

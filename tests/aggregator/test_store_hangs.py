@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.rows import PutMeta, apply_changes
 from healthd.aggregator.store.session import UnsureError

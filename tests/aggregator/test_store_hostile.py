@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from checks.contract import Blame, Status
 from healthd.aggregator.application import make_app
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.model.calibration import Fault, GateEnding, GateFacts
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.jobs.outcome_records import Fault, GateEnding, GateFacts
 from healthd.aggregator.store import reading, rows
 from healthd.aggregator.store.rows import PutEvent, PutFacts, PutGate, PutMeta, PutOutcome
 from healthd.aggregator.store.store import Store

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd import baselines
-from healthd.aggregator import stragglers
-from healthd.aggregator.model.validations import Group, RankRange
-from healthd.aggregator.model.validations import Tested as Outcomes
-from healthd.aggregator.stragglers import RATE_FLOOR_RATIO, Peers, Sample, Suspect
+from healthd.aggregator.fleet import stragglers
+from healthd.aggregator.fleet.stragglers import RATE_FLOOR_RATIO, Peers, Sample, Suspect
 from healthd.aggregator.validation.outcome import LATE_SECONDS, of_group
+from healthd.aggregator.validation.records import Group, RankRange
+from healthd.aggregator.validation.records import Tested as Outcomes
 from healthd.baselines import Kind
 from healthd.core.model import RankReport, Verdict
 from healthd.localize.model import Outcome

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.aggregator.app import aggregator
 from healthd.aggregator.drain.plan import ActuatorError, Observed, RejectedNode
 from healthd.aggregator.drain.settings import ActuatorSettings
-from healthd.aggregator.inventory.ungated import UngatedJobs
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.jobs.ungated import UngatedJobs
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, StoreError
 from healthd.core.model import Allocation

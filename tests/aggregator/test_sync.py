@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from healthd.aggregator.api.sync import SyncEndpoint
-from healthd.aggregator.auth import Guard, Scope, new_token
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.identity.tokens import Guard, Scope, new_token
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.http.server import Limits, Server, address_of, bind
 from healthd.core.model import Order, OrderReport, Quarantine, RankReport, SyncAnswer, SyncRequest
@@ -57,7 +57,7 @@ class Line:
 async def serving(
     tmp_path: Path, guard: Guard | None = None, limits: Limits | None = None, **changes: Any
 ) -> AsyncIterator[tuple[Fleet, Line]]:
-    import healthd.aggregator.inventory.registry as module
+    import healthd.aggregator.fleet.registry as module
 
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path, **changes)
     registry = fleet(module.boottime)  # type: ignore[arg-type]

@@ -11,13 +11,13 @@ import pytest
 
 from checks.collective.training.shard import digests_text
 from checks.contract import Status, Tier
-from healthd.aggregator.controller.admission import terms_of
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import Group, RankRange
-from healthd.aggregator.model.validations import Tested as Seen
+from healthd.aggregator.engine.admission import terms_of
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.validation.nccom import launch_mode
 from healthd.aggregator.validation.outcome import read_group
 from healthd.aggregator.validation.plan import begin, shown_in
+from healthd.aggregator.validation.records import Group, RankRange
+from healthd.aggregator.validation.records import Tested as Seen
 from healthd.core.model import GateRequest, OrderReport, OrderStatus, RankReport, ValidationKind
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import Lab

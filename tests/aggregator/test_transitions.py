@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.aggregator import model
-from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.gate import decisions, eligibility, machine, rendezvous, reservation, transitions
+from healthd.aggregator.engine.admission import new_gate
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.gate import decisions, eligibility, machine, records, rendezvous, reservation, transitions
 from healthd.aggregator.gate import machine as gate_module
 from healthd.aggregator.gate.machine import step
+from healthd.aggregator.gate.records import Claim, ClaimKind, Closing, Decided, Gate, Override, Phase
 from healthd.aggregator.gate.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
-from healthd.aggregator.model.gates import Claim, ClaimKind, Closing, Decided, Gate, Override, Phase
-from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import GateRequest, Join, Mode
 from tests.aggregator.lab import POLICY, Lab
@@ -236,7 +235,7 @@ PURE = (
     gate_module,
     reservation,
     rendezvous,
-    model,
+    records,
     eligibility,
     reservation,
     transitions,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.inventory.node_record import CompactState
-from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.fleet.node_record import CompactState
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.policy import Policy, Tuning
 from healthd.aggregator.store.store import Store
 from healthd.core.model import SyncRequest
 from healthd.core.wire import decode

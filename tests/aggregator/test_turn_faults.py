@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from healthd.aggregator.application import make_app
-from healthd.aggregator.controller.bulkheads import Fault
+from healthd.aggregator.engine.bulkheads import Fault
 from healthd.aggregator.gate.rendezvous import with_group
 from healthd.aggregator.store.rows import PutEvidence, PutOutcome
 from healthd.aggregator.store.session import RefusedWorkError

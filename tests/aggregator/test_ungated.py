@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily
 
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
-from healthd.aggregator.auth import Guard
-from healthd.aggregator.inventory import ungated
-from healthd.aggregator.inventory.ungated import UngatedJobs, without_lease
+from healthd.aggregator.identity.tokens import Guard
+from healthd.aggregator.jobs import ungated
+from healthd.aggregator.jobs.ungated import UngatedJobs, without_lease
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.cli.fleet.report import report_lines
 from healthd.core import wire

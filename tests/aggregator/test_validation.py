@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from checks.contract import Blame, Status
-from healthd.aggregator.model.gates import Accuse, Gate, Phase, RevokeLease
-from healthd.aggregator.model.nodes import FleetNode
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.gate.records import Accuse, Gate, Phase, RevokeLease
 from healthd.core import wire
 from healthd.core.model import Decision, Verdict
 from healthd.localize.model import Outcome

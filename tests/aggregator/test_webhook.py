@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase
+from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.webhook import MOST_QUEUED, TRIES, Webhook
 from healthd.core.backoff import Backoff

@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from checks.contract import Blame, Finding, Scope, Status, Tier
-from healthd.aggregator.controller.admission import new_gate
+from healthd.aggregator.engine.admission import new_gate
+from healthd.aggregator.fleet.records import FleetNode
 from healthd.aggregator.gate import machine as gates
+from healthd.aggregator.gate.records import Claim, Effect, Gate, Override, Snapshot
 from healthd.aggregator.gate.transitions import Move
-from healthd.aggregator.model.gates import Claim, Effect, Gate, Override
-from healthd.aggregator.model.nodes import FleetNode, Snapshot
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.policy import Policy, Tuning
 from healthd.core.model import (
     Allocation,
     CheckResult,

@@ -163,8 +163,8 @@ def count_lines(log: Path) -> int:
 
 def serve(state_dir: Path, open_files: int) -> None:
     """The aggregator with that many files, and with TLS where its certificate lies in the directory."""
-    from healthd.aggregator.app import run_aggregator
-    from healthd.aggregator.model.policy import Policy, Tuning
+    from healthd.aggregator.policy import Policy, Tuning
+    from healthd.aggregator.process import run_aggregator
     from healthd.aggregator.settings import AggregatorSettings
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))

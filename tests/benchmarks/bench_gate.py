@@ -220,8 +220,8 @@ def resident_bytes(pid: int) -> int:
 
 def serve(state_dir: str, database: str | None) -> None:
     """The aggregator, in a process of its own: no other imports it."""
-    from healthd.aggregator.app import run_aggregator
-    from healthd.aggregator.model.policy import Policy, Tuning
+    from healthd.aggregator.policy import Policy, Tuning
+    from healthd.aggregator.process import run_aggregator
     from healthd.aggregator.settings import AggregatorSettings
 
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=Path(state_dir), database=database)

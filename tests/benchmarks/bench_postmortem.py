@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from healthd.aggregator.model.postmortems import PostmortemPhase, PostmortemState
+from healthd.aggregator.jobs.postmortem_records import PostmortemPhase, PostmortemState
 from healthd.core.model import Decision, GateRequest
 from healthd.core.wire import decode, encode
 from healthd.postmortem.judge import FailedCheck, Measured

@@ -18,9 +18,10 @@ from checks.device.memory import memory
 from checks.device.transfer import transfer
 from checks.profiling.operations import in_words, packed, with_profile
 from checks.training.train_step import train_step
-from checks.worker.commands import MAX_PROFILES, PROFILE_ID, ProfileParts, ResultWriter, split
+from checks.worker.commands import ResultWriter
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
+from checks.worker.profiles import MAX_PROFILES, PROFILE_ID, ProfileParts, split
 from checks.worker.protocol import MAX_LINE_BYTES, ProtocolError, encode
 from tests.every import every
 

@@ -358,7 +358,7 @@ def test_an_interpreter_without_torch_is_told_with_the_remedy_and_not_tried_twic
 def test_what_is_not_known_of_a_machine_is_not_counted(tmp_path: Path) -> None:
     said = healthd(tmp_path, "check", "matmul", env={"HEALTHD_PROBE_PYTHON": "/no/such/python"})
     assert said.code == 3
-    first = said.out.splitlines()[0]
+    first = said.out.splitlines()[0]  # no speed was measured, so nothing is said about limits
     assert "devices unknown" in first
     assert "in use by it cannot be seen" not in first
 

@@ -1,4 +1,4 @@
-"""Every command ends with the codes of one table, `healthd.cli.EXIT_CODES`, which docs/operations.md explains."""
+"""Every command ends with the codes of one table, `healthd.cli.EXIT_CODES`, which docs/reference.md explains."""
 
 from __future__ import annotations
 

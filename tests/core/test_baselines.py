@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 import checks
 from checks.contract import Limit, Measurement, Status, Tier
-from checks.limits import choose, limited_names
+from checks.limits import choose, floors, limited_names, within
 from checks.peers import factor_of
 from checks.system import efa
 from healthd import baselines
+from healthd.aggregator.page.samples import Samples
 from healthd.baselines import (
     Kind,
     Learned,
@@ -32,8 +33,10 @@ from healthd.baselines import (
     why_not,
     widening,
 )
+from healthd.cli.check import STYLES
 from healthd.cli.fleet.baseline import settings_text
 from healthd.cli.settings.tree import Settings
+from healthd.cli.terminal.render import node_report
 from healthd.core import wire
 from healthd.core.config import load
 from healthd.core.errors import ConfigError
@@ -348,6 +351,104 @@ def test_what_holds_inside_a_node_does_not_judge_collectives_between_nodes(tmp_p
     assert set(alone["limits"]) == set(limits)
     assert not together["learned"]
     assert together["limits"] == {BUSBW: dataclasses.asdict(between)}
+
+
+# --- floors: half of the published peak -----------------------------------------------------------------------------
+
+
+ON_TRN1 = {"accelerator": "neuron", "lnc": 1}
+
+
+@every(
+    ("kind", "inventory", "name", "lower"),
+    [
+        ("trn1.32xlarge", ON_TRN1, MATMUL, 190e12 / 2 / 2),  # two cores a device
+        ("trn2.48xlarge", {"accelerator": "neuron", "lnc": 2}, MATMUL, 667e12 / 4 / 2),
+        ("trn2.48xlarge", {"accelerator": "neuron", "lnc": 1}, MATMUL, 667e12 / 8 / 2),
+        ("trn2.48xlarge", {"accelerator": "neuron", "lnc": None}, MATMUL, 667e12 / 4 / 2),
+        ("p5.48xlarge", {"accelerator": "cuda"}, MATMUL, 989.4e12 / 2),
+        ("p5.48xlarge", {"accelerator": "cuda"}, "memory_bandwidth_bytes_per_second", 3.35e12 / 2),
+        ("p5.48xlarge", {"accelerator": "cpu"}, MATMUL, None),  # only its processors are used
+        ("g5.xlarge", {"accelerator": "cuda"}, MATMUL, None),  # no peak is published
+        ("trn9.xlarge", ON_TRN1, MATMUL, None),
+        (None, ON_TRN1, MATMUL, None),
+    ],
+)
+def test_each_target_of_a_known_instance_type_has_half_of_its_published_peak_as_floor(
+    kind: str | None, inventory: dict[str, Any], name: str, lower: float | None
+) -> None:
+    limit = floors(kind, inventory).get(name)
+    assert (None if limit is None else limit.lower) == (None if lower is None else pytest.approx(lower))
+
+
+@every(("share", "status", "health", "code"), [(1.0, "pass", "healthy", 0), (0.999, "warn", "degraded", 1)])
+def test_a_speed_below_its_floor_degrades_the_node_and_is_a_warning_to_plugins(
+    share: float, status: str, health: str, code: int
+) -> None:
+    floor = floors("trn1.2xlarge", ON_TRN1)[MATMUL]
+    assert floor.lower is not None
+    found = within(
+        share * floor.lower,
+        name="matmul_flops_per_second",
+        target="neuroncore:0",
+        limit=floor,
+        reason="SlowDevice",
+        subject="product",
+        labels={"dtype": "bf16"},
+    )
+    one = state(matmul=node_kit.result("matmul", found, tier=Tier.QUICK))
+    assert (found.status.value, one.health.value) == (status, health)
+    assert STYLES["plugin"][found.status] == code
+    assert STYLES["plain"][found.status] == 0
+
+
+def test_floors_give_way_to_limits_of_the_operator_and_can_be_turned_off() -> None:
+    survey = {
+        "inventory": {"accelerator": "neuron", "lnc": 1, "devices": []},
+        "holders": [],
+        "instance_type": "trn1.2xlarge",
+        "versions": {},
+        "boot_id": None,
+    }
+
+    def given(**settings: Any) -> set[str]:
+        workers = Runner(RunnerSettings(**settings))._workers(None)
+        workers.note_survey(survey)
+        return set(workers.setup("neuroncore:0")["floors"])
+
+    assert {MATMUL, "matmul_flops_per_second/fp32", "memory_bandwidth_bytes_per_second"} <= given()
+    limit = Limit(lower=1.0, upper=None, origin="config")
+    assert given(limits={"matmul_flops_per_second": limit}) == {"memory_bandwidth_bytes_per_second"}
+    assert MATMUL not in given(limits={MATMUL: limit})
+    assert given(floors=False) == set()
+
+
+@every(
+    ("origins", "words"),
+    [
+        ((), None),
+        (("none",), "no speed limits configured: 'healthd baseline'"),
+        (("none", "floor"), "only floors"),
+        (("none", "baseline"), None),
+        (("config", "floor"), None),
+    ],
+)
+def test_a_node_whose_speeds_have_no_limit_says_so_first(origins: tuple[str, ...], words: str | None) -> None:
+    numbers = tuple(dataclasses.replace(measured(), origin=origin) for origin in origins)
+    finding = dataclasses.replace(node_kit.finding(target="cpu:0"), measurements=numbers)
+    one = state(results=(node_kit.result("matmul", finding, tier=Tier.QUICK),))
+    first = next(iter(node_report(one)))
+    assert isinstance(first, str)
+    samples = Samples()
+    samples.take(one, NOW)
+    if words is None:
+        assert one.node in first
+        assert samples.without_limits == set()
+    else:
+        assert words in first
+        assert samples.without_limits == {one.node}
+        samples.forget(one.node)
+        assert samples.without_limits == set()
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from checks.contract import Tier
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
 from healthd.cli.settings.options import load_settings
 from healthd.cli.settings.tree import Settings as WholeSettings
 from healthd.core.config import load, parse_duration

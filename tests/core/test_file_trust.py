@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.auth import Scope, new_token, read_tokens
+from healthd.aggregator.identity.tokens import Scope, new_token, read_tokens
 from healthd.cli.settings.options import load_settings
 from healthd.core.errors import ConfigError
 from healthd.core.file_trust import check_file

@@ -19,7 +19,7 @@ import pytest
 from checks.contract import Action, Blame, Finding, Status
 from checks.printable import printable, printable_bytes, printable_line
 from checks.worker.protocol import from_finding
-from healthd.aggregator.ui import rendering
+from healthd.aggregator.page import rendering
 from healthd.cli.support.bundle import Redactor
 from healthd.cli.support.bundle import render as bundled
 from healthd.cli.terminal.console import Terminal

@@ -134,6 +134,31 @@ def test_settings_of_the_gate_are_settings_that_healthd_has(name: str) -> None:
         assert str(settings.probe.compile_cache) in [mount["containerPath"] for mount in container["mountPoints"]]
 
 
+def test_options_leave_no_placeholder_in_the_three_files_to_register(tmp_path: Path) -> None:
+    """Where the aggregator or the host's package is not used, a user edits nothing by hand."""
+    given = {
+        "--image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:7",
+        "--subnet": "subnet-0a1b",
+        "--security-group": "sg-0c2d",
+        "--instance-role": "arn:aws:iam::123456789012:instance-profile/hosts",
+        "--checkpoint": "s3://runs/train-7b",
+    }
+    arguments = [word for pair in given.items() for word in pair]
+    assert definitions.main(["--out", str(tmp_path), *arguments]) == 0
+    names = ("launch-template.json", "compute-environment.json", "multi-node.json")
+    texts = {name: (tmp_path / name).read_text(encoding="utf-8") for name in names}
+    for name, text in texts.items():
+        assert complaints(*OPERATIONS[name], json.loads(text)) == ""
+        assert not re.search(r"0123456789abcdef0|ACCOUNT|REGION|BUCKET", text), name
+    environment = json.loads(texts["compute-environment.json"])["computeResources"]
+    assert environment["subnets"] == ["subnet-0a1b"]
+    assert environment["instanceRole"] == given["--instance-role"]
+    interfaces = json.loads(texts["launch-template.json"])["LaunchTemplateData"]["NetworkInterfaces"]
+    assert {(one["SubnetId"], *one["Groups"]) for one in interfaces} == {("subnet-0a1b", "sg-0c2d")}
+    (container,) = containers(json.loads(texts["multi-node.json"]))
+    assert {"name": "CHECKPOINT_PATH", "value": "s3://runs/train-7b"} in container["environment"]
+
+
 def test_nothing_is_mounted_over_what_the_image_has_compiled(tmp_path: Path) -> None:
     warmed = "/opt/healthd/compile-cache"
     assert definitions.main(["--out", str(tmp_path), "--warmed", warmed]) == 0

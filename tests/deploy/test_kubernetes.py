@@ -26,11 +26,12 @@ from checks.catalog import TYPES
 from checks.contract import Tier
 from checks.discover import builtin_checks
 from deploy.kubernetes import generate
-from healthd.aggregator.auth import check_exposure
 from healthd.aggregator.drain.device_taints import CREATE_RULES, DELETE_RULES, LIST_RULES, PATCH_RULES, READ_SLICES
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
+from healthd.aggregator.identity.tokens import check_exposure
 from healthd.aggregator.service_accounts import NEEDS as NEEDS_REVIEWS
-from healthd.cli.hooks.gate import gate, own_workload
+from healthd.cli.hooks.answer import own_workload
+from healthd.cli.hooks.gate import gate
 from healthd.cli.hooks.preflight import preflight
 from healthd.cli.settings.tree import Settings
 from healthd.core.config import load

@@ -320,7 +320,7 @@ def test_the_installed_checks_run_in_their_children(installed: Path, tmp_path: P
 def test_the_installed_aggregator_has_its_migrations_and_its_page(installed: Path, tmp_path: Path) -> None:
     script = (
         "from importlib.resources import files; root = files('healthd.aggregator');"
-        "print((root / 'store/migrations/env.py').is_file(), (root / 'ui/templates/fleet.html').is_file());"
+        "print((root / 'store/migrations/env.py').is_file(), (root / 'page/templates/fleet.html').is_file());"
         "import sqlalchemy, asyncio; from healthd.aggregator.store.store import Store; print(Store.__name__)"
     )
     assert run(installed / "bin/python", "-I", "-c", script, cwd=tmp_path).split() == ["True", "True", "Store"]

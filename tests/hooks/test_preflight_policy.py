@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Tier
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
 from healthd.cli.hooks.preflight import POLICY, build_task, find_my_place
 from healthd.cli.settings.options import load_settings
 from healthd.cli.settings.tree import Settings

@@ -55,6 +55,7 @@ def chart_before(folder: Path) -> Path:
     return folder / "deploy/helm/healthd"
 
 
+@pytest.mark.nightly
 def test_release_lives_and_leaves_nothing_but_its_volume(
     cluster: Cluster, image: str, system: Path, tmp_path: Path
 ) -> None:

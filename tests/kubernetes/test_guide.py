@@ -26,8 +26,10 @@ HELM = "helm install"  # the other way to install
 
 
 def typed() -> list[str]:
-    """The lines of the page's blocks, in order."""
-    blocks = "".join(re.findall(r"(?ms)^```console\n.*?^```$\n", PAGE.read_text(encoding="utf-8")))
+    """The lines of the page's blocks, in order; those of kind need docker."""
+    before, _, kind = PAGE.read_text(encoding="utf-8").partition("## Ten minutes on kind\n")
+    page = before + kind[kind.index("\n## ") :]
+    blocks = "".join(re.findall(r"(?ms)^```console\n.*?^```$\n", page))
     return [" ".join(line.split(" # ")[0].split()) for line in lines(blocks)]
 
 

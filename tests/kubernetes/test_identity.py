@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.auth import AuthError, Caller, Scope
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.identity.tokens import AuthError, Caller, Scope
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
 from healthd.core.platforms.kubernetes import ApiServer

@@ -17,7 +17,7 @@ from tests.kubernetes.kit import SYSTEM, Cluster, until
 pytestmark = [pytest.mark.kubernetes, pytest.mark.nightly]
 
 TAKEOVER_SECONDS = 10.0
-"""The lease, and the look after it (docs/operations.md)."""
+"""The lease, and the look after it (docs/high_availability.md)."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ def test_stopped_and_killed_ranks_are_named_in_two_validations_at_once(fleet: Fl
     at_fault(stopped, "n6")
 
 
+@pytest.mark.nightly
 def test_path_that_is_cut_one_way_is_named_and_neither_of_its_ends_is_at_fault(fleet: Fleet) -> None:
     with fleet.nodes["n2"].mute_to(fleet.nodes["n4"]):
         decided = fleet.decide("n1", "n2", "n3", "n4", min_nodes=3)

@@ -142,7 +142,7 @@ def test_nodes_that_pass_together_are_admitted(three: NeuronFleet) -> None:
     assert decided.code == 0, decided
     assert sorted(decided.admitted) == ["n1", "n2", "n3"]
     (validation,) = three.aggregator.get(f"/v1/validations/{decided.id}").json()["validations"]
-    (whole,) = validation["history"]
+    whole = validation["history"][-1]  # on a busy machine a round before it may have been too late
     assert (whole["outcome"], validation["launch"]) == ("pass", "ssh")
     assert set(whole["busbw_bytes_per_second"]) == {"nccom_nodes_all_reduce", "nccom_nodes_reduce_scatter"}
     assert three.started() == []

@@ -99,6 +99,7 @@ def measured(fleet: Fleet, gate: str) -> Any:
     return record(fleet, gate)
 
 
+@pytest.mark.nightly
 def test_the_node_behind_a_dead_link_is_named_by_measurement(fleet: Fleet) -> None:
     with job(fleet, by_rank=True) as (gate, parents), fleet.cut(["n3"], ["n1", "n2"]):
         assert all(parent.wait(SECONDS) != 0 for parent in parents.values())

@@ -63,6 +63,7 @@ def start(hosts: list[Host], folder: Path, main: str, *options: str, fault: int)
     return found
 
 
+@pytest.mark.nightly
 def test_one_spoilt_rank_is_left_out_and_the_other_three_run_renumbered_over_ipv6(
     hosts: list[Host], tmp_path: Path
 ) -> None:

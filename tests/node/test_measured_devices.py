@@ -12,7 +12,7 @@ import pytest
 
 from checks.contract import Status, Tier
 from checks.discover import builtin_checks
-from healthd.aggregator.inventory.node_record import CompactState
+from healthd.aggregator.fleet.node_record import CompactState
 from healthd.core.evidence import judge_tier
 from healthd.core.model import Health, NodeState
 from healthd.node.checks.catalogue import enabled_checks

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import yaml
 
-from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase, Told, state_of
+from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase, Told, state_of
 from healthd.cli.postmortem import exit_code, outcome_word
 from healthd.core import wire
 from healthd.core.errors import BadInputError

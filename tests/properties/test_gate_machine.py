@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from checks.contract import Blame, Status
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.model.gates import LeaseState, Phase
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.gate.records import LeaseState, Phase
 from healthd.aggregator.store.rows import Change
 from healthd.aggregator.store.session import UnsureError
 from healthd.aggregator.store.store import Store

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks.contract import Blame, Status, Tier
-from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.model.gates import Claim, ClaimKind, Gate, GrantLease, Phase, RunStatus, WakeAt
-from healthd.aggregator.model.nodes import FleetNode
+from healthd.aggregator.engine.admission import new_gate
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.gate.records import Claim, ClaimKind, Gate, GrantLease, Phase, RunStatus, WakeAt
 from healthd.core import wire
 from healthd.core.model import Allocation, CheckResult, GateRequest, Mode, OrderReport, Verdict
 from tests.aggregator.world import NOW, POLICY, good_results, lease, node, result, state, step, view

@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checks.contract import Tier
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.fleet.registry import Fleet
+from healthd.aggregator.policy import Policy, Tuning
 from healthd.aggregator.store.rows import PutKey
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConflictError, NotFoundError

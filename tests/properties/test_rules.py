@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from checks.reasons import REASONS
-from healthd.aggregator.model.quarantines import Latch, LiftQuarantine, PoolLimit, RuleRecord, SetQuarantine
 from healthd.aggregator.quarantine.counting import counts, facts_of
 from healthd.aggregator.quarantine.judge import judge
+from healthd.aggregator.quarantine.records import Latch, LiftQuarantine, PoolLimit, RuleRecord, SetQuarantine
 from healthd.core import wire
 from healthd.core.model import DeviceRecord, Inventory, Reason
 from tests.aggregator.ruling import HOUR, POLICY, ROOM, Case, fault, outcome

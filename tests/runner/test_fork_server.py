@@ -35,7 +35,7 @@ def facts_of(folder: Path) -> Mapping[str, Any]:
     return {file.name: json.loads(file.read_text()) for file in sorted(folder.iterdir())}
 
 
-def cannot_start(*_: object) -> None:
+def cannot_start(*_: object, **__: object) -> None:
     raise OSError
 
 
@@ -165,6 +165,26 @@ async def test_a_preloaded_process_that_was_killed_is_replaced_at_the_next_run()
     assert len(workers_left()) == 1
     await runner.close()
     assert workers_left() == []
+
+
+async def test_a_daemon_forks_the_worker_of_the_node_from_a_process_that_stays_and_is_replaced_when_killed() -> None:
+    runner = make_runner()
+    runner.keep_host_server()
+    plan = Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test")
+
+    async def passes() -> list[str]:
+        (result,) = await runner.run(plan)
+        assert result.status is not Status.UNKNOWN, result
+        return workers_left()
+
+    (kept,) = await passes()
+    assert await passes() == [kept]
+    os.kill(int(kept.split()[0]), signal.SIGKILL)
+    await eventually(lambda: workers_left() == [], 60)
+    (other,) = await passes()
+    assert other != kept
+    await runner.close()
+    assert await passes() == []
 
 
 async def present(runner: Runner) -> bool:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from healthd.aggregator.api import Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
-from healthd.aggregator.auth import Guard
-from healthd.aggregator.course import Course
 from healthd.aggregator.drain.settings import ActuatorSettings
-from healthd.aggregator.front import Front
+from healthd.aggregator.forwarding import Front
+from healthd.aggregator.gate.records import Gate
+from healthd.aggregator.identity.tokens import Guard
+from healthd.aggregator.leadership import Course
 from healthd.aggregator.leading import Leading, Terms, build, leading
-from healthd.aggregator.model.gates import Gate
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import Leadership, NotVacantError, Store
 from healthd.core.errors import HealthdError, StoreError

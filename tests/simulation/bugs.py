@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from healthd.aggregator import course, front
-from healthd.aggregator.controller import admission, engine, fleet_state, leases
+from healthd.aggregator import forwarding, leadership
+from healthd.aggregator.engine import admission, engine, leases, memory
+from healthd.aggregator.fleet import node_record
 from healthd.aggregator.gate import eligibility, machine
-from healthd.aggregator.inventory import node_record
 from healthd.aggregator.store import Loaded, session, store
 from healthd.core import evidence
 from healthd.node.state import store as node_store
@@ -170,12 +170,12 @@ BUGS = (
     ),
     Bug(
         "leases are not loaded at the start",
-        (Edit(fleet_state.FleetState, "__init__", "for row in loaded.leases:", "for row in ():"),),
+        (Edit(memory.FleetState, "__init__", "for row in loaded.leases:", "for row in ():"),),
         first=4,
     ),
     Bug(
         "quarantines are not loaded at the start",
-        (Edit(fleet_state.FleetState, "__init__", "dict(loaded.quarantines)", "{}"),),
+        (Edit(memory.FleetState, "__init__", "dict(loaded.quarantines)", "{}"),),
         first=7,
     ),
     Bug(
@@ -194,7 +194,7 @@ BUGS = (
     Bug(
         "a lease is judged over too early",
         (
-            Edit(course.Observed, "vacant", "now - self._since >= LEASE_SECONDS", "now - self._since >= 1.9"),
+            Edit(leadership.Observed, "vacant", "now - self._since >= LEASE_SECONDS", "now - self._since >= 1.9"),
             Edit(session, "take_over", " and _leadership(row, place) != seen", " and row is None"),
         ),
         aggregators=2,
@@ -217,7 +217,7 @@ BUGS = (
     ),
     Bug(
         "what was forwarded is forwarded again",
-        (Edit(front.Front, "_forward", "if FORWARDED in headers:", "if False:"),),
+        (Edit(forwarding.Front, "_forward", "if FORWARDED in headers:", "if False:"),),
         first=2,
         aggregators=3,
     ),
@@ -225,7 +225,7 @@ BUGS = (
         "one that stands by answers nodes itself",
         (
             Edit(
-                front.Front,
+                forwarding.Front,
                 "__call__",
                 'serving is None or not (serving.leads() or scope["path"] in _OWN)',
                 "serving is None",
@@ -250,7 +250,7 @@ BUGS = (
     Bug(
         "a new leader decides before its nodes could tell it what they hold",
         (
-            Edit(fleet_state.FleetState, "__init__", "for row in loaded.leases:", "for row in ():"),
+            Edit(memory.FleetState, "__init__", "for row in loaded.leases:", "for row in ():"),
             Edit(
                 eligibility,
                 "_assess_known",

@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from healthd.aggregator.course import HANGS_SECONDS
+from healthd.aggregator.leadership import HANGS_SECONDS
 from healthd.aggregator.store import LEASE_SECONDS, Leadership, Look, Store
 from healthd.aggregator.store.session import AwayError, Session, depose, make_engine
 from healthd.aggregator.store.store import Job, Writer

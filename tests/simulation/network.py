@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from healthd.aggregator.front import FORWARDED
+from healthd.aggregator.forwarding import FORWARDED
 from tests.simulation.loop import Process, VirtualLoop
 
 Application = Callable[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthd.aggregator.controller.engine import Engine
+from healthd.aggregator.engine.engine import Engine
 from tests.every import every
 from tests.profile import some
 from tests.simulation import bugs

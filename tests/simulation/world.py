@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.gate.records import Gate
 from healthd.aggregator.store import LEASE_SECONDS
 from healthd.core import wire
 from healthd.core.model import Decision, GateRequest, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.fleet.registry import Fleet
 from tests.aggregator.parts import Clock, Node, fleet, state
 
 

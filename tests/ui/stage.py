@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from healthd.aggregator.app import aggregator
-from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.model.policy import Policy, Tuning
+from healthd.aggregator.identity.tokens import Scope, new_token
+from healthd.aggregator.policy import Policy, Tuning
+from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from tests.aggregator.api_kit import Daemon
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.auth import Scope
-from healthd.aggregator.ui import events
+from healthd.aggregator.identity.tokens import Scope
+from healthd.aggregator.page import events
 from healthd.core.model import DeviceRecord, Inventory
 from tests.aggregator.described import description
 from tests.aggregator.parts import result
@@ -125,7 +125,7 @@ def test_hostile_words_of_nodes_and_jobs_stay_words(browser: Any, found: Stage) 
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_nothing_scrolls_sideways_on_a_phone(browser: Any, found: Stage, scheme: str) -> None:
     page = browser.new_page(viewport=PHONE, color_scheme=scheme)
     for path in paths(found):

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from checks.contract import Status, Tier
-from healthd.aggregator.auth import Scope
+from healthd.aggregator.identity.tokens import Scope
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import ConfigError
 from tests.aggregator.parts import result
@@ -309,8 +309,9 @@ def test_reasons_link_to_the_runbooks_where_a_team_publishes_them(tmp_path: Path
         assert "runbook of" not in client.get("/reasons/SlowDevice").text
     with stage(tmp_path, runbooks_url="https://docs.example/runbooks/") as found, found.http() as client:
         text = client.get("/reasons/SlowDevice").text
-        assert 'href="https://docs.example/runbooks/reasons/SlowDevice.md"' in text
-        assert (Path(__file__).parents[2] / "docs/runbooks/reasons/SlowDevice.md").is_file()
+        assert 'href="https://docs.example/runbooks/reasons.md#SlowDevice"' in text
+        published = Path(__file__).parents[2] / "docs/runbooks/reasons.md"
+        assert '<a id="SlowDevice"></a>' in published.read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match="runbooks_url must begin"):
         AggregatorSettings(runbooks_url="javascript:alert(1)")
 

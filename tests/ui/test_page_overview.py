@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import expect
 
 from checks.contract import Status
-from healthd.aggregator.auth import Scope
-from healthd.aggregator.ui import overview as fleet_page
+from healthd.aggregator.identity.tokens import Scope
+from healthd.aggregator.page import overview as fleet_page
 from tests.ui.fleet import report
 from tests.ui.stage import Stage, Watch, stage, tokens
 
@@ -343,7 +343,7 @@ def test_pages_of_an_empty_fleet_say_what_to_do_next(tmp_path: Path) -> None:
             assert words in answer.text, path
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_axe_finds_nothing(browser: Any, found: Stage, scheme: str) -> None:
     """axe-core, all of its rules that are standards (WCAG 2.2 A and AA) or good practice."""
     gate = found.gates[0]  # type: ignore[attr-defined]

@@ -15,22 +15,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import healthd.aggregator.ui
+import healthd.aggregator.page
 from checks.contract import Finding, Measurement, Status
-from healthd.aggregator.controller.engine import Engine
-from healthd.aggregator.model.gates import Decided, Gate
-from healthd.aggregator.ui import fleet_grid, gate_view, node_view, rendering, samples
-from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, RING, Feed, FullError
-from healthd.aggregator.ui.overview import HeatCell, heat_map
-from healthd.aggregator.ui.samples import Reading
-from healthd.aggregator.ui.session import local_path
+from healthd.aggregator.engine.engine import Engine
+from healthd.aggregator.gate.records import Decided, Gate
+from healthd.aggregator.page import fleet_grid, gate_view, node_view, rendering, samples
+from healthd.aggregator.page.events import FLEET, MOST_STREAMS, RING, Feed, FullError
+from healthd.aggregator.page.overview import HeatCell, heat_map
+from healthd.aggregator.page.samples import Reading
+from healthd.aggregator.page.session import local_path
 from healthd.core import text
 from healthd.core.model import Health
 from tests.aggregator.lab import Lab
 from tests.aggregator.parts import result, state
 from tests.ui.page_parts_kit import filled, member
 
-CSS = (Path(healthd.aggregator.ui.__file__).parent / "static" / "page.css").read_text()
+CSS = (Path(healthd.aggregator.page.__file__).parent / "static" / "page.css").read_text()
 PALETTES = dict(zip(("light", "dark"), re.findall(r":root \{([^}]*)\}", CSS), strict=True))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from checks.contract import Status
-from healthd.aggregator.ui import fleet_grid, rendering
-from healthd.aggregator.ui.events import FLEET
+from healthd.aggregator.page import fleet_grid, rendering
+from healthd.aggregator.page.events import FLEET
 from healthd.core.model import Health
 from tests.ui.page_parts_kit import filled
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checks.contract import Finding, Measurement, Status
+from checks.contract import Finding, Measurement, Status, Tier
 from healthd.core.model import CheckResult, DeviceRecord, Inventory, NodeState
 from tests.profile import examples
 from tests.ui.stage import Stage, stage
@@ -126,3 +126,23 @@ def test_each_optional_field_may_be_the_one_that_is_missing(
     own = {name: None} if kind is NodeState else {}
     text = shows(open_stage, "each", **{"inventory": inventory, "results": (result,), **values, **own})
     assert "cpu:0" in text or kind is NodeState
+
+
+@pytest.mark.parametrize(("origin", "said"), [("none", True), ("floor", True), ("baseline", False)])
+def test_a_node_whose_speeds_have_no_limit_says_so_on_its_page(open_stage: Stage, origin: str, said: bool) -> None:
+    speed = Measurement(name="matmul_flops_per_second", value=1e12, lower=None, upper=None, origin=origin)
+    finding = Finding(status=Status.PASS, reason=None, message="exact", target="cpu:0", measurements=(speed,))
+    result = CheckResult(
+        check="matmul",
+        tier=Tier.QUICK,
+        status=Status.PASS,
+        findings=(finding,),
+        age_seconds=1.0,
+        started_at=5.0,
+        duration_seconds=0.1,
+        attempts=1,
+        error=None,
+        injected=False,
+        executor="daemon",
+    )
+    assert ("no speed limits configured" in shows(open_stage, "speeds", results=(result,))) is said

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import yaml
 
-from healthd.aggregator.auth import Scope
+from healthd.aggregator.identity.tokens import Scope
 from tests.aggregator.cluster import Cluster
 from tests.aggregator.secured import Secured
 from tests.aggregator.service import free_port

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.auth import Scope
+from healthd.aggregator.identity.tokens import Scope
 from tests.aggregator.cluster import AGGREGATOR, Cluster, ask
 from tests.aggregator.secured import Secured, secure
 from tests.aggregator.service import Service, until

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checks.contract import Blame, Finding, Measurement, Status, Tier
 from checks.reasons import action_of
+from healthd.aggregator.gate.records import Decided, Gate, Terms
 from healthd.aggregator.metrics import FleetMetrics
-from healthd.aggregator.model.gates import Decided, Gate, Terms
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError
 from healthd.core.http.server import exposition

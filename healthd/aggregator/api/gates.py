@@ -37,11 +37,11 @@ from healthd.aggregator.api.handling import (
     problems,
 )
 from healthd.aggregator.api.nodes import PersonDecision, checked, end_of, owner_of
-from healthd.aggregator.auth import AuthError, Caller, Scope
-from healthd.aggregator.calibration import Report, report_of
-from healthd.aggregator.controller import Engine, GivenBack, Rights, RollCallAnswer, RollCallBody, less_than_policy
-from healthd.aggregator.model.gates import Gate, LeaseRow, LeaseState, Override
-from healthd.aggregator.model.postmortems import PostmortemState, state_of
+from healthd.aggregator.engine import Engine, GivenBack, Rights, RollCallAnswer, RollCallBody, less_than_policy
+from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override
+from healthd.aggregator.identity.tokens import AuthError, Caller, Scope
+from healthd.aggregator.jobs.calibration import Report, report_of
+from healthd.aggregator.jobs.postmortem_records import PostmortemState, state_of
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import (
     LARGEST_ATTEMPT,

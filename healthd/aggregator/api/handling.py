@@ -23,20 +23,22 @@ from checks.json_text import TooDeepError, require_shallow
 from checks.printable import printable_bytes, printable_line
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError
 from healthd.aggregator.api.sync import WAIT_PATTERN, parse_wait, read_body
-from healthd.aggregator.auth import Caller, Guard, Scope, is_loopback
-from healthd.aggregator.controller import Engine, Handshakes, RollCall
 from healthd.aggregator.drain.controller import DrainController
-from healthd.aggregator.inventory import Accusation, Accusations, Fleet, UngatedJobs
+from healthd.aggregator.engine import Engine, Handshakes, RollCall
+from healthd.aggregator.fleet import Fleet
+from healthd.aggregator.fleet.stragglers import Stragglers
+from healthd.aggregator.gate.records import LeaseRow, Override, Phase
+from healthd.aggregator.identity.tokens import Caller, Guard, Scope, is_loopback
+from healthd.aggregator.jobs.postmortem_records import PostmortemState
+from healthd.aggregator.jobs.postmortems import Postmortems
+from healthd.aggregator.jobs.ungated import UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
-from healthd.aggregator.model.gates import LeaseRow, Override, Phase
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.postmortems import PostmortemState
-from healthd.aggregator.model.quarantines import Breaker, RuleRecord
-from healthd.aggregator.model.validations import Validation
-from healthd.aggregator.postmortems import Postmortems
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.quarantine import Accusation, Accusations
+from healthd.aggregator.quarantine.records import Breaker, RuleRecord
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import HistoryEvent, PutOutcome
-from healthd.aggregator.stragglers import Stragglers
+from healthd.aggregator.validation.records import Validation
 from healthd.core.config import nearest
 from healthd.core.errors import BadInputError, LimitError
 from healthd.core.http.addresses import host_of, split_header

@@ -31,10 +31,10 @@ from healthd.aggregator.api.handling import (
     parts_of,
     problems,
 )
-from healthd.aggregator.auth import Caller
+from healthd.aggregator.fleet import NodeView
 from healthd.aggregator.gate import eligibility
-from healthd.aggregator.inventory import NodeView
-from healthd.aggregator.model.policy import HISTORY_DAYS
+from healthd.aggregator.identity.tokens import Caller
+from healthd.aggregator.policy import HISTORY_DAYS
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name

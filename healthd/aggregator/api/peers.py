@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 
 from healthd.aggregator.api.handling import READ, ApiRoute, parts_of
-from healthd.aggregator.inventory import DigestComparison, Standing
-from healthd.aggregator.stragglers import Suspect
+from healthd.aggregator.fleet import DigestComparison, Standing
+from healthd.aggregator.fleet.stragglers import Suspect
 from healthd.baselines import SampleSeries
 
 MOST_LISTED = 1000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import http
 from collections.abc import Mapping, Sequence
 
-from healthd.aggregator.auth import AuthError
-from healthd.aggregator.inventory import DuplicateError, FullError, NotExecutorError, NotVouchedError
+from healthd.aggregator.fleet import DuplicateError, FullError, NotExecutorError, NotVouchedError
+from healthd.aggregator.identity.tokens import AuthError
 from healthd.core.errors import BadInputError, ConflictError, HealthdError, LimitError, NotFoundError, StoreError
 from healthd.core.model import Problem
 

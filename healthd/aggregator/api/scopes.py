@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from healthd.aggregator.api import gates, nodes, peers
 from healthd.aggregator.api.handling import ApiRoute
-from healthd.aggregator.auth import Scope
+from healthd.aggregator.identity.tokens import Scope
 
 PROGRAM_ROUTERS = (
     gates.router,

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
-from healthd.aggregator.auth import AuthError, Caller, Guard, Scope, key_hash
-from healthd.aggregator.inventory import ANYBODY, Fleet, Speaker
+from healthd.aggregator.fleet import ANYBODY, Fleet, Speaker
+from healthd.aggregator.identity.tokens import AuthError, Caller, Guard, Scope, key_hash
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import BadInputError, HealthdError
 from healthd.core.http.server import keep_connection

@@ -21,7 +21,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from checks.contract import Status
-from healthd.aggregator.controller import Engine
 from healthd.aggregator.drain import batch, kubernetes, slurm
 from healthd.aggregator.drain.plan import (
     Actuator,
@@ -38,8 +37,10 @@ from healthd.aggregator.drain.plan import (
     make_plan,
 )
 from healthd.aggregator.drain.settings import ActuatorSettings
-from healthd.aggregator.inventory import CODES, Fleet, passed_in_validations
-from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.engine import Engine
+from healthd.aggregator.fleet import Fleet
+from healthd.aggregator.gate.records import Gate
+from healthd.aggregator.quarantine import CODES, passed_in_validations
 from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason

@@ -4,4 +4,14 @@ from healthd.aggregator.gate.machine import resume, step
 from healthd.aggregator.gate.rendezvous import Handshake
 from healthd.aggregator.gate.reservation import StepContext, deadline_of
 
-__all__ = ["Handshake", "StepContext", "deadline_of", "decisions", "eligibility", "rendezvous", "resume", "step"]
+__all__ = [
+    "Handshake",
+    "StepContext",
+    "deadline_of",
+    "decisions",
+    "eligibility",
+    "records",
+    "rendezvous",
+    "resume",
+    "step",
+]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from checks.contract import SEVERITY, Blame, Status
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility
+from healthd.aggregator.gate.records import Closing, Decided, Effect, Gate, Grant, GrantLease, LeaseRow, RevokeLease
 from healthd.aggregator.gate.reservation import StepContext
 from healthd.aggregator.gate.transitions import Event, move
-from healthd.aggregator.model.gates import Closing, Decided, Effect, Gate, Grant, GrantLease, LeaseRow, RevokeLease
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.validation import consequence
 from healthd.core.evidence import reason
 from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Mode, Reason, Verdict, WellNode

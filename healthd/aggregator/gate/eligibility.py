@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from checks.contract import Status, Tier
-from healthd.aggregator.model.gates import ClaimKind, Gate, RunStatus
-from healthd.aggregator.model.nodes import FleetNode, Snapshot, moved_text
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.fleet.records import FleetNode, moved_text
+from healthd.aggregator.gate.records import ClaimKind, Gate, RunStatus, Snapshot
+from healthd.aggregator.policy import Policy
 from healthd.core.evidence import Judged, aged, judge_tier, reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason
 from healthd.core.text import span

@@ -27,6 +27,18 @@ from typing import NamedTuple
 from checks.contract import Blame, Status
 from healthd.aggregator.gate import decisions, eligibility, rendezvous, reservation
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility
+from healthd.aggregator.gate.records import (
+    Accuse,
+    Checking,
+    Effect,
+    Gate,
+    LeaseRow,
+    OrderedRun,
+    RevokeLease,
+    Snapshot,
+    Validating,
+    WakeAt,
+)
 from healthd.aggregator.gate.reservation import (
     USABLE,
     Admit,
@@ -43,21 +55,9 @@ from healthd.aggregator.gate.reservation import (
     stop_validation,
 )
 from healthd.aggregator.gate.transitions import Event, Move
-from healthd.aggregator.model.gates import (
-    Accuse,
-    Checking,
-    Effect,
-    Gate,
-    LeaseRow,
-    OrderedRun,
-    RevokeLease,
-    Validating,
-    WakeAt,
-)
-from healthd.aggregator.model.nodes import Snapshot
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import Tested, Validation
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.validation import advance, begin, consequence, lacking, sentence
+from healthd.aggregator.validation.records import Tested, Validation
 from healthd.core.evidence import reason
 from healthd.core.model import Health, Mode, NodeState, Reason, Verdict
 from healthd.core.text import counted

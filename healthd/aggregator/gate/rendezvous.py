@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from healthd.aggregator.gate.records import Collecting, Gate, GateGroup, Member, Phase, Waiting
 from healthd.aggregator.gate.reservation import Hold, Reject, StepContext, deadline_of, return_nodes
 from healthd.aggregator.gate.transitions import Event
-from healthd.aggregator.model.gates import Collecting, Gate, GateGroup, Member, Phase, Waiting
 from healthd.core.errors import ConflictError
 from healthd.core.evidence import reason
 from healthd.core.model import GateRequest, Join, Mode, Reason, Verdict

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility, assess
-from healthd.aggregator.gate.transitions import Event, Move, move
-from healthd.aggregator.model.gates import (
+from healthd.aggregator.gate.records import (
     Checking,
     Effect,
     Gate,
@@ -26,12 +25,13 @@ from healthd.aggregator.model.gates import (
     Progress,
     RevokeLease,
     RunStatus,
+    Snapshot,
     Validating,
     Waiting,
 )
-from healthd.aggregator.model.nodes import Snapshot
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import Validation
+from healthd.aggregator.gate.transitions import Event, Move, move
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.validation.records import Validation
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, Mode, OrderStatus, Reason
 

@@ -1,7 +1,7 @@
 """
 The phases of a gate, and every way from one to another. Nothing changes the phase of a gate but `move`, here.
 
-Theory of operation. A gate holds its phase as a record (`healthd.aggregator.model.gates`): what only one phase has is
+Theory of operation. A gate holds its phase as a record (`healthd.aggregator.gate.records`): what only one phase has is
 in the record of that phase and is gone with it. `step` (in `machine`) looks at the fleet anew each time and moves the
 gate through as many phases as it can at once: where all nodes are ready, one step goes from `waiting` to `granting`.
 
@@ -40,7 +40,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from healthd.aggregator.model.gates import Gate, Phase, Progress, phase_of
+from healthd.aggregator.gate.records import Gate, Phase, Progress, phase_of
 
 
 class Event(str, enum.Enum):

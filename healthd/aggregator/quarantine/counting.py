@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from checks.contract import Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
-from healthd.aggregator.inventory import machine_identity, name_of
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import (
+from healthd.aggregator.fleet import machine_identity, name_of
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.quarantine.records import (
     ACCUSED_WINDOW_SECONDS,
     COLLECTIVES,
     HARD_ACTIONS,

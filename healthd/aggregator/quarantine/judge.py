@@ -12,8 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.contract import Action, Tier
-from healthd.aggregator.model.policy import HISTORY_DAYS, Policy
-from healthd.aggregator.model.quarantines import (
+from healthd.aggregator.policy import HISTORY_DAYS, Policy
+from healthd.aggregator.quarantine.counting import (
+    ACCUSED_FAILS,
+    CLEAR_PASSES,
+    MOST_LATCHES,
+    SOFT_FAILS,
+    SOFT_RESULTS,
+    accused,
+    count_accusations,
+    count_results,
+    devices_at_fault,
+    in_force,
+)
+from healthd.aggregator.quarantine.counting import latch as latch_fault
+from healthd.aggregator.quarantine.records import (
     BY_BOOT,
     COLLECTIVES,
     HARD_ACTIONS,
@@ -38,19 +51,6 @@ from healthd.aggregator.model.quarantines import (
     RuleVerdict,
     SetQuarantine,
 )
-from healthd.aggregator.quarantine.counting import (
-    ACCUSED_FAILS,
-    CLEAR_PASSES,
-    MOST_LATCHES,
-    SOFT_FAILS,
-    SOFT_RESULTS,
-    accused,
-    count_accusations,
-    count_results,
-    devices_at_fault,
-    in_force,
-)
-from healthd.aggregator.quarantine.counting import latch as latch_fault
 from healthd.core.model import FINAL_STATUSES, OrderStatus, Quarantine
 from healthd.core.text import moment, span
 

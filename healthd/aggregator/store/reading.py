@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, or_, select, text
 
-from healthd.aggregator.model.gates import Gate, LeaseRow, LeaseState, Override, Phase
-from healthd.aggregator.model.kept_state import unpack_all
-from healthd.aggregator.model.nodes import Duplicate
-from healthd.aggregator.model.postmortems import Postmortem, PostmortemPhase
-from healthd.aggregator.model.quarantines import Latch, RuleRecord
+from healthd.aggregator.fleet.packed_records import unpack_all
+from healthd.aggregator.fleet.records import Duplicate
+from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase
+from healthd.aggregator.quarantine.records import Latch, RuleRecord
 from healthd.aggregator.store.rows import Kind, PutEvent, PutNotes, PutOutcome
 from healthd.aggregator.store.tables import (
     EVENTS,

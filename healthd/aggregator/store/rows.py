@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Insert, Row, Select, Table, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, GateEnding, GateFacts
-from healthd.aggregator.model.gates import Gate, LeaseRow, Override
-from healthd.aggregator.model.kept_state import pack_all
-from healthd.aggregator.model.nodes import Duplicate
-from healthd.aggregator.model.postmortems import Postmortem
-from healthd.aggregator.model.quarantines import Latch, RuleRecord
+from healthd.aggregator.fleet.packed_records import pack_all
+from healthd.aggregator.fleet.records import Duplicate
+from healthd.aggregator.gate.records import Gate, LeaseRow, Override
+from healthd.aggregator.jobs.outcome_records import STARTED, Counts, DecisionRow, EndRow, GateEnding, GateFacts
+from healthd.aggregator.jobs.postmortem_records import Postmortem
+from healthd.aggregator.quarantine.records import Latch, RuleRecord
 from healthd.aggregator.store.tables import (
     EVENTS,
     EVIDENCE,
@@ -165,7 +165,7 @@ class Kind(str, enum.Enum):
     LATCHES = "latches"
     """Each `Latch` on a device or machine, by its serial number, its instance id, else its node's name."""
     MACHINE = "machine"
-    """Which machine a node was last, as `healthd.aggregator.inventory.node_record.machine_of` writes it."""
+    """Which machine a node was last, as `healthd.aggregator.fleet.node_record.machine_of` writes it."""
 
 
 Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str

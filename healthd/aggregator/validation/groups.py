@@ -7,11 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import Group, RankRange, Tested, Validation
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.validation import nccom
 from healthd.aggregator.validation.outcome import all_inside, all_up, any_cold, lost_ranks, read_group
+from healthd.aggregator.validation.records import Group, RankRange, Tested, Validation
 from healthd.core.model import (
     FINAL_STATUSES,
     RANK_READY,

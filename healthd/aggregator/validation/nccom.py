@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from checks.accelerators import find_descriptor
 from checks.collective.nccom.launch import checks_over_nodes
 from checks.contract import Finding, Status
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import Group, Validation
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.policy import Policy
+from healthd.aggregator.validation.records import Group, Validation
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, NccomGroup, OrderReport, Reason
 

@@ -24,8 +24,8 @@ from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.limits import quantity
 from checks.peers import factor_of, median, normal
 from checks.reasons import blame_of
-from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation import nccom
+from healthd.aggregator.validation.records import Group, Tested
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
 from healthd.localize import Outcome

@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from healthd.aggregator.model.nodes import FleetNode
-from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Tested, Validation
+from healthd.aggregator.fleet.records import FleetNode
+from healthd.aggregator.policy import Policy
 from healthd.aggregator.validation import nccom
 from healthd.aggregator.validation.groups import (
     Nodes,
@@ -28,6 +27,7 @@ from healthd.aggregator.validation.groups import (
     wake_at,
     watch,
 )
+from healthd.aggregator.validation.records import NO_CHANCE_SEEN, ChanceSeen, Tested, Validation
 from healthd.localize import Course, GroupOutcome, NextRound, Outcome, Problem, ValidationVerdict, replay
 
 MOST_PARTNERS = 8
@@ -188,8 +188,7 @@ def _borrow(
     Idle nodes join the search: enough for witnesses, and as many as let all be tested in pairs.
 
     With an odd number one waits in each round, and a flaky one of three is found in 95 instead of 97 of 100 searches
-    (docs/localisation.md). One member alone has at least two where there are so many: two that fail together decide
-    nothing.
+    (docs/localisation_rules.md). A single member gets at least two if possible: two that fail together decide nothing.
     """
     size = len(validation.members)
     count = max(2, -(-size // 8))

@@ -8,7 +8,7 @@ from typing import Any
 
 from checks.contract import Action, Blame, Status
 from checks.reasons import blame_of
-from healthd.aggregator.model.validations import Tested, Validation
+from healthd.aggregator.validation.records import Tested, Validation
 from healthd.core.evidence import reason
 from healthd.core.model import Reason
 from healthd.localize import Culprit, Manner, PathFault, ValidationVerdict, names

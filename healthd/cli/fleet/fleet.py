@@ -362,7 +362,7 @@ def _end_of_job(aggregator: Aggregator, path: str) -> dict[str, Any] | None:
 
 
 def _show_end(died: Mapping[str, Any]) -> None:
-    from healthd.aggregator.model.postmortems import PostmortemPhase, PostmortemState
+    from healthd.aggregator.jobs.postmortem_records import PostmortemPhase, PostmortemState
     from healthd.cli.postmortem import screen
     from healthd.core import wire
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from healthd.cli.hooks.gate import may_start
+from healthd.cli.hooks import answer
 from healthd.cli.settings.gate import GateSettings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.log import log_to_stderr
@@ -112,13 +112,11 @@ def _number(given: int | None, place: Place | None, name: str) -> int:
 
 
 def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapping[str, str]) -> GateRequest:
-    from healthd.cli.hooks.gate import own_workload
-
     return dataclasses.replace(
         asked.request(asked.job or join.group),
         attempt=asked.attempt or (place.attempt if place is not None else 0),
         min_nodes=asked.min_nodes,
-        workload=with_start(asked.workload) if asked.workload else own_workload(environ, None),
+        workload=with_start(asked.workload) if asked.workload else answer.own_workload(environ, None),
         join=join,
     )
 
@@ -182,8 +180,6 @@ async def _answer(
 
     NotAdmittedError where that cannot be told, also because the aggregator went away: others may know that none goes.
     """
-    from healthd.cli.hooks.gate import write_hosts
-
     asked = hook.settings.gate
     line = GateLine(hook.settings.endpoint(), gone_seconds=SETTLE_SECONDS)
 
@@ -202,7 +198,7 @@ async def _answer(
 
     def tell() -> None:
         if left_out(decision, hook.join) is None:  # who must not start is given no hosts
-            write_hosts(decision, asked)
+            answer.write_hosts(decision, asked)
         show(decision)
 
     try:
@@ -260,7 +256,6 @@ def _starts(decision: Decision, join: Join) -> bool:
 
 def run(settings: Settings, *, as_json: bool) -> int:
     """The whole hook; its exit code."""
-    from healthd.cli.hooks import gate as command
     from healthd.cli.terminal.progress import Progress
 
     def say(line: str) -> None:
@@ -275,7 +270,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
     def show(decision: Decision) -> None:
         progress.end()
-        command.show(decision, settings.gate, as_json=as_json)
+        answer.show(decision, settings.gate, as_json=as_json)
 
     def away(error: UnreachableError) -> None:
         say(f"healthd: {error}; trying again until it is back")
@@ -284,20 +279,20 @@ def run(settings: Settings, *, as_json: bool) -> int:
         with progress, stoppable() as signals, signals.deferred():
             decision = asyncio.run(follow(hook, signals, on_hold=progress.hold, on_away=away, show=show))
     except UnreachableError as error:
-        if may_start(settings.gate, hook.request, error):
-            return command.ADMITTED
+        if answer.may_start(settings.gate, hook.request, error):
+            return answer.ADMITTED
         say(f"healthd: {leave(hook)}")
-        return command.NOT_ADMITTED
+        return answer.NOT_ADMITTED
     except (NotAdmittedError, OutputError) as error:
         raise type(error)(f"{error}; {hook.left or leave(hook)}") from None
     except Stopped as stop:
         click.echo(f"healthd: stopped by {stop}; {hook.left or leave(hook)}", err=True)
-        return command.NOT_ADMITTED
+        return answer.NOT_ADMITTED
     why = left_out(decision, hook.join)
     if why is not None:
         click.echo(f"healthd: {why}", err=True)
-        return command.NOT_ADMITTED if settings.gate.exit_style == "plain" else command.IMPOSSIBLE
-    return command.exit_code(decision, settings.gate)
+        return answer.NOT_ADMITTED if settings.gate.exit_style == "plain" else answer.IMPOSSIBLE
+    return answer.exit_code(decision, settings.gate)
 
 
 # `healthd gate --execute`: the hook runs the ordered checks of its node itself while it waits for the answer.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.policy import Policy
 from healthd.cli.settings.options import Command, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.log import log_to_stderr
@@ -230,7 +230,7 @@ def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
 
 def _run_sidecar(settings: Settings, place: Place, sidecar: str) -> None:
     """In the child: the executor of this node and its line to the main one."""
-    from healthd.aggregator.auth import is_loopback
+    from healthd.aggregator.identity.tokens import is_loopback
     from healthd.core import wire
     from healthd.core.threads import in_thread
     from healthd.hooks.preflight.sidecar import ASK_SECONDS, keep

@@ -96,6 +96,11 @@ class ProbeSettings:
     """What one more repetition under a profiler is done of: what is slow against its limit, everything that is timed,
     or nothing."""
 
+    floors: bool = True
+    """Whether a speed below half of the instance type's published peak is a warning. A limit of your own or a learned
+    limit replaces the floor of its measurement. If healthy nodes are below a floor, set a limit or turn floors off:
+    nothing is learned from a node with warnings."""
+
     retries: int = 1
     """How often a check that could not run is tried again. A wrong result is never tried into a pass."""
 

@@ -16,7 +16,7 @@ from healthd.core.errors import ConfigError
 if TYPE_CHECKING:
     from checks.contract import Limit, Program
     from healthd.aggregator.drain.settings import ActuatorSettings
-    from healthd.aggregator.model.policy import Policy
+    from healthd.aggregator.policy import Policy
     from healthd.aggregator.settings import AggregatorSettings
     from healthd.cli.settings.checks import BaselineSettings, LimitSettings, ProbeSettings
     from healthd.cli.settings.gate import GateSettings
@@ -85,7 +85,7 @@ class Settings(Tables):
     aggregator: AggregatorSettings = table("healthd.aggregator.settings:AggregatorSettings")
     """The aggregator."""
 
-    policy: Policy = table("healthd.aggregator.model.policy:Policy")
+    policy: Policy = table("healthd.aggregator.policy:Policy")
     """What gates go by."""
 
     gate: GateSettings = table("healthd.cli.settings.gate:GateSettings")
@@ -126,7 +126,7 @@ class Settings(Tables):
     ) -> NodeSettings:
         """The node daemon as the executor of a preflight: it keeps nothing, and works on order alone."""
         from healthd.node.occupancy.own import inside_a_job
-        from healthd.node.settings import KubernetesSettings, NvrxSettings, NvsentinelSettings, Unprompted
+        from healthd.node.settings import KubernetesSettings, Unprompted
 
         sync = dataclasses.replace(
             self.node.sync,
@@ -151,8 +151,7 @@ class Settings(Tables):
             ),
             sync=sync,
             kubernetes=KubernetesSettings(),
-            nvrx=NvrxSettings(),
-            nvsentinel=NvsentinelSettings(),
+            integrations={},
         )
 
     def compile_cache(self) -> Path:
@@ -171,13 +170,12 @@ class Settings(Tables):
         """
         The limits for kinds of machines as checks see them.
 
-        A limit under `limits` on a measurement, in whatever form, silences those of kinds, but for other labels: who
-        sets `matmul_flops_per_second` must not be overruled by a `matmul_flops_per_second/bf16` that was learned.
+        A limit under `limits` replaces those of kinds on the same measurement (see `checks.limits.replaces`).
         """
         if not self.baselines:
             return ()
         from checks.contract import Limit
-        from checks.limits import ORIGIN
+        from checks.limits import ORIGIN, replaces
         from healthd.runner.settings import Baseline
 
         return tuple(
@@ -188,7 +186,7 @@ class Settings(Tables):
                 limits={
                     name: Limit(lower=limit.lower, upper=limit.upper, origin=ORIGIN)
                     for name, limit in one.limits.items()
-                    if not any(_silences(other, name) for other in self.limits)
+                    if not any(replaces(other, name) for other in self.limits)
                 },
             )
             for one in self.baselines.values()
@@ -241,6 +239,7 @@ class Settings(Tables):
             timeouts_seconds=timeouts,
             limits=self.limits_by_name(),
             baselines=self.limits_by_kind(),
+            floors=probe.floors,
             third_party=probe.third_party,
             directories=probe.directories,
             programs=self.programs,
@@ -323,9 +322,3 @@ class Settings(Tables):
                 raise ConfigError(f"{self.where('checks', name, *path)}: checks.{name}: {error}") from None
             params[name] = values
         return params, timeouts
-
-
-def _silences(configured: str, learned: str) -> bool:
-    name, _, label = configured.partition("@")[0].partition("/")
-    plain, _, learned_label = learned.partition("/")
-    return name == plain and label in ("", learned_label)

@@ -21,6 +21,7 @@ from checks.limits import quantity
 from checks.printable import some
 from healthd.cli.terminal.console import Terminal
 from healthd.core import wire
+from healthd.core.evidence import speeds_note
 from healthd.core.model import CheckResult, Health, NodeState, Reason
 from healthd.core.text import ago, moment
 
@@ -150,6 +151,9 @@ def table_of(*names: str, wrapped: tuple[str, ...], header: bool = True) -> Tabl
 
 def node_report(state: NodeState) -> Iterable[Table | str]:
     """What `healthd check` and `healthd fleet show` print: a line on the node, its checks, the reasons."""
+    note = speeds_note(state.results)
+    if note is not None:
+        yield f"[yellow]! {escape(note)}[/]"
     yield headline(state)
     table = table_of("check", "status", "target", "finding", wrapped=("target", "finding"))
     ordered = sorted(state.results, key=lambda r: (r.tier.rank, r.check))
@@ -272,13 +276,13 @@ def _in_short(targets: Iterable[str]) -> str:
 
 
 def limit_text(measurement: Measurement) -> str:
-    """`[>= 10 GFLOP/s, config]`; `[unjudged]` where nobody set one."""
+    """`[>= 10 GFLOP/s, config]`, or `[no limit]`."""
     bounds = []
     if measurement.lower is not None:
         bounds.append(f">= {quantity(measurement.name, measurement.lower)}")
     if measurement.upper is not None:
         bounds.append(f"<= {quantity(measurement.name, measurement.upper)}")
-    return f"[{' and '.join(bounds)}, {measurement.origin}]" if bounds else "[unjudged]"
+    return f"[{' and '.join(bounds)}, {measurement.origin}]" if bounds else "[no limit]"
 
 
 def reason_lines(

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import get_args
 
-from healthd.aggregator.controller import MOST_ASKED, RollCallAnswer
+from healthd.aggregator.engine import MOST_ASKED, RollCallAnswer
 from healthd.core import wire
 from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.client import (

@@ -82,6 +82,11 @@ class PassiveRounds:
         await asyncio.gather(work, self._occupancy.ask_schedulers())
         self._occupancy.note_survey()
 
+    def run_soon(self, name: str) -> None:
+        """Make this check due now."""
+        self._table.force((name,), self._clock.boot())
+        self.wake.set()
+
     def force(self) -> None:
         """Make all passive checks due now."""
         self._table.force(in_tier(self._store.specs, Tier.PASSIVE), self._clock.boot())
@@ -507,6 +512,10 @@ class Scheduler:
     def survey_soon(self) -> None:
         """Look at the machine again soon, because something about it has changed."""
         self._passive.survey_soon()
+
+    def run_soon(self, name: str) -> None:
+        """Run this passive check now: what it looks at has changed."""
+        self._passive.run_soon(name)
 
     # --- the loops ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checks.contract import Profile
-from checks.worker.commands import PROFILE_ID
+from checks.worker.profiles import PROFILE_ID
 from healthd import __version__
 from healthd.core.errors import words_of
 from healthd.core.tasks import LogOnce, wait_for

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from checks.accelerators import find_descriptor
+from checks.worker.protocol import HOST
 from healthd.runner.settings import RunnerSettings
 from healthd.runner.workers.launch import ForkLaunch, environment, take_fork_ahead
 from healthd.runner.workers.workers import WorkerProcess
@@ -225,9 +226,13 @@ class ForkServers:
     def __init__(self, settings: RunnerSettings) -> None:
         self.keep = False
         """Whether a server stays after a run."""
+        self.keep_host = False
+        """Whether the workers of the node are forked, by a server of their own that stays between runs."""
         self._settings = settings
         self._unable: str | None = None
         self._kept: ForkServer | None = None
+        self._host: ForkServer | None = None
+        self._host_unable = False
         self._lent = 0
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -266,6 +271,28 @@ class ForkServers:
         self._note(server)
         await server.close(self._settings.kill_grace_seconds)
 
+    def host(self, *, alone: bool) -> ForkServer | None:
+        """The server of the node's workers; None where they are executed. `alone`: as of `launch.command`."""
+        if not self.keep_host or self._host_unable:
+            return None
+        if self._host is not None and self._host.refused is not None:  # killed, as when memory ran out
+            self._host_unable, self._host = self._host.unable, None
+        if self._host is None and not self._host_unable:
+            self._host = self._launch(HOST, alone=alone)
+        return self._host
+
+    async def settle_host(self) -> None:
+        """Wait until the server of the node's workers has answered: each worker that it has made is then known."""
+        if self._host is not None:
+            await self._host.settle(self._settings.kill_grace_seconds)
+
+    async def close_host(self) -> None:
+        """End the server of the node's workers."""
+        self.keep_host = False
+        server, self._host = self._host, None
+        if server is not None:
+            await server.close(self._settings.kill_grace_seconds)
+
     async def close(self) -> None:
         """End the server that no run has."""
         server, self._kept = self._kept, None
@@ -282,13 +309,18 @@ class ForkServers:
         described = find_descriptor(settings.accelerator)  # None for `auto`: the server finds out
         if self._unable is not None or (described is not None and described.prepare_fork is None):
             return None
+        return self._launch(settings.accelerator, alone=False)
+
+    def _launch(self, accelerator: str, *, alone: bool) -> ForkServer | None:
+        settings = self._settings
         python = str(settings.probe_python or sys.executable)
         env = environment(python, settings.env, os.environ)
         wanted = {
-            "accelerator": settings.accelerator,
+            "accelerator": accelerator,
             "host_root": str(settings.host_root) if settings.host_root else None,
         }
         try:
-            return ForkServer(take_fork_ahead(python, env, wanted) or ForkLaunch(python, env, wanted))
+            ahead = take_fork_ahead(python, env, wanted) if accelerator != HOST else None
+            return ForkServer(ahead or ForkLaunch(python, env, wanted, alone=alone))
         except OSError:  # the worker that is then executed says what is wrong
             return None

@@ -60,7 +60,10 @@ class ForkLaunch:
     socket. Raises OSError.
     """
 
-    def __init__(self, python: str, env: Mapping[str, str], wanted: Mapping[str, object]) -> None:
+    def __init__(
+        self, python: str, env: Mapping[str, str], wanted: Mapping[str, object], *, alone: bool = False
+    ) -> None:
+        """`alone`: as of `command`."""
         import json
         import socket
 
@@ -70,7 +73,7 @@ class ForkLaunch:
             with theirs:
                 self.line.send(json.dumps(wanted).encode())
                 self.process = Popen(
-                    [python, "-I", WORKER, "fork", str(theirs.fileno()), str(os.getpid())],
+                    [*command(python, alone=alone), "fork", str(theirs.fileno()), str(os.getpid())],
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     stderr=DEVNULL,  # where the import fails, workers that import on their own say why

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checks.contract import Action, Evidence, Finding, Missing, Profile, Progress
-from checks.worker.commands import ProfileParts
+from checks.worker.profiles import ProfileParts
 from checks.worker.protocol import (
     MAX_FINDINGS,
     MAX_PROGRESS,

@@ -18,13 +18,14 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from checks.accelerators import find_descriptor
 from checks.contract import Missing
 from checks.host.descendants import first_child
-from checks.limits import hardware_in
-from checks.worker.protocol import LineDecoder, ProtocolError
+from checks.limits import floors, hardware_in, replaces
+from checks.worker.protocol import HOST, LineDecoder, ProtocolError
 from healthd.core.backoff import Backoff
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 from healthd.runner.workers.launch import LOAD, Launch, command, environment, take_ahead
 
 if TYPE_CHECKING:
+    from checks.contract import Limit
     from healthd.runner.workers.fork_server import ForkServer, ForkServers
 
 # Whether the kernel has lately killed a process of this host for want of memory.
@@ -407,6 +408,7 @@ class Workers:
         """Devices and their holders, by the last survey."""
         self.identity: dict[str, Any] | None = None
         """Hardware and versions, by the last survey: see `checks.limits`."""
+        self._floors: dict[str, Limit] = {}
         self.boot_id: str | None = None
         """The boot id, by the last survey."""
         self.compile: dict[str, Any] | None = None
@@ -456,12 +458,19 @@ class Workers:
         """
         Start a worker for a device, or for the node (None). Raises OSError.
 
-        That of a device is forked where that can be, once the shared import is done.
+        It is forked where it can be, once the shared import is done.
         """
         if target is None and self._prestarted is not None:
             process, self._prestarted = self._prestarted, None
             return process
-        if target is not None:
+        if target is None:
+            host = self._servers.host(alone=self._alone) if self._servers is not None else None
+            if (
+                host is not None
+                and (forked := await host.fork(HOST, lambda made: self._record(None, made))) is not None
+            ):
+                return forked
+        else:
             self.expect_devices()
             if self._server is not None:
                 accelerator = self.inventory.get("accelerator")
@@ -477,9 +486,11 @@ class Workers:
         return process
 
     def _command(self, target: str | None) -> list[str]:
-        # Only checks from outside may need site-packages.
-        alone = target is None and not (self.settings.third_party or self.settings.directories)
-        return command(self.python, alone=alone)
+        return command(self.python, alone=target is None and self._alone)
+
+    @property
+    def _alone(self) -> bool:
+        return not (self.settings.third_party or self.settings.directories)  # others alone may need site-packages
 
     def note_survey(self, answer: Mapping[str, Any]) -> None:
         """Use this answer to a survey for the setup of new workers."""
@@ -490,6 +501,12 @@ class Workers:
             "versions": answer["versions"],
         }
         self.boot_id = answer["boot_id"]
+        if self.settings.floors:
+            self._floors = {
+                name: limit
+                for name, limit in floors(answer["instance_type"], self.inventory).items()
+                if not any(replaces(other, name) for other in self.settings.limits)
+            }
 
     def setup(self, target: str | None) -> dict[str, Any]:
         """The members of a worker's first command."""
@@ -507,6 +524,7 @@ class Workers:
             "compile": self.compile if target is not None else None,
             "options": options,
             "limits": {name: dataclasses.asdict(limit) for name, limit in settings.limits.items()},
+            "floors": {name: dataclasses.asdict(limit) for name, limit in self._floors.items()},
             "learned": [dataclasses.asdict(one) for one in settings.baselines],
             "identity": self.identity if target is not None else None,
             "extra_files": self._extra_files,
@@ -578,6 +596,8 @@ class Workers:
         for _, process in self._processes:
             process.kill()
         await self.end_server()  # a worker that it was just making is known from then on
+        if self._servers is not None:
+            await self._servers.settle_host()
         for _, process in self._processes:
             process.kill()
         left = [(name, process) for name, process in self._processes if process not in self._unreaped]

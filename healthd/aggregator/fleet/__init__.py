@@ -1,0 +1,35 @@
+"""The nodes as they report: who is there, names, pools, and what they show of each other."""
+
+from healthd.aggregator.fleet.comparison import DigestComparison, Standing
+from healthd.aggregator.fleet.node_record import differences, identities_in, machine_identity, machine_of, name_of
+from healthd.aggregator.fleet.registry import (
+    ANYBODY,
+    DuplicateError,
+    Fleet,
+    FullError,
+    NodeView,
+    NotExecutorError,
+    NotVouchedError,
+    Speaker,
+)
+
+__all__ = [
+    "ANYBODY",
+    "DigestComparison",
+    "DuplicateError",
+    "Fleet",
+    "FullError",
+    "NodeView",
+    "NotExecutorError",
+    "NotVouchedError",
+    "Speaker",
+    "Standing",
+    "differences",
+    "identities_in",
+    "machine_identity",
+    "machine_of",
+    "name_of",
+    "packed_records",
+    "records",
+    "stragglers",
+]

@@ -1,0 +1,3 @@
+"""Who a caller is and what it may do."""
+
+__all__ = ["tokens"]

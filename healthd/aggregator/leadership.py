@@ -1,0 +1,229 @@
+"""
+Leading and standing by, in turn: when an aggregator takes over, and when it lets go.
+
+A lease is over when its row has stood still for its length, by our own clock and as seen from here: neither the clocks
+of other machines nor that of the server matter, nor an outage of the server, after which the leader renews first. The
+term in every transaction stands above all of this: who is wrong here is refused there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
+from healthd.aggregator.forwarding import Front, Serving
+from healthd.aggregator.leading import Leading
+from healthd.aggregator.store import (
+    LEASE_SECONDS,
+    FencedError,
+    Leadership,
+    Look,
+    NotVacantError,
+    Store,
+    Watch,
+    boot_seconds,
+)
+from healthd.core.errors import HealthdError, StoreError
+from healthd.core.tasks import LogOnce, wait_for
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE_SECONDS = 1.0
+HANGS_SECONDS = 5.0
+"""A look that takes so long is ended, and the connection made again."""
+AGAIN_SECONDS = 0.5
+"""The pause after a takeover that failed, or that another one was faster in."""
+
+
+class Observed:
+    """A lease as it is seen from here. Pure: `now` counts seconds by a clock that nobody sets."""
+
+    def __init__(self) -> None:
+        self.row: Leadership | None = None
+        self._since = 0.0
+
+    def note(self, look: Look, now: float) -> None:
+        """One more look. After a failed one it begins anew: the leader may not have reached the server either."""
+        found = look if isinstance(look, Leadership) else None
+        if found is None or found != self.row:
+            self.row, self._since = found, now
+
+    def vacant(self, now: float) -> Leadership | None:
+        """The row of a lease that is over; None while somebody may lead."""
+        over = self.row is not None and (not self.row.holder or now - self._since >= LEASE_SECONDS)
+        return self.row if over else None
+
+    def due_in(self, now: float) -> float:
+        """In how many seconds the lease is over if nothing is heard."""
+        return max(0.0, self._since + LEASE_SECONDS - now)
+
+
+class Course:
+    """
+    Run `run` as a fatal task, and `follow` as another, or tell it by `note` what a watch sees; `settled` is set once it
+    leads or stands by. `stop` ends it.
+
+    Where the database is not `shared`, it leads until the end, and a FencedError is the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        front: Front,
+        shared: bool,
+        take: Callable[[Leadership], Awaitable[Store]],
+        leading: Callable[[Store], AbstractAsyncContextManager[Leading]],
+    ) -> None:
+        """`take` opens the database and takes over from a leader that is gone."""
+        self.settled = asyncio.Event()
+        self._front, self._shared, self._take, self._leading = front, shared, take, leading
+        self._observed = Observed()
+        self._looked_at = boot_seconds()
+        self._not_before = 0.0
+        self._former = ""
+        self._news = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._trouble = LogOnce(log)
+
+    async def follow(self, watch: Watch) -> None:
+        """Start the watch, and note what it sees until cancelled. A look that hangs is ended, and counts as failed."""
+        loop = asyncio.get_running_loop()
+
+        def tell(look: Look) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is gone with the process
+                loop.call_soon_threadsafe(self.note, look)
+
+        self._looked_at = boot_seconds()
+        watch.start(tell)
+        while True:
+            await asyncio.sleep(LONGEST_PAUSE_SECONDS)
+            if boot_seconds() - self._looked_at > HANGS_SECONDS:
+                watch.cut()
+                self.note(StoreError(f"the database has not answered for {HANGS_SECONDS:g} s"))
+
+    def note(self, look: Look, *, over: bool = False) -> None:
+        """What a watch has seen. `over`: by the clock of the server nobody leads any more."""
+        now = self._looked_at = boot_seconds()
+        left = isinstance(look, Leadership) and not look.holder
+        self._observed.note(look, now - LEASE_SECONDS if over and not left else now)
+        if isinstance(look, StoreError):
+            self._front.follow(None, 0, str(look))
+        elif look.holder not in ("", self._former):
+            self._not_before = 0.0  # somebody has come after us, so that this one stands by as any other
+        self._news.set()
+
+    async def run(self, store: Store | None) -> None:
+        """Lead with this store, or stand by without one; then in turn, for ever. Waits to be cancelled once stopped."""
+        while not self._stop.is_set():
+            if store is None:
+                store = await self._win()
+            if store is not None and self._stop.is_set():
+                store.close()
+            elif store is not None:
+                await self._lead(store)
+                # What it knew of its fleet has cycles, and may be half a gigabyte. Nobody waits for one that stands by.
+                gc.collect()
+            store = None
+        self._ended.set()
+        await asyncio.Event().wait()
+
+    async def stop(self, seconds: float) -> None:
+        """Let go of the lead; waits for that, at most so long."""
+        self._stop.set()
+        self._front.stop()
+        self._news.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+
+    def _show(self) -> None:
+        """Tell the front whom it may ask."""
+        if (row := self._observed.row) is None:
+            return
+        if row.holder and row.holder == self._former:  # it is not known yet who came after us
+            self._front.follow(None, row.term, "it has just lost the lead")
+        elif not row.holder:
+            self._front.follow(None, row.term, "its leader has left, and nobody has taken over yet")
+        elif not row.url:
+            self._front.follow(None, row.term, f"{row.holder} leads and does not say where it answers")
+        else:
+            self._front.follow(row.url, row.term, "")
+
+    async def _win(self) -> Store | None:
+        """Stand by until it leads; None at the end."""
+        while not self._stop.is_set():
+            self._show()
+            now = boot_seconds()
+            vacant = self._observed.vacant(now)
+            pause = self._observed.due_in(now)
+            if vacant is not None and now < self._not_before:
+                pause = self._not_before - now
+            elif vacant is not None:
+                if (store := await self._try(vacant)) is not None:
+                    return store
+                self._not_before = boot_seconds() + AGAIN_SECONDS
+                continue
+            self.settled.set()
+            await wait_for(self._news, min(max(pause, 0.01), LONGEST_PAUSE_SECONDS))
+        return None
+
+    async def _try(self, vacant: Leadership) -> Store | None:
+        try:
+            store = await self._take(vacant)
+        except NotVacantError as error:
+            self._trouble.say(f"it does not take over: {error}", logging.INFO)
+            return None
+        except HealthdError as error:
+            self._trouble.say(f"it cannot take over: {error}")
+            return None
+        self._trouble.clear()
+        return store
+
+    async def _lead(self, store: Store) -> None:
+        """Until it leads no more, or the process ends."""
+        self._former = store.holder
+        try:
+            async with self._leading(store) as leader:
+                self._front.lead(Serving(app=leader.app, leads=store.leads, trouble=store.trouble))
+                self.settled.set()
+                log.info("leads (term %d)", store.term)
+                try:
+                    await leader.tasks.first(self._until_over(store, leader.let_go))
+                finally:
+                    if not self._stop.is_set():
+                        self._front.stand_by("it has just lost the lead")
+                        self._show()
+        except FencedError as lost:
+            if not self._shared:
+                raise
+            log.warning("%s; it stands by", lost)
+        except StoreError as error:
+            if not self.settled.is_set() or not self._shared:
+                raise
+            log.error("it could not lead: %s; it stands by", error)
+        self._not_before = boot_seconds() + LEASE_SECONDS  # another one is to come first
+
+    async def _until_over(self, store: Store, let_go: Callable[[], None]) -> None:
+        """
+        Until another one has the lead by what the watch sees, or the process ends.
+
+        A lease that cannot be renewed is no end: the leader may be the first whom the database hears again. But nodes
+        that wait are answered, so that they find another one if there is one.
+        """
+        led = True
+        while not self._stop.is_set():
+            if led and not store.leads():
+                log.warning("the lease is over: %s", store.trouble() or "it was not renewed in time")
+                let_go()
+            led = store.leads()
+            row = self._observed.row
+            # A look may be older than our takeover; who was faster has a higher term.
+            if row is not None and (row.term > store.term or (row.term == store.term and row.holder != store.holder)):
+                log.warning("%s leads now (term %d); this one stands by", row.holder or "nobody", row.term)
+                return
+            await wait_for(self._news, LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,63 @@
+"""What an integration tells the core of itself. An integration is a leaf: the core never imports one by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integration:
+    """One line of `healthd.integrations`. Places are `module:name`, imported when they are used; None: it has none."""
+
+    name: str
+    """Its folder in `healthd/integrations` and `tests/integrations`."""
+
+    node_settings: tuple[str, str] | None = None
+    """Key of its table below `[node]`, and where the record of the table is."""
+
+    node_service: str | None = None
+    """What runs in the node daemon: a `healthd.node.services.NodeService`."""
+
+    node_credential: str | None = None
+    """What writes the credential of a node with `sync.instance_identity`: a `healthd.node.services.Credential`."""
+
+    aggregator_settings: tuple[str, str] | None = None
+    """Key of its table below `[aggregator]`, and where the record of the table is."""
+
+    identities: str | None = None
+    """Who says whose a token is that no file has: a function of the aggregator's settings that gives a
+    `healthd.aggregator.identity.tokens.Platform`, None where it is off. Its table is a `Callers`."""
+
+
+@runtime_checkable
+class Callers(Protocol):
+    """A table that lets callers in, by which an aggregator may listen beyond loopback."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it lets any in."""
+
+
+def node_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key below `[node]` -> where the record is."""
+    return dict(one.node_settings for one in integrations if one.node_settings is not None)
+
+
+def aggregator_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key below `[aggregator]` -> where the record is."""
+    return dict(one.aggregator_settings for one in integrations if one.aggregator_settings is not None)
+
+
+def table_of(tables: Mapping[str, Any], key: str, record: type[R]) -> R:
+    """The table of an integration among those that are set; with its defaults where it is not."""
+    found = tables.get(key)
+    return found if isinstance(found, record) else record()
+
+
+def any_on(tables: Mapping[str, Any]) -> bool:
+    """Whether one of the tables lets callers in."""
+    return any(isinstance(table, Callers) and table.on for table in tables.values())

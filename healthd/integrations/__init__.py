@@ -1,0 +1,29 @@
+"""
+Systems outside of healthd, one folder each: everything that only this system needs.
+
+Nothing outside imports a leaf, and a leaf imports no other leaf. The core finds leaves by this list. Without its line
+and its two folders (here and in `tests/integrations`) a leaf is gone, and everything else works.
+"""
+
+from healthd.core.integrations import Integration
+
+INTEGRATIONS = (
+    Integration(
+        name="ec2",
+        aggregator_settings=("aws", "healthd.integrations.ec2.settings:AwsCallers"),
+        identities="healthd.integrations.ec2.identities:provider",
+        node_credential="healthd.integrations.ec2.credential:write_credential",
+    ),
+    Integration(
+        name="nvrx",
+        node_settings=("nvrx", "healthd.integrations.nvrx.settings:NvrxSettings"),
+        node_service="healthd.integrations.nvrx.hook:service",
+    ),
+    Integration(
+        name="nvsentinel",
+        node_settings=("nvsentinel", "healthd.integrations.nvsentinel.settings:NvsentinelSettings"),
+        node_service="healthd.integrations.nvsentinel.events:service",
+    ),
+)
+
+__all__ = ["INTEGRATIONS"]

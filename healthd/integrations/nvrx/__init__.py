@@ -1,0 +1,1 @@
+"""The node health hook of NVIDIA's resiliency extension (NVRx)."""

@@ -1,0 +1,1 @@
+"""Health events for NVIDIA's NVSentinel."""

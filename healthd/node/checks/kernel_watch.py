@@ -1,0 +1,94 @@
+"""Runs the check of the kernel log as soon as the kernel logs a line that may be a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from healthd.core.tasks import wait_for
+
+log = logging.getLogger(__name__)
+
+CHECK = "kernel_log"
+PAUSE_SECONDS = 1.0
+"""From one run to the next, however much the kernel logs."""
+_RECORD_BYTES = 8192  # the kernel's own bound of one record
+_RECORDS_AT_ONCE = 256  # then other work has its turn
+
+
+class KernelWatch:
+    """
+    Start `run` as a supervised task.
+
+    It reads what is new in the log and lets the check judge: a line here is no more than a reason to look.
+    """
+
+    def __init__(self, path: str, params: Mapping[str, Any], look: Callable[[], None]) -> None:
+        """`path` is that of the kernel's log, `params` are those of the check. `look` has the check run now."""
+        self._path = path
+        self._params = params
+        self._look = look
+        self._found = asyncio.Event()
+
+    async def run(self) -> None:
+        """Watch for ever. A log that cannot be read, now or any more, is left to the check and its interval."""
+        loop = asyncio.get_running_loop()
+        if (descriptor := _open_at_end(self._path)) is not None:
+            ended = asyncio.Event()
+            loop.add_reader(descriptor, self._read, descriptor, ended)
+            try:
+                await self._look_until(ended)
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+        await loop.create_future()  # a supervised task that returns is started again
+
+    async def _look_until(self, ended: asyncio.Event) -> None:
+        while True:
+            await self._found.wait()
+            self._found.clear()
+            self._look()
+            if await wait_for(ended, PAUSE_SECONDS):
+                return
+
+    def _read(self, descriptor: int, ended: asyncio.Event) -> None:
+        for _ in range(_RECORDS_AT_ONCE):
+            try:
+                record = os.read(descriptor, _RECORD_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # lines were overwritten before they were read: any may be a fault
+                    self._found.set()
+                    continue
+                log.warning("the kernel log can no longer be watched: %s; %s runs by its interval", error, CHECK)
+                record = b""
+            if not record:
+                asyncio.get_running_loop().remove_reader(descriptor)
+                ended.set()
+                self._found.set()
+                return
+            if not self._found.is_set() and self._may_be_fault(record.decode("utf-8", "replace")):
+                self._found.set()
+
+    def _may_be_fault(self, record: str) -> bool:
+        from checks.system.kernel_log import may_be_fault  # megabytes, which a quiet node does not need
+
+        return may_be_fault(record, self._params)
+
+
+def _open_at_end(path: str) -> int | None:
+    """The kernel log from here on, without what is in it; None where it cannot be read, as without the right to."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        log.debug("the kernel log is not watched: %s", error)
+        return None
+    with contextlib.suppress(OSError):
+        os.lseek(descriptor, 0, os.SEEK_END)
+    return descriptor

@@ -1,0 +1,63 @@
+"""What integrations run in the node daemon."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from healthd.core.config import record_at
+from healthd.core.errors import ConfigError
+from healthd.core.tasks import Tasks
+from healthd.integrations import INTEGRATIONS
+from healthd.node.clock import Clock
+from healthd.node.settings import NodeSettings
+from healthd.node.state.store import NodeStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonParts:
+    """What a service of a daemon may use. `stop_seconds` is the time it has to end."""
+
+    settings: NodeSettings
+    store: NodeStore
+    clock: Clock
+    tasks: Tasks
+    stop_seconds: float
+
+
+class NodeService(Protocol):
+    """Runs from entry to exit, beside the daemon; does nothing where its settings turn it off. ConfigError."""
+
+    def __call__(self, parts: DaemonParts) -> AbstractAsyncContextManager[None]:
+        """The service as a context."""
+
+
+class Credential(Protocol):
+    """Writes who this machine is into a file of a directory, which its owner alone may read. ConfigError."""
+
+    def __call__(self, run_dir: Path, environ: Mapping[str, str]) -> Path:
+        """The file."""
+
+
+def write_credential(run_dir: Path, environ: Mapping[str, str]) -> Path:
+    """The credential that the platform of this machine gives it. ConfigError where there is none."""
+    for one in INTEGRATIONS:
+        if one.node_credential is not None:
+            write: Credential = record_at(one.node_credential)
+            return write(run_dir, environ)
+    raise ConfigError("node.sync.instance_identity: no integration of this healthd has identity documents; remove it")
+
+
+@contextlib.asynccontextmanager
+async def integrated(parts: DaemonParts) -> AsyncIterator[None]:
+    """The services of all integrations."""
+    async with contextlib.AsyncExitStack() as stack:
+        for one in INTEGRATIONS:
+            if one.node_service is not None:
+                service: NodeService = record_at(one.node_service)
+                await stack.enter_async_context(service(parts))
+        yield
