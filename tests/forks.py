@@ -157,18 +157,22 @@ class Parent:
 
     def _hear(self, worker: Worker, message: list[Any]) -> None:
         match message:
-            case ["next"]:
-                worker.line.send(self._next(worker))
+            case ["next", bool(ahead)]:
+                worker.line.send(self._next(worker, ahead=ahead))
             case ["done", int(test)]:
                 worker.given.remove(test)
             case [str(name), dict(given)]:
                 self._pass_on(name, given)
 
-    def _next(self, worker: Worker) -> int | None:
-        """The next test of a worker; None: there is none, or all is to stop."""
+    def _next(self, worker: Worker, *, ahead: bool) -> int | None:
+        """
+        The next test of a worker; None: there is none, or all is to stop.
+
+        `ahead`: it runs one still, behind which no test of another is to wait.
+        """
         if self._session.shouldfail or self._session.shouldstop:
             return None
-        if not worker.left:
+        if not worker.left and not ahead:
             richest = max(self._workers.values(), key=lambda one: len(one.left))
             middle = richest.left.start + len(richest.left) // 2
             worker.left, richest.left = (
@@ -268,16 +272,20 @@ def prepare(config: pytest.Config, number: int) -> None:
 
 def work(session: pytest.Session, line: Line) -> None:
     """Ask for tests, one ahead: which fixtures stay is known by the next."""
-    line.send(["next"])
-    (test,) = line.receive()
+
+    def ask(*, ahead: bool) -> int | None:
+        line.send(["next", ahead])
+        (answer,) = line.receive()
+        return int(answer) if answer is not None else None
+
+    test = ask(ahead=False)
     while test is not None:
-        line.send(["next"])
-        (following,) = line.receive()
+        following = ask(ahead=True)
         item = session.items[test]
         nextitem = session.items[following] if following is not None else None
         session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
         line.send(["done", test])
-        test = following
+        test = following if following is not None else ask(ahead=False)
 
 
 class Reports:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -85,6 +86,7 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
     ) as running:
         while len(found := list(tmp_path.glob("runs-*"))) < 2:
             assert running.poll() is None
+            time.sleep(0.02)
         running.send_signal(signal.SIGINT)
         out, _ = running.communicate(timeout=60)
     assert running.returncode == 2, out

@@ -95,7 +95,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_python(tmp_path_factory.mktemp("python") / "venv")
 
 
-def bundled(folder: Path, machine: Machine, *options: str, python: Path) -> dict[str, str]:
+def bundled(folder: Path, machine: Machine, *options: str, python: Path | str = sys.executable) -> dict[str, str]:
     config = folder / "healthd.toml"
     config.write_text(
         '[aggregator]\ndatabase = "postgresql://ann:hunter2@db.example.internal/h"\n'
@@ -125,10 +125,8 @@ def test_folder_that_is_called_like_a_log_hides_no_log(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(
-    tmp_path: Path, machine: Machine, python: Path
-) -> None:
-    found = bundled(tmp_path, machine, python=python)
+def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path: Path, machine: Machine) -> None:
+    found = bundled(tmp_path, machine)
     assert next(iter(found)) == "README.txt"
     assert "state.json: " in found["README.txt"]
     assert "is 'healthd node' running there?" in found["README.txt"]
