@@ -99,12 +99,14 @@ def _named_records(table: str, record: type) -> list[str]:
     return [*wrapped(f"`{table}`: {about}"), "", *_keys(record, dataclasses.fields(record), ()), ""]
 
 
-def _keys(record: type, fields: Iterable[dataclasses.Field[object]], path: tuple[str, ...]) -> Iterator[str]:
+def _keys(
+    record: type, fields: Iterable[dataclasses.Field[object]], path: tuple[str, ...], prefix: str = ""
+) -> Iterator[str]:
     """A list of keys with default and meaning."""
     meanings = _meanings(record)
     for field in fields:
         default = FROM_THE_HOST.get(".".join((*path, key_of(field.name)))) or _setting(field)
-        yield from wrapped(f"- `{key_of(field.name)}` ({default}): {meanings[field.name]}", indent="  ")
+        yield from wrapped(f"- `{prefix}{key_of(field.name)}` ({default}): {meanings[field.name]}", indent="  ")
 
 
 WHERE = {
@@ -155,7 +157,11 @@ def settings_page(schema: type) -> str:
     for path, section, about in _sections(schema, ()):
         fields = [field for field in dataclasses.fields(section) if not HIDDEN & field.metadata.keys()]
         keys = [field for field in fields if _record(section, field) is None]
-        lines += [f"## [{'.'.join(path)}]", "", *wrapped(" ".join(about.split())), "", *_keys(section, keys, path), ""]
+        lines += [f"## [{'.'.join(path)}]", "", *wrapped(" ".join(about.split())), "", *_keys(section, keys, path)]
+        for key, record in _tables(section):
+            if key.endswith("_*"):  # its keys stand here
+                lines += _keys(record, dataclasses.fields(record), path, prefix=key.removesuffix("*"))
+        lines.append("")
     return "\n".join(lines)
 
 
@@ -165,11 +171,11 @@ def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     for field in dataclasses.fields(schema):
         if field.metadata.get("internal"):
             continue
-        if (tables := field.metadata.get("tables")) is not None:
-            for key, where in tables().items():
-                record = record_at(where)
-                yield (*path, key), record, inspect.cleandoc(record.__doc__ or "")
-                yield from _sections(record, (*path, key))
+        if "tables" in field.metadata:
+            for key, record in _tables(schema):
+                if not key.endswith("_*"):
+                    yield (*path, key), record, inspect.cleandoc(record.__doc__ or "")
+                    yield from _sections(record, (*path, key))
             continue
         inner = _record(schema, field)
         if inner is not None:
@@ -177,6 +183,14 @@ def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             here = (*path, field.name, "NAME") if named else (*path, field.name)
             yield here, inner, inspect.cleandoc(inner.__doc__ or "") if named else meanings[field.name]
             yield from _sections(inner, here)
+
+
+def _tables(schema: type) -> Iterator[tuple[str, type]]:
+    """Key and record of each table of an integration below a record."""
+    for field in dataclasses.fields(schema):
+        if (tables := field.metadata.get("tables")) is not None:
+            for key, where in tables().items():
+                yield key, record_at(where)
 
 
 def _record(schema: type, field: dataclasses.Field[object]) -> type | None:

@@ -1,4 +1,4 @@
-"""The walk-through in CONTRIBUTING.md, followed to the letter in a copy of the project."""
+"""The walk-throughs in CONTRIBUTING.md, followed to the letter in a copy of the project."""
 
 from __future__ import annotations
 
@@ -63,4 +63,34 @@ def test_the_files_are_in_the_form_that_the_project_asks(copy: Path) -> None:
     files = ("checks/system/file_handles.py", "tests/checks/test_system_file_handles.py")
     for command in (("ruff", "format", "--check"), ("ruff", "check")):
         done = run(copy, "-m", *command, *files)
+        assert done.returncode == 0, done.stdout
+
+
+def test_an_integration_is_two_folders_and_a_line(copy: Path) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    steps = re.findall(r"Write this to\s`([^`]+)`[^\n]*:\n\n```python\n(.*?)```", text, flags=re.DOTALL)
+    assert [Path(path).name for path, _ in steps] == ["settings.py", "sink.py", "test_chime.py"]
+    for path, code in steps:
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        (copy / path).write_text(code, encoding="utf-8")
+    (copy / "healthd/integrations/chime/__init__.py").write_text('"""A line for each job that died."""\n')
+    found = re.search(r"(?s)in the order of the names:\n\n```python\n(.*?)```", text)
+    assert found is not None
+    listed = copy / "healthd/integrations/__init__.py"
+    before = listed.read_text(encoding="utf-8")
+    listed.write_text(before.replace("INTEGRATIONS = (\n", f"INTEGRATIONS = (\n{found[1]}"), encoding="utf-8")
+    assert run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", steps[-1][0]).returncode == 0
+    (copy / "chime.toml").write_text(f'[aggregator.chime]\nfile = "{copy}/rings"\n')
+    code = """if True:
+        from pathlib import Path
+        from healthd.aggregator.jobs.sinks import job_events
+        from healthd.cli.settings.tree import Settings
+        from healthd.core.config import load
+        settings = load(Settings, file=Path("chime.toml"), environ={}, arguments={})
+        print([name for name, _ in job_events(settings.aggregator, source="store-1")])
+    """
+    done = run(copy, "-c", code)
+    assert (done.stdout, done.stderr) == ("['chime']\n", "")
+    for command in (("ruff", "format", "--check"), ("ruff", "check")):
+        done = run(copy, "-m", *command, *(path for path, _ in steps), "healthd/integrations")
         assert done.returncode == 0, done.stdout

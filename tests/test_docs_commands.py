@@ -126,5 +126,5 @@ def test_commands_are_found_on_the_pages() -> None:
     assert sum(found.values()) > 200
     for name in ("operations", "install", "kubernetes", "slurm", "batch", "faq", "security", "baselines"):
         assert found[ROOT / "docs" / f"{name}.md"], f"{name}.md has no command that is looked at"
-    assert found[ROOT / "README.md"] > 15
+    assert found[ROOT / "README.md"] > 10
     assert found[ROOT / "docs" / "use.md"] > 30

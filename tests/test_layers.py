@@ -50,8 +50,7 @@ AGGREGATOR = {
     "gate": {"records", "policy", "validation"},
     "quarantine": {"records", "policy", "fleet"},
     "drain": {"records", "engine", "fleet", "quarantine"},
-    "jobs": {"records", "engine", "store", "validation"},
-    "webhook": {"records"},
+    "jobs": {"records", "settings", "engine", "store", "validation"},
     "store": {"records"},
     "engine": {"records", "policy", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
     "api": {
@@ -70,7 +69,9 @@ AGGREGATOR = {
     },
     "page": {"records", "policy", "identity", "fleet", "quarantine", "store", "engine", "api"},
     "application": {"engine", "api", "page"},
-    "leading": {
+    "forwarding": {"settings", "metrics", "identity", "api"},
+    "leadership": {
+        "forwarding",
         "records",
         "policy",
         "settings",
@@ -84,10 +85,7 @@ AGGREGATOR = {
         "engine",
         "api",
         "application",
-        "webhook",
     },
-    "forwarding": {"settings", "metrics", "identity", "api"},
-    "leadership": {"forwarding", "leading", "store"},
     "process": {
         "policy",
         "settings",
@@ -96,7 +94,6 @@ AGGREGATOR = {
         "store",
         "forwarding",
         "leadership",
-        "leading",
         "service_accounts",
     },
 }

@@ -1,5 +1,5 @@
 """
-The aggregator as a process: HTTP for its whole life, and leading or standing by behind it; see `course`.
+The aggregator as a process: HTTP for its whole life, and leading or standing by behind it; see `leadership`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.forwarding import Front, trust_of
 from healthd.aggregator.identity.tokens import Guard, Platform, Platforms
-from healthd.aggregator.leadership import Course
-from healthd.aggregator.leading import Terms, leading
+from healthd.aggregator.leadership import Course, Terms, leading
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from healthd.aggregator.identity.tokens import check_exposure, is_loopback
+from healthd.aggregator.identity.tokens import check_exposure
 from healthd.core.config import tables_of
 from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import parse_listen
@@ -173,13 +172,6 @@ class AggregatorSettings:
     """Where your team publishes docs/runbooks. The page links each reason to `RUNBOOKS_URL/reasons.md#CODE`. None: no
     links."""
 
-    webhook_url: str | None = None
-    """URL that is told of each job that died, as a CloudEvent (1.0, structured JSON); see docs/postmortem.md. None:
-    nobody is."""
-
-    webhook_token_file: Path | None = None
-    """File with a bearer token for that URL; None sends none."""
-
     integrations: Mapping[str, Any] = tables_of(lambda: aggregator_tables(INTEGRATIONS))
     """The tables of integrations that are set, by key; see `of`."""
 
@@ -201,7 +193,6 @@ class AggregatorSettings:
             raise ConfigError(f"hold must be between 0 s and 60 s, not {self.hold_seconds} s")
         if self.runbooks_url is not None and not self.runbooks_url.startswith(("https://", "http://")):
             raise ConfigError(f"runbooks_url must begin with https:// or http://, not {self.runbooks_url[:80]!r}")
-        self._check_webhook()
         if self.advertise_url is not None and not _URL.fullmatch(self.advertise_url):
             raise ConfigError(f"advertise_url: {self.advertise_url[:80]!r} is not a URL; write https://HOST:8090")
         if self.tls_cert is not None and (self.advertise_url or "https:").startswith("http:"):
@@ -214,17 +205,6 @@ class AggregatorSettings:
             tls=self.tls_cert is not None,
             insecure=self.insecure,
         )
-
-    def _check_webhook(self) -> None:
-        if self.webhook_url is None:
-            if self.webhook_token_file is not None:
-                raise ConfigError("webhook_token_file goes with webhook_url; set it too")
-            return
-        url = urlsplit(self.webhook_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ConfigError("webhook_url must be http:// or https:// with a host")
-        if self.webhook_token_file is not None and url.scheme == "http" and not is_loopback(url.hostname):
-            raise ConfigError("webhook_url must be https:// where a token is sent to another host")
 
     def of(self, key: str, record: type[R]) -> R:
         """The table of an integration; with its defaults where nothing is set."""

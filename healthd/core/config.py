@@ -24,6 +24,7 @@ from healthd.core.errors import BadInputError, ConfigError, words_of
 
 
 MAPPINGS = (dict, collections.abc.Mapping)
+LISTS = (tuple, list)
 
 
 class Seconds(float):
@@ -50,7 +51,11 @@ def free_table(annotation: Any) -> Any:
 
 
 def tables_of(tables: Callable[[], Mapping[str, str]]) -> Any:
-    """A field with the tables that a schema does not name: key -> record. `tables` says key -> `module:Class`."""
+    """
+    A field with the tables that a schema does not name: key -> record. `tables` says key -> `module:Class`.
+
+    The keys of a table `NAME_*` stand in the table around it, as NAME_KEY; it is the record NAME of the field.
+    """
     return dataclasses.field(default_factory=dict, metadata={"tables": tables})
 
 
@@ -99,9 +104,14 @@ class _Keys(Mapping[str, tuple[str, Any]]):
         self._schema = schema
         self._fields: dict[str, dataclasses.Field[Any]] = {}
         self._more: dict[str, tuple[str, str]] = {}
+        self._flat: dict[str, tuple[str, str, str]] = {}
         for one in dataclasses.fields(schema):
             if (tables := one.metadata.get("tables")) is not None:
-                self._more.update({key: (one.name, where) for key, where in tables().items()})
+                for key, where in tables().items():
+                    if (name := key.removesuffix("_*")) == key:
+                        self._more[key] = (one.name, where)
+                    else:
+                        self._flat |= {f"{name}_{inner}": (name, inner, where) for inner in fields(record_at(where))}
             elif not one.metadata.get("internal"):
                 self._fields[key_of(one.name)] = one
 
@@ -109,21 +119,32 @@ class _Keys(Mapping[str, tuple[str, Any]]):
         if key in self._more:
             name, where = self._more[key]
             return name, record_at(where)
+        if key in self._flat:
+            _, inner, where = self._flat[key]
+            return key, fields(record_at(where))[inner][1]
         return self._fields[key].name, annotation_of(self._schema, self._fields[key])
 
     def __contains__(self, key: object) -> bool:
-        return key in self._fields or key in self._more
+        return key in self._fields or key in self._more or key in self._flat
 
     def __iter__(self) -> Iterator[str]:
         yield from self._fields
         yield from self._more
+        yield from self._flat
 
     def __len__(self) -> int:
-        return len(self._fields) + len(self._more)
+        return len(self._fields) + len(self._more) + len(self._flat)
 
-    def is_of_others(self, key: str) -> bool:
-        """Whether the schema does not name it: one of `tables_of`."""
-        return key in self._more
+    def others(self, tree: Mapping[str, Any]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+        """The tables of `tables_of` that a tree sets something in: name -> record and what is set."""
+        found: dict[str, tuple[Any, Mapping[str, Any]]] = {
+            key: (record_at(where), tree[key]) for key, (_, where) in self._more.items() if key in tree
+        }
+        for key, (name, inner, where) in self._flat.items():
+            if key in tree:
+                before = found[name][1] if name in found else {}
+                found[name] = (record_at(where), {**before, inner: tree[key]})
+        return found
 
     def is_table(self, key: str) -> bool:
         """Whether it is one of `table`, which no single value can set."""
@@ -228,36 +249,52 @@ def _members(value: object) -> list[object]:
 
 def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: bool) -> Any:
     """One value, converted; `text` says that it came as text and may need splitting."""
-    name = ".".join(path)
     options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
     wanted = next(option for option in options if option is not type(None))
     empty = text and wanted is Path and value == ""  # HEALTHD_CA_FILE= of a manifest whose value was left empty
     if (value is None or empty) and type(None) in options:
         return None
-    origin = typing.get_origin(wanted)
     try:
-        if isinstance(wanted, type) and issubclass(wanted, Seconds):
-            return parse_duration(value)
-        if origin in (tuple, list):
-            if text:
-                value = [part.strip() for part in value.split(",") if part.strip()]
-            elif isinstance(value, str):
-                raise ValueError(f"must be a list, not {value!r}")
-        if origin in MAPPINGS and text:
-            value = _pairs(value)
-        if origin in MAPPINGS and isinstance(value, dict) and typing.get_args(wanted)[1] is Seconds:
-            value = {key: parse_duration(item) for key, item in value.items()}
-            wanted = dict[typing.get_args(wanted)[0], float]  # type: ignore[misc]
-        if wanted is Path:
-            return _path(wanted, value)
-        if wanted is bool and text:
-            return _boolean(value)
-        return _converted(value, wanted, strict=not text)
+        value = _parts(wanted, value) if text else value
+        return _value(wanted, value, text=text)
     except ValueError as error:
-        choices = _choices(typing.get_args(wanted)[0] if origin in (tuple, list) else wanted)
+        choices = _choices(typing.get_args(wanted)[0] if typing.get_origin(wanted) in LISTS else wanted)
         wrong = next((one for one in value if one not in choices), value) if isinstance(value, (list, tuple)) else value
         said = f"{wrong!r} is none of: {', '.join(choices)}" if choices else error
-        raise ConfigError(f"{where}: {name}: {said}") from None
+        raise ConfigError(f"{where}: {'.'.join(path)}: {said}") from None
+
+
+def _parts(wanted: Any, text: str) -> Any:
+    """Text as the list or the table that it stands for; all else as it is."""
+    origin = typing.get_origin(wanted)
+    if origin in LISTS:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return _pairs(text) if origin in MAPPINGS else text
+
+
+def _value(wanted: Any, value: Any, *, text: bool) -> Any:
+    """A value by the kind of its type; ValueError says what is wrong with it."""
+    origin = typing.get_origin(wanted)
+    if isinstance(wanted, type) and issubclass(wanted, Seconds):
+        return parse_duration(value)
+    if origin in LISTS and isinstance(value, str):
+        raise ValueError(f"must be a list, not {value!r}")
+    if origin in MAPPINGS:
+        return _mapping(wanted, value, strict=not text)
+    if wanted is Path:
+        return _path(wanted, value)
+    if wanted is bool and text:
+        return _boolean(value)
+    return _converted(value, wanted, strict=not text)
+
+
+def _mapping(wanted: Any, value: Any, *, strict: bool) -> Any:
+    """A table of values by name, which may be durations."""
+    kind, inner = typing.get_args(wanted)
+    if isinstance(value, dict) and inner is Seconds:
+        value = {key: parse_duration(item) for key, item in value.items()}
+        wanted = dict[kind, float]  # type: ignore[valid-type]
+    return _converted(value, wanted, strict=strict)
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -570,11 +607,14 @@ def _tables(
 def _build(schema: type[T], tree: Mapping[str, Any], path: tuple[str, ...]) -> T:
     keys = fields(schema)
     values: dict[str, Any] = {}
-    for key in keys:
-        if key in tree and keys.is_of_others(key):
-            values.setdefault(keys[key][0], {})[key] = _field(schema, key, tree[key], path)
-        elif key in tree:
-            values[keys[key][0]] = _field(schema, key, tree[key], path)
+    others = keys.others(tree)
+    for field in dataclasses.fields(schema):  # type: ignore[arg-type]
+        key = key_of(field.name)
+        if "tables" in field.metadata:
+            made = {name: _build(record, inner, (*path, name)) for name, (record, inner) in others.items()}
+            values[field.name] = made
+        elif key in tree and key in keys:
+            values[field.name] = _field(schema, key, tree[key], path)
     missing = [
         key_of(field.name)
         for field in dataclasses.fields(schema)  # type: ignore[arg-type]

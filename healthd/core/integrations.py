@@ -26,7 +26,11 @@ class Integration:
     """What writes the credential of a node with `sync.instance_identity`: a `healthd.node.services.Credential`."""
 
     aggregator_settings: tuple[str, str] | None = None
-    """Key of its table below `[aggregator]`, and where the record of the table is."""
+    """Key of its table below `[aggregator]` (`NAME_*`: its keys stand there as NAME_KEY), and where its record is."""
+
+    job_events: str | None = None
+    """What hears how jobs ended: a function of the aggregator's settings and the name of its database that gives a
+    `healthd.aggregator.jobs.sinks.JobEvents`, None where it is off."""
 
     identities: str | None = None
     """Who says whose a token is that no file has: a function of the aggregator's settings that gives a

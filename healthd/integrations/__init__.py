@@ -24,6 +24,11 @@ INTEGRATIONS = (
         node_settings=("nvsentinel", "healthd.integrations.nvsentinel.settings:NvsentinelSettings"),
         node_service="healthd.integrations.nvsentinel.events:service",
     ),
+    Integration(
+        name="webhook",
+        aggregator_settings=("webhook_*", "healthd.integrations.webhook.settings:WebhookSettings"),
+        job_events="healthd.integrations.webhook.events:sink",
+    ),
 )
 
 __all__ = ["INTEGRATIONS"]

@@ -12,7 +12,7 @@ import contextlib
 import datetime
 import logging
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
 from healthd.core.platforms.kubernetes import (
@@ -36,10 +36,12 @@ from healthd.kueue.workloads import (
     AdmissionCheck,
     Condition,
     Flavor,
+    GatedPod,
     Workload,
     is_ours,
     parse_admission_check,
     parse_flavor,
+    parse_pod,
     parse_workload,
 )
 
@@ -52,8 +54,11 @@ FOLLOWED = ("admissionchecks", "resourceflavors", "workloads")
 MANAGER = "healthd-kueue"
 # A Workload of many pod sets is some 100 KB; a page stays below 10 MB.
 PAGE = 100
-MOST_NODE_PAGES = 400
+MOST_PAGES = 400
 NODE_PAGE = 50
+POD_PAGE = 500
+GATES_AT_ONCE = 50
+"""Gates whose pods are listed by one call: its URL stays below 2 KB."""
 
 
 class Followed(Generic[T]):
@@ -204,19 +209,35 @@ class KueueCluster:
 
     async def bound(self) -> Mapping[str, str]:
         """See `healthd.kueue.controller.Cluster`."""
-        query = {"labelSelector": GATE, "limit": str(NODE_PAGE)}
         found: dict[str, str] = {}
-        for _ in range(MOST_NODE_PAGES):
-            page = await self._server.get("/api/v1/nodes", query, needs="list on nodes")
-            for item in records(page, "items"):
-                name, labels = members(item, "metadata", "name"), members(item, "metadata", "labels")
-                if isinstance(name, str) and isinstance(labels, dict):
-                    found[name] = str(labels.get(GATE))
+        for item in await self._listed("nodes", GATE, NODE_PAGE):
+            name, labels = members(item, "metadata", "name"), members(item, "metadata", "labels")
+            if isinstance(name, str) and isinstance(labels, dict):
+                found[name] = str(labels.get(GATE))
+        return found
+
+    async def pods(self, gates: Collection[str]) -> tuple[GatedPod, ...]:
+        """See `healthd.kueue.controller.Cluster`."""
+        found: list[GatedPod] = []
+        names = sorted(gates)
+        for first in range(0, len(names), GATES_AT_ONCE):
+            some = ",".join(names[first : first + GATES_AT_ONCE])
+            listed = await self._listed("pods", f"{GATE} in ({some})", POD_PAGE)
+            found += [pod for item in listed if (pod := parse_pod(item)) is not None]
+        return tuple(found)
+
+    async def _listed(self, resource: str, selector: str, page_size: int) -> list[Mapping[str, object]]:
+        """All objects of a resource of Kubernetes itself that a label selector takes, as they are now."""
+        query = {"labelSelector": selector, "limit": str(page_size)}
+        found: list[Mapping[str, object]] = []
+        for _ in range(MOST_PAGES):
+            page = await self._server.get(f"/api/v1/{resource}", query, needs=f"list on {resource}")
+            found += records(page, "items")
             more = members(page, "metadata", "continue")
             if not isinstance(more, str) or not more:
                 return found
             query = {**query, "continue": more}
-        raise KubernetesError(f"API server: more than {NODE_PAGE * MOST_NODE_PAGES} nodes have the label {GATE}")
+        raise KubernetesError(f"API server: more than {page_size * MOST_PAGES} {resource} have the label {GATE}")
 
     async def unbind(self, node: str, gate: str) -> None:
         """See `healthd.kueue.controller.Cluster`."""
@@ -241,10 +262,6 @@ class KueueCluster:
         await self._server.patch(path, body, kind=APPLY, needs=needs, query=query)
 
 
-def _parse_ours(item: Mapping[str, object]) -> AdmissionCheck | None:
-    return parse_admission_check(item) if is_ours(item) else None
-
-
 def state_object(check: str, write: Write) -> dict[str, object]:
     """The entry of a check in the status of a Workload."""
     entry: dict[str, object] = {
@@ -257,8 +274,10 @@ def state_object(check: str, write: Write) -> dict[str, object]:
         entry["requeueAfterSeconds"] = write.requeue_after_seconds
     if write.gate is not None:
         annotations = {GATE: write.gate, ATTEMPT: str(write.attempt)}
-        selector = {"nodeSelector": {GATE: write.gate}} if write.bind else {}
-        entry["podSetUpdates"] = [{"name": name, "annotations": annotations, **selector} for name in write.pod_sets]
+        more: dict[str, object] = {"labels": {GATE: write.gate}} if write.leased else {}
+        if write.bind:
+            more["nodeSelector"] = {GATE: write.gate}
+        entry["podSetUpdates"] = [{"name": name, "annotations": annotations, **more} for name in write.pod_sets]
     return entry
 
 

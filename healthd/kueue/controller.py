@@ -13,19 +13,19 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from checks.printable import some
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.http.client import RefusedError
-from healthd.core.model import Claim, GateRequest
+from healthd.core.model import Claim, Decision, GateRequest
 from healthd.core.tasks import LogOnce
-from healthd.core.text import counted, plain
+from healthd.core.text import counted, moment, plain
 from healthd.core.workload import KUEUE
-from healthd.kueue.judge import Answer, Known, Step, Write, judge, workload_id
-from healthd.kueue.workloads import AdmissionCheck, Condition, Flavor, Workload
+from healthd.kueue.judge import Answer, Ending, Known, Retried, Step, Write, judge, may_evict, workload_id
+from healthd.kueue.workloads import AdmissionCheck, CheckState, Condition, Flavor, GatedPod, Terms, Workload
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,16 @@ AT_ONCE = 16
 MOST_TROUBLES = 3
 """Failures of one pass that are logged."""
 UNREACHABLE, REFUSES = "AggregatorUnreachable", "AggregatorRefuses"
+UNKNOWN_POOL = "UnknownPool"
 MOST_CHARACTERS = 500
 REFUSED_SECONDS = 60.0
 """How long a refusal of a question counts: without quota no Workload would ask again."""
+ASK_AGAIN_SECONDS = 50.0
+"""When Workloads that have quota ask again after a refusal, before it counts no more."""
+OVERDUE_SECONDS = 60.0
+"""How long after its grace period a pod may still be there until the controller says so: its kubelet is away then."""
+MOST_PROBED = 4
+"""Nodes of a reject that are looked at, to see whether one of them is healthy again."""
 FAILURES = 3
 """Passes in a row in which the aggregator did not answer until Kueue is told to reserve no more quota."""
 
@@ -63,8 +70,20 @@ class Gates(Protocol):
     async def follow(self, gate: str) -> Answer:
         """The answer of a gate as it is now."""
 
-    async def release(self, gate: str) -> None:
-        """Withdraw a gate, or give its nodes back."""
+    async def release(self, gate: str, nodes: Collection[str] = ()) -> None:
+        """Withdraw a gate, or give its nodes back; with `nodes` these alone."""
+
+    async def is_fit(self, node: str) -> bool:
+        """Whether a node is known to be healthy now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refused:
+    """The aggregator refused a question with these terms at `at`."""
+
+    terms: Terms
+    condition: Condition
+    at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +117,9 @@ class Cluster(Protocol):
     async def unbind(self, node: str, gate: str) -> None:
         """Take this label away; nothing where the node has another one by now, or is gone."""
 
+    async def pods(self, gates: Collection[str]) -> Collection[GatedPod]:
+        """The pods that these gates admitted and that have not ended, as they are now."""
+
 
 def _kept(step: Step, claimed: Iterable[Claim]) -> set[str]:
     """The gates that a Workload keeps after a step."""
@@ -110,6 +132,26 @@ def _not_active(error: HealthdError) -> Condition:
     """The condition of checks whose gates cannot be asked."""
     reason = REFUSES if isinstance(error, RefusedError | ConfigError) else UNREACHABLE
     return Condition(active=False, reason=reason, message=plain(" ".join(str(error).split()), MOST_CHARACTERS))
+
+
+def _ending(claimed: Mapping[str, Claim], pods: Iterable[GatedPod], now: float) -> Iterator[Ending]:
+    """The nodes of gates that are over on which pods have not ended, with the pod that should have ended first."""
+    told = set()
+    for pod in sorted(pods, key=lambda one: (one.ends_at or math.inf, one.name)):
+        if (pod.gate, pod.node) in told:
+            continue
+        told.add((pod.gate, pod.node))
+        claim = claimed[pod.gate]
+        text = f"{pod.node or 'no node yet'}: pods of job {claim.job} are still ending"
+        overdue = pod.ends_at is not None and now >= pod.ends_at + OVERDUE_SECONDS
+        if overdue and pod.ends_at is not None:
+            text += (
+                f"; pod {pod.namespace}/{pod.name} should have ended at {moment(pod.ends_at)}: delete its node if that"
+            )
+            text += " is gone, or the pod with kubectl delete --force"
+        elif pod.ends_at is None:
+            text += f"; pod {pod.namespace}/{pod.name} runs on: delete it if it does not end by itself"
+        yield Ending(node=pod.node, pool=claim.pool, text=text, overdue=overdue)
 
 
 async def at_once(calls: Iterable[Coroutine[object, object, T]]) -> list[T]:
@@ -129,12 +171,17 @@ class Controller:
         self._cluster = cluster
         self._failures = 0
         self._why: Condition | None = None
-        self._refused: tuple[Condition, float] | None = None  # and until when that counts
+        self._refused: dict[str, _Refused] = {}  # by the name of the check
+        self._unknown_pools: dict[tuple[str, str], str] = {}  # check and pool -> what the aggregator says of it
         self._away = LogOnce(log)
         self._troubles: list[str] = []
         self._trouble = LogOnce(log)
         self._said_at: dict[str, float] = {}  # UID -> when the sentence of its gate was written
         self._asked_at: dict[str, float] = {}  # UID -> when its gate was asked last
+        self._retried: dict[str, Retried] = {}  # UID -> its last Retry
+        self._ending: tuple[Ending, ...] = ()
+        self._overdue = ""
+        self._late = LogOnce(log)
         self._labels_seen_at = -math.inf
 
     async def run_pass(self, queues: Queues, now: float) -> float:
@@ -167,8 +214,8 @@ class Controller:
                 left -= step.ask is not None
                 due = min(due, step.due - now, POLL_SECONDS if step.ask is not None else math.inf)
                 kept |= _kept(step, claimed)
-        if claims is not None:
-            await self._release(claims, kept, now)
+        if claims is not None and await self._release(claims, kept, now):
+            due = min(due, POLL_SECONDS)
         self._forget(queues)
         self._log_troubles()
         return due
@@ -183,8 +230,12 @@ class Controller:
 
     def _forget(self, queues: Queues) -> None:
         """Drop what is remembered of Workloads that are gone."""
+        named = {flavor.pool for flavor in queues.flavors.values()}
+        for key in [key for key in self._unknown_pools if key[0] not in queues.checks or key[1] not in named]:
+            del self._unknown_pools[key]
         known = {workload.uid for workload in queues.workloads.values()}
-        for memory in (self._said_at, self._asked_at):
+        memories: tuple[dict[str, float] | dict[str, Retried], ...] = (self._said_at, self._asked_at, self._retried)
+        for memory in memories:
             for uid in memory.keys() - known:
                 del memory[uid]
 
@@ -205,10 +256,20 @@ class Controller:
             flavors=queues.flavors,
             ours=frozenset(queues.checks),
             cluster=queues.cluster,
-            unfit={node: text for claim in claimed for node, text in claim.unfit.items()},
+            ending=self._ending,
+            refused=self._refusal(check, now, ASK_AGAIN_SECONDS),
+            retried=self._retried.get(workload.uid),
         )
-        step = judge(workload, check, known, now)
+        step = Step(keep_all=True)
         try:
+            if any(claim.unfit for claim in claimed) and may_evict(workload, check):
+                known = dataclasses.replace(known, unfit=await self._unfit(claimed))
+            waits = may_ask and self._waits_for_recovery(workload, check)
+            if waits:
+                known = dataclasses.replace(known, recovered=await self._recovered(workload))
+            step = judge(workload, check, known, now)
+            if waits:
+                step = dataclasses.replace(step, due=now + POLL_SECONDS)
             if step.ask is not None and may_ask:
                 step = await self._asked(workload, check, known, step.ask, claimed, now)
             if step.write is not None and not await self._write(workload, check, step, step.write, now):
@@ -234,9 +295,13 @@ class Controller:
         try:
             answer = await (self._gates.ask(request) if claim is None else self._gates.follow(claim.gate))
         except RefusedError as error:
-            self._refused = (_not_active(error), now + REFUSED_SECONDS)
-            raise
-        self._refused = None
+            refused = _Refused(terms=check.terms, condition=_not_active(error), at=now)
+            self._refused[check.name] = refused
+            self._away.say(f"AdmissionCheck {check.name}: {refused.condition.message}")
+            kept = judge(workload, check, dataclasses.replace(known, refused=refused.condition.message), now)
+            return dataclasses.replace(kept, keep_all=True)
+        self._refused.pop(check.name, None)
+        self._note_pool(check, request, answer)
         age = 0.0 if claim is None or claim.open else claim.age_seconds
         known = dataclasses.replace(known, answer=answer, age_seconds=age)
         step = judge(workload, check, known, now)
@@ -257,23 +322,80 @@ class Controller:
         if step.binding is not None:
             await at_once(self._cluster.bind(node, step.binding.gate) for node in step.binding.nodes)
         written = await self._cluster.write_state(workload, check.name, write)
+        if written:
+            self._note(workload, before, write)
         if written and write.state != "Pending":
             log.info("%s: check %s is %s: %s", workload.key, check.name, write.state, write.message)
         return written
 
-    async def _release(self, claims: Iterable[Claim], kept: set[str], now: float) -> None:
-        """End the gates that no Workload keeps; their labels go first, or those of the next gate would."""
-        over = {claim.gate for claim in claims} - kept
+    def _note(self, workload: Workload, before: CheckState | None, write: Write) -> None:
+        """Remember a Retry, for the next one; a Ready, or a Retry that was taken back, ends the row."""
+        last = self._retried.pop(workload.uid, None)
+        if write.state == "Retry":
+            times = last.times if last is not None and last.cause == write.cause else 0
+            self._retried[workload.uid] = Retried(cause=write.cause, times=times + 1, bad=write.bad)
+        elif last is not None and write.state == "Pending" and before is not None and before.state == "Pending":
+            self._retried[workload.uid] = last
+
+    async def _unfit(self, claimed: Collection[Claim]) -> Mapping[str, str]:
+        """What is wrong with nodes on which pods of these gates run; of all, where they have other names there."""
+        places = {pod.node for pod in await self._cluster.pods([claim.gate for claim in claimed])}
+        same_names = not places.isdisjoint(node for claim in claimed for node in claim.nodes)
+        unfit = {node: text for claim in claimed for node, text in claim.unfit.items()}
+        return {node: text for node, text in unfit.items() if places and (node in places or not same_names)}
+
+    def _waits_for_recovery(self, workload: Workload, check: AdmissionCheck) -> bool:
+        """Whether a Retry because of bad nodes was written that Kueue has not acted on."""
+        state, last = workload.state_of(check.name), self._retried.get(workload.uid)
+        reserved = workload.reserved_at is not None and not (workload.admitted or workload.evicted)
+        return reserved and state is not None and state.state == "Retry" and last is not None and bool(last.bad)
+
+    async def _recovered(self, workload: Workload) -> bool:
+        """Whether a node for which the last gate of a Workload was rejected is healthy again. HealthdError."""
+        last = self._retried[workload.uid]
+        return any(await at_once(self._gates.is_fit(node) for node in last.bad[:MOST_PROBED]))
+
+    async def _release(self, claims: Iterable[Claim], kept: set[str], now: float) -> bool:
+        """
+        End the gates that no Workload keeps; their labels go first, or those of the next gate would. A node whose pods
+        have not ended stays leased. Returns whether there are such nodes.
+        """
+        claimed = {claim.gate: claim for claim in claims if claim.gate not in kept}
+        over = claimed.keys()
         try:
             if over or now - self._labels_seen_at >= LABELS_SECONDS:
                 bound = await self._cluster.bound()
                 await at_once(self._cluster.unbind(node, gate) for node, gate in bound.items() if gate not in kept)
                 self._labels_seen_at = now
+            pods = await self._cluster.pods(over) if over else ()
             for gate in sorted(over):
-                await self._gates.release(gate)
-                log.info("gate %s is released: no Workload keeps it", gate)
+                await self._give_back(claimed[gate], {pod.node for pod in pods if pod.gate == gate})
+            ending = tuple(_ending(claimed, pods, now))
+            if ending != self._ending:
+                self._ending = ending
+                self._said_at.clear()  # what others wait for is another thing now
+                self._say_overdue()
         except HealthdError as error:
             self._troubles.append(f"{counted(len(over), 'gate')} cannot be released yet: {error}")
+        return bool(self._ending)
+
+    def _say_overdue(self) -> None:
+        """Pods that should have ended long ago hold nodes: in the log once, and in the condition of the checks."""
+        overdue = [one.text for one in self._ending if one.overdue]
+        self._overdue = "; ".join(overdue[:MOST_TROUBLES])
+        if overdue:
+            self._late.say(self._overdue)
+        else:
+            self._late.clear()
+
+    async def _give_back(self, claim: Claim, in_use: set[str]) -> None:
+        """End a gate on those of its nodes that are not in use any more. HealthdError."""
+        if not in_use:
+            await self._gates.release(claim.gate)
+            log.info("gate %s is released: no Workload keeps it", claim.gate)
+        elif in_use <= set(claim.nodes) and (free := [node for node in claim.nodes if node not in in_use]):
+            await self._gates.release(claim.gate, free)
+            log.info("gate %s is released on %s: its pods there have ended", claim.gate, some(free, MOST_TROUBLES))
 
     # --- whether the aggregator can be asked ------------------------------------------------------------------------
 
@@ -296,6 +418,20 @@ class Controller:
             except HealthdError as error:
                 self._troubles.append(f"AdmissionCheck {check.name}: {error}")
 
+    def _refusal(self, check: AdmissionCheck, now: float, seconds: float) -> str:
+        """What the aggregator said when it refused a question with these terms, for so long; else empty."""
+        last = self._refused.get(check.name)
+        stands = last is not None and last.terms == check.terms and now - last.at < seconds
+        return last.condition.message if last is not None and stands else ""
+
+    def _note_pool(self, check: AdmissionCheck, request: GateRequest, answer: Answer) -> None:
+        """Remember what the aggregator says of a pool that it does not know."""
+        if request.pool is None or not isinstance(answer, Decision):
+            return
+        self._unknown_pools.pop((check.name, request.pool), None)
+        if unknown := next((one.message for one in answer.reasons if one.code == UNKNOWN_POOL), ""):
+            self._unknown_pools[check.name, request.pool] = unknown
+
     def _condition(self, check: AdmissionCheck, now: float) -> Condition | None:
         """What the condition Active of a check has to be; None: as it is, until more is known."""
         if check.problem:
@@ -304,6 +440,10 @@ class Controller:
             return self._why
         if self._failures:
             return None
-        if self._refused is not None and now < self._refused[1]:
-            return self._refused[0]
+        if self._refusal(check, now, REFUSED_SECONDS):
+            return self._refused[check.name].condition
+        if unknown := [text for (name, _), text in sorted(self._unknown_pools.items()) if name == check.name]:
+            return Condition(active=True, reason="UnknownPool", message=plain("; ".join(unknown), MOST_CHARACTERS))
+        if self._overdue:
+            return Condition(active=True, reason="PodsOverdue", message=plain(self._overdue, MOST_CHARACTERS))
         return Condition(active=True, reason="Active", message="the aggregator answers")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote
 
 from healthd.core import wire
 from healthd.core.errors import BadInputError, UnreachableError
 from healthd.core.http.client import Aggregator, Endpoint, RefusedError
-from healthd.core.model import Claim, ClaimList, Decision, GateRequest
+from healthd.core.model import Claim, ClaimList, Decision, GateRequest, Health
 from healthd.core.threads import in_thread
 from healthd.kueue.judge import Answer, Refusal
 
@@ -19,6 +20,19 @@ NOT_FOUND, CONFLICT = 404, 409
 OF_THE_QUESTION = (400, 413, 422)
 """What an aggregator answers to a question that cannot be meant."""
 SLACK_SECONDS = 10.0
+NODES_AT_ONCE = 100
+"""Nodes that are given back by one call: its URL has at most 26 KB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fitness:
+    """Of what the aggregator says of a node: its health, and what keeps it out all the same."""
+
+    health: Health
+    quarantine: object
+    accused: object
+    removed: str | None
+    maintenance: str | None
 
 
 class AggregatorGates:
@@ -51,16 +65,30 @@ class AggregatorGates:
             raise
         return self._read(found, Decision)
 
-    async def release(self, gate: str) -> None:
-        """Withdraw a gate, or give its nodes back. Safe to repeat."""
+    async def is_fit(self, node: str) -> bool:
+        """Whether a node is known to be healthy now, and nothing keeps it out."""
         try:
-            await self._call("DELETE", f"/v1/gates/{quote(gate, safe='')}/lease")
+            found = self._read(await self._call("GET", f"/v1/nodes/{quote(node, safe='')}"), _Fitness)
         except RefusedError as error:
-            if error.status != NOT_FOUND:
-                raise
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        kept_out = (found.quarantine, found.accused, found.removed, found.maintenance)
+        return found.health in (Health.HEALTHY, Health.DEGRADED) and all(one is None for one in kept_out)
+
+    async def release(self, gate: str, nodes: Collection[str] = ()) -> None:
+        """Withdraw a gate, or give its nodes back; with `nodes` these alone. Safe to repeat."""
+        names = sorted(nodes)
+        for first in range(0, len(names) or 1, NODES_AT_ONCE):
+            query = {"node": names[first : first + NODES_AT_ONCE]}
+            try:
+                await self._call("DELETE", f"/v1/gates/{quote(gate, safe='')}/lease", query=query)
+            except RefusedError as error:
+                if error.status != NOT_FOUND:
+                    raise
 
     async def _call(
-        self, method: str, path: str, *, body: object = None, query: Mapping[str, str] | None = None
+        self, method: str, path: str, *, body: object = None, query: Mapping[str, str | list[str]] | None = None
     ) -> bytes:
         def call() -> bytes:
             with Aggregator(self._endpoint, slack_seconds=SLACK_SECONDS) as aggregator:

@@ -22,7 +22,7 @@ VERSION = "v1beta2"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 GATE = "healthd.internal/gate"
-"""Label of a node, and annotation and node selector of pods: the id of the gate that admitted the pods to the node."""
+"""Label of a node, and label, annotation and node selector of pods: the gate that admitted the pods to the node."""
 ATTEMPT = "healthd.internal/gate-attempt"
 """Annotation of pods: the attempt of the gate, which says for which reservation of quota it was asked."""
 POOL = "healthd.internal/pool"
@@ -99,14 +99,15 @@ class PodSet:
     """
     Pods of a Workload that are alike. `flavors` are empty before they are assigned.
 
-    `hosts` are the nodes that topology-aware scheduling chose for its pods; None where it chose none. `topology` says
-    why they cannot be read; empty for no reason.
+    `count` is how many are still to run, 0 once all have succeeded. `keys` are the labels and annotations of their
+    template. `hosts` are the nodes that topology-aware scheduling chose for its pods; None where it chose none.
+    `topology` says why they cannot be read; empty for no reason.
     """
 
     name: str
     count: int
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    keys: frozenset[str] = frozenset()
     flavors: tuple[str, ...] = ()
     hosts: tuple[str, ...] | None = None
     topology: str = ""
@@ -118,7 +119,7 @@ class CheckState:
     The state of one admission check of a Workload; `since` in seconds since the epoch.
 
     `gate` and `attempt` are what this controller wrote into it; None where it did not. `bound`: its pods have to run on
-    the nodes of that gate. `keys` are the node selectors and annotations that the check adds to pods.
+    the nodes of that gate. `keys` are the node selectors, labels and annotations that the check adds to pods.
     """
 
     name: str
@@ -165,6 +166,33 @@ class Workload:
     def state_of(self, check: str) -> CheckState | None:
         """The state of an admission check; None where the Workload does not have it."""
         return next((one for one in self.checks if one.name == check), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedPod:
+    """
+    A pod that a gate admitted and that has not ended. `node` is empty before it was placed. `ends_at`: when its grace
+    period is over, in seconds since the epoch; None while nobody has deleted it.
+    """
+
+    namespace: str
+    name: str
+    gate: str
+    node: str
+    ends_at: float | None = None
+
+
+def parse_pod(found: Mapping[str, object]) -> GatedPod | None:
+    """A pod with the label of a gate; None once its containers have ended for good."""
+    if members(found, "status", "phase") in ("Succeeded", "Failed"):
+        return None
+    return GatedPod(
+        namespace=_text(found, "metadata", "namespace"),
+        name=_text(found, "metadata", "name"),
+        gate=_texts(found, "metadata", "labels").get(GATE, ""),
+        node=_text(found, "spec", "nodeName"),
+        ends_at=_time(found, "metadata", "deletionTimestamp"),
+    )
 
 
 def is_ours(found: Mapping[str, object]) -> bool:
@@ -290,7 +318,9 @@ def _pod_set(found: Mapping[str, object], assignment: Mapping[str, object]) -> P
         name=_text(found, "name"),
         count=counts[0],
         node_selector=_texts(found, "template", "spec", "nodeSelector"),
-        annotations=_texts(found, "template", "metadata", "annotations"),
+        keys=frozenset(
+            key for kind in ("labels", "annotations") for key in _texts(found, "template", "metadata", kind)
+        ),
         flavors=tuple(dict.fromkeys(_texts(assignment, "flavors").values())),
         hosts=hosts,
         topology=topology,
@@ -330,6 +360,7 @@ def _check_state(found: Mapping[str, object]) -> CheckState:
     updates = records(found, "podSetUpdates")
     annotations = {key: value for one in updates for key, value in _texts(one, "annotations").items()}
     selectors = {key: value for one in updates for key, value in _texts(one, "nodeSelector").items()}
+    labels = {key for one in updates for key in _texts(one, "labels")}
     attempt, retries = annotations.get(ATTEMPT, ""), found.get("retryCount")
     return CheckState(
         name=_text(found, "name"),
@@ -340,7 +371,7 @@ def _check_state(found: Mapping[str, object]) -> CheckState:
         gate=annotations.get(GATE),
         attempt=int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) <= 10 else None,
         bound=GATE in selectors,
-        keys=frozenset((*selectors, *annotations)),
+        keys=frozenset((*selectors, *labels, *annotations)),
     )
 
 

@@ -33,6 +33,7 @@ TOOL_FAILURES = {
     "no data": (3, "NoData", "it ended without evidence"),
     "garbage": (3, "Garbage", "not a line of JSON"),
     "no tool": (0, "MissingTool", "no module named torch"),
+    "no torch": (0, "StartFailed", "/usr/bin/python3: No module named 'torch'; name the interpreter that has it"),
     "no tool in the middle": (3, "MissingTool", "no such program"),
     "no permission": (0, "NoPermission", "/dev/infiniband: permission denied"),
     "internal error": (1, "InternalError", "IndexError in the probe"),

@@ -105,7 +105,12 @@ def test_claims_are_open_gates_and_leases_of_the_workloads_that_are_asked_for(tm
             assert 0 <= held["age_seconds"] < 60
             assert (found[waits["id"]]["open"], found[waits["id"]]["nodes"]) == (True, [])
             assert await claims("kueue:other/") == []
-            await client.delete(f"/v1/gates/{has['id']}/lease")
+            again = (await client.post("/v1/gates", json={**asked, "attempt": 9})).json()
+            assert again["decision"] == "hold"
+            assert {one["gate"] for one in await claims("kueue:c/ml/a")} == {has["id"], again["id"]}, "its pods may run"
+            await client.delete(f"/v1/gates/{has['id']}/lease", params={"node": ["n2"]})
+            assert has["id"] in {one["gate"] for one in await claims("kueue:c/")}, "its node is another"
+            await client.delete(f"/v1/gates/{has['id']}/lease", params={"node": ["n2", "n1"]})
             assert has["id"] not in {one["gate"] for one in await claims("kueue:c/")}, "one that ends is none"
             assert (await client.get("/v1/claims")).status_code == 400
 

@@ -482,6 +482,8 @@ def test_unknown_pool_and_more_nodes_than_there_are_cannot_be_retried() -> None:
         after, _ = step(NOW, asked, view(node("n1"), node("n2")), POLICY)
         assert decided(after).reasons[0].code == code
         assert not decided(after).retryable
+        if code == "UnknownPool":
+            assert decided(after).reasons[0].message == "there is no pool `b`; pools: a"
 
 
 def test_nothing_is_impossible_while_nodes_may_still_report() -> None:

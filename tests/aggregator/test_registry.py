@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from healthd.aggregator.fleet.registry import (
     Speaker,
 )
 from healthd.core.errors import BadInputError, ConflictError, StoreError
-from healthd.core.model import Allocation, Health, Order, OrderReport, Quarantine
+from healthd.core.model import Allocation, Health, NodeState, Order, OrderReport, OrderStatus, Quarantine
 from tests.aggregator.parts import Clock, Node, fleet, key_hash, state
 from tests.aggregator.registry_kit import joined
 
@@ -486,3 +488,46 @@ async def test_other_names_count_where_the_credential_covers_them() -> None:
     speaker = Speaker(speaks_for=lambda name: name.startswith("n1"))
     await registry.sync("n1", key_hash(node.key), request, 0.0, speaker=speaker)
     assert (registry.called("i-1"), registry.called("n1.example.com")) == ((), ("n1",))
+
+
+async def test_a_sync_that_shows_a_node_as_it_was_is_quiet_and_every_other_is_not() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    heard: list[str] = []
+    quiet: list[str] = []
+    registry.listen(heard.append, quiet=quiet.append)
+
+    async def is_quiet(node: Node, state: NodeState | None = None, **changes: Any) -> bool:
+        heard.clear()
+        quiet.clear()
+        await node.say(state, **changes)
+        assert heard + quiet == ["n1"]
+        return bool(quiet)
+
+    node = Node(registry, clock)
+    assert not await is_quiet(node, state())
+    assert not await is_quiet(node), "this one confirms it"
+    clock.now += 25
+    assert await is_quiet(node, ages={"matmul": 2.0, "memory_free": 2.0})
+    accepted = {"o1": OrderReport(status=OrderStatus.ACCEPTED)}
+    assert not await is_quiet(node, orders=accepted)
+    assert not await is_quiet(node), "the report is over"
+    assert await is_quiet(node)
+    assert not await is_quiet(node, state(status=Status.FAIL), digest="d2")
+    assert await is_quiet(node, digest="d2")
+    clock.now += registry.silent_seconds + 1
+    assert not await is_quiet(node, digest="d2"), "it was silent"
+    again = Node(registry, clock, incarnation="i2")
+    assert not await is_quiet(again, state(), digest="d2")
+
+
+async def test_who_waits_for_a_node_to_read_an_answer_hears_a_quiet_sync_too() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = await joined(registry, clock)
+    registry.set_orders("n1", ())
+    waiting = asyncio.create_task(registry.hear_anew(["n1"], 10.0))
+    await asyncio.sleep(0)
+    await node.say()
+    await node.say()
+    assert await waiting == ()

@@ -65,6 +65,16 @@ def test_the_culprit_is_named_and_alone_and_the_job_is_rejected(kind: str, culpr
     assert not lab.claims
 
 
+def test_daemons_without_torch_cannot_run_collectives_and_the_refusal_says_what_to_do() -> None:
+    """As with the profile observe and enforced gates."""
+    lab = Lab(("n1", "n2", "n3"), bad=dict.fromkeys(("n1", "n2", "n3"), "no torch"))
+    decision = lab.decide(lab.ask(nodes=("n1", "n2", "n3")))
+    assert (decision.decision, decision.retryable) == (Verdict.REJECT, True)
+    first = decision.reasons[0].message
+    assert first.startswith("n1, n2, n3 cannot run collectives")
+    assert all(one in first for one in ("profile active", "--execute", "policy.collective = false"))
+
+
 @every("failure", TOOL_FAILURES)
 @every("names", [("n1", "n2"), ("n1", "n2", "n3"), SIX])
 def test_failure_of_the_tool_itself_takes_out_its_node_and_accuses_none(failure: str, names: tuple[str, ...]) -> None:

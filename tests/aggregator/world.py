@@ -308,7 +308,8 @@ class World:
         if self.daemons.pop(name, None) is not None:
             del self.pools[name]
 
-    def listen(self, callback: Callable[[str], None]) -> None:
+    def listen(self, callback: Callable[[str], None], *, quiet: Callable[[str], None] | None = None) -> None:
+        """What is told here is never quiet."""
         self.callbacks.append(callback)
 
     # --- as the nodes ---

@@ -20,10 +20,12 @@ VERSIONS = ("1.30", "1.33", "1.35", "1.37")
 NEWEST = VERSIONS[-1:]
 # Kinds that older versions do not have.
 SINCE = {"MutatingAdmissionPolicy": NEWEST, "MutatingAdmissionPolicyBinding": NEWEST}
-KUEUE = {"ResourceFlavor", "AdmissionCheck", "ClusterQueue", "LocalQueue"}
+# Kinds that a server with their definitions takes in other tests: tests/kubernetes/test_kueue.py, test_operators.py.
+KUEUE = ("ResourceFlavor", "AdmissionCheck", "ClusterQueue", "LocalQueue")
+TAKEN = {**dict.fromkeys(KUEUE, "kueue.x-k8s.io/v1beta2"), "TrainJob": "trainer.kubeflow.org/v1alpha1"}
 # Where jobs of other operators have their pods: each is held against the schema of a pod.
-JOBS = {"PyTorchJob", "MPIJob", "RayCluster"}
-OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "Certificate", "Cluster", *JOBS, *KUEUE}
+JOBS = {"PyTorchJob", "MPIJob", "RayCluster", "JobSet", "TrainingRuntime"}
+OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "Certificate", "Cluster", *JOBS, *TAKEN}
 
 
 @functools.cache
@@ -80,7 +82,7 @@ def templates(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             if key == "template":
-                yield inner
+                yield from list(templates(inner)) or [inner]  # that of a Job has that of its pods inside
             else:
                 yield from templates(inner)
     elif isinstance(value, list):
@@ -97,8 +99,8 @@ def other_kind(item: dict[str, Any]) -> None:
         for number, template in enumerate(found):
             metadata = {"name": f"{item['metadata']['name']}-{number}", **template.get("metadata", {})}
             strictly({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
-    elif item["kind"] in KUEUE:
-        assert item["apiVersion"] == "kueue.x-k8s.io/v1beta2"  # the server takes them: tests/kubernetes/test_kueue.py
+    elif item["kind"] in TAKEN:
+        assert item["apiVersion"] == TAKEN[item["kind"]]
     elif item["kind"] == "Certificate":
         assert item["apiVersion"] == "cert-manager.io/v1"
         assert set(spec) == {"secretName", "duration", "dnsNames", "issuerRef"}

@@ -45,7 +45,19 @@ from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from healthd.postmortem import EXIT_CODES
 from tests.aggregator.world import result, state
 from tests.deploy.kubernetes_kit import OVERLAYS, node_pod, of_config_map
-from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
+from tests.deploy.manifests import (
+    JOBS,
+    KUBERNETES,
+    OTHERS,
+    ROOT,
+    VERSIONS,
+    built,
+    kustomize,
+    pods,
+    strictly,
+    templates,
+    the,
+)
 
 pytestmark = pytest.mark.system("kubectl")
 
@@ -294,7 +306,7 @@ def test_nodes_and_hooks_send_tokens_that_are_bound_to_the_aggregators_audience(
         for template in templates(item)
         if "/etc/healthd/gate/token" in str(template)
     ]
-    assert len(hooks) == 3
+    assert len(hooks) == 6
     for pod in (node_pod("eks-neuron/active"), *hooks):
         assert projected(pod)["audience"] == callers.audience
         assert projected(pod)["path"] == "token"
@@ -372,7 +384,7 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
     assert {one.removesuffix(".authentication.k8s.io") for one in rights("healthd-aggregator")} == {NEEDS_REVIEWS}
     listed = {f"{verb} on {kind}.kueue.x-k8s.io" for kind in FOLLOWED for verb in ("list", "watch")}
     written = {f"patch on {kind}/status.kueue.x-k8s.io" for kind in ("admissionchecks", "workloads")}
-    assert rights("healthd-kueue") == {READ, WRITE, LIST, "get on namespaces", *listed, *written}
+    assert rights("healthd-kueue") == {READ, WRITE, LIST, "list on pods", "get on namespaces", *listed, *written}
     ours, kueue = "healthd-aggregator", "healthd-kueue"
     bound = (
         ("healthd-node", "healthd-node"),
@@ -392,7 +404,7 @@ def test_every_hook_says_which_pod_it_is() -> None:
     """So that the lease of its node ends with that pod."""
     told = {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
     hooks = [one for one in containers(list(examples())) if "--join" in str((one.get("command"), one.get("args")))]
-    assert [one["name"] for one in hooks] == ["gate", "pytorch", "gate"]
+    assert [one["name"] for one in hooks] == ["gate", "gate", "pytorch", "pytorch", "gate", "gate"]
     for hook in hooks:
         env = {one["name"]: one["valueFrom"] for one in hook["env"] if "valueFrom" in one}
         assert {name: env[name]["fieldRef"]["fieldPath"] for name in told} == told
@@ -449,7 +461,7 @@ def test_gate_of_the_example_is_a_command_that_there_is() -> None:
     assert set(re.findall(r"\$\((\w+)\)", " ".join(hook["command"]))) <= defined
 
 
-@pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob", "RayCluster"])
+@pytest.mark.parametrize("kind", sorted(JOBS))
 def test_jobs_of_other_operators_type_commands_that_there_are(kind: str) -> None:
     job = next(item for item in examples() if item["kind"] == kind)
     containers = [
@@ -457,11 +469,11 @@ def test_jobs_of_other_operators_type_commands_that_there_are(kind: str) -> None
         for template in templates(job)
         for container in (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
     ]
-    (line,) = (
+    (line,) = {
         line
         for container in containers
         if "/opt/healthd/bin/healthd" in (line := " ".join(container.get("command", []) + container.get("args", [])))
-    )
+    }
     words = (
         line.replace("\\\n", " ").partition("/opt/healthd/bin/healthd ")[2].partition(" -- ")[0].splitlines()[0].split()
     )
@@ -475,9 +487,10 @@ def test_jobs_of_other_operators_type_commands_that_there_are(kind: str) -> None
 def test_a_pytorchjob_is_tried_again_when_the_gate_said_so_and_fails_on_mistakes(tmp_path: Path) -> None:
     """The script of its container, with a gate that ends in each way; from 128 on the operator makes the pod anew."""
     job = next(item for item in examples() if item["kind"] == "PyTorchJob")
-    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
-    assert worker["restartPolicy"] == "ExitCode"
-    (script,) = worker["template"]["spec"]["containers"][0]["args"]
+    roles = job["spec"]["pytorchReplicaSpecs"]
+    assert [roles[role]["restartPolicy"] for role in ("Master", "Worker")] == ["ExitCode"] * 2
+    assert roles["Master"]["template"] == roles["Worker"]["template"]
+    (script,) = roles["Worker"]["template"]["spec"]["containers"][0]["args"]
     for code, ends in ((0, 7), (75, 175), (1, 1), (2, 2)):
         bin_folder = tmp_path / str(code)
         bin_folder.mkdir()
@@ -487,7 +500,7 @@ def test_a_pytorchjob_is_tried_again_when_the_gate_said_so_and_fails_on_mistakes
         own = script.replace("/opt/healthd/bin/healthd", str(bin_folder / "healthd"))
         done = subprocess.run(
             ["/bin/sh", "-c", own],
-            env={"PATH": f"{bin_folder}:/usr/bin:/bin", "WORLD_SIZE": "4", "RANK": "0"},
+            env={"PATH": f"{bin_folder}:/usr/bin:/bin", "PET_NNODES": "4", "PET_NODE_RANK": "0"},
             check=False,
         )
         assert done.returncode == ends, f"gate ended with {code}"
@@ -591,11 +604,8 @@ def job_ends(policy: dict[str, Any], reason: str, restarts: int) -> str:
 def test_every_end_of_a_pod_of_a_jobset_comes_to_what_it_should(
     container: str, code: int, jobset: str, pods_made: str
 ) -> None:
-    page = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
-    block = re.search(r"(?ms)^```yaml\n(failurePolicy:.*?)^```$", page)
-    assert block is not None
-    policy = yaml.safe_load(block[1])["failurePolicy"]
-    job = next(item for item in examples() if item["kind"] == "Job" and item["metadata"]["name"] == "train")["spec"]
+    spec = next(item for item in examples() if item["kind"] == "JobSet")["spec"]
+    policy, job = spec["failurePolicy"], spec["replicatedJobs"][0]["template"]["spec"]
     end = pod_ends(job["podFailurePolicy"]["rules"], container, code)
     if pods_made == "another pod":
         assert end == "Ignore"

@@ -349,6 +349,7 @@ class Kubernetes:
             f"--kubelet-client-certificate={pki}/kubelet-client.crt",
             f"--kubelet-client-key={pki}/kubelet-client.key",
             "--kubelet-preferred-address-types=InternalIP",
+            "--enable-aggregator-routing=true",  # webhooks by addresses of pods: kube-proxy is on the nodes alone
             f"--requestheader-client-ca-file={pki}/ca.crt",
             f"--proxy-client-cert-file={pki}/front-proxy.crt",
             f"--proxy-client-key-file={pki}/front-proxy.key",

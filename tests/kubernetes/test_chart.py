@@ -166,3 +166,12 @@ def test_notes_name_what_the_pods_wait_for_and_the_image_of_the_profile(cluster:
     assert "create token healthd-admin --audience healthd" in whole
     assert "healthd-torch" not in whole
     assert "pod-security" not in notes(**{"node.enabled": "false"})
+    enforced = {"aggregator.settings.HEALTHD_POLICY_MODE": "enforce"}
+    reads = {
+        "aggregator.settings.HEALTHD_POLICY_TIER": "passive",
+        "aggregator.settings.HEALTHD_POLICY_COLLECTIVE": "off",
+    }
+    assert "WARNING" not in whole
+    assert "Use the profile active" in notes(**enforced)
+    assert "WARNING" not in notes(**enforced, **reads)
+    assert "WARNING" not in notes(**enforced, profile="active")

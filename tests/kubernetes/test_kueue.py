@@ -121,13 +121,12 @@ def test_a_bad_node_is_a_retry_with_its_sentence_and_the_next_time_is_another_qu
     found = queues.wait("train", "is to be tried again", lambda one: player.check_of(one).get("state") == "Retry")
     first = player.check_of(found)
     assert "n2" in first["message"]
-    assert first["requeueAfterSeconds"] == 30
+    assert first["requeueAfterSeconds"] == 5
     assert leased(fleet) == []
 
     release(fleet, "n2")
-    queues.holding, queues.ahead_seconds = set(), 31.0
     found = queues.admitted("train")
-    assert player.check_of(found)["retryCount"] == 1
+    assert "retryCount" not in player.check_of(found), "a Retry that Kueue has not acted on is taken back"
     assert sorted(labelled(queues)) == list(NODES)
 
 
@@ -146,9 +145,13 @@ def test_what_is_impossible_is_deactivated_and_a_running_job_evicted_where_the_c
     queues.submit("train", count=1)
     queues.ahead_seconds = 6.0
     found = queues.admitted("train")
-    (before,) = labelled(queues)
+    ((before, gate),) = labelled(queues).items()
+    pod = {"nodeName": before, "containers": [{"name": "train", "image": "registry.example.com/train:1"}]}
+    metadata = {"name": "train", "namespace": "default", "labels": {GATE: gate}}
+    queues.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod})
     quarantine(fleet, before)
     queues.wait("train", "is evicted", lambda one: player.check_of(one).get("retryCount") == 1)
+    queues.cluster.kubectl("delete", "pod", "train", "-n", "default", "--grace-period=0", "--force")
     queues.admitted("train")
     (after,) = labelled(queues)
     assert after != before

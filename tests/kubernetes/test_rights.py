@@ -53,7 +53,7 @@ MAY = {
         *((verb, "resource.k8s.io/devicetaintrules") for verb in ("list", "create", "patch", "delete")),
     },
     "healthd-kueue": {
-        *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes")),
+        *(("get", "/nodes"), ("list", "/nodes"), ("patch", "/nodes"), ("list", "/pods")),
         *((verb, f"kueue.x-k8s.io/{kind}") for kind in KUEUE if kind != "clusterqueues" for verb in ("list", "watch")),
         *(("patch", "kueue.x-k8s.io/admissionchecks/status"), ("patch", "kueue.x-k8s.io/workloads/status")),
     },

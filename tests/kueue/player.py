@@ -176,8 +176,10 @@ def _begin(after: Object, names: list[str], now: float) -> None:
 
 
 def _reserve(after: Object, ready: bool, now: float) -> None:
+    done = {one["name"]: one["count"] for one in after["status"].get("reclaimablePods", ())}
     assigned = [
-        {"name": one["name"], "count": one["count"], "flavors": dict(FLAVOR)} for one in after["spec"]["podSets"]
+        {"name": one["name"], "count": one["count"] - done.get(one["name"], 0), "flavors": dict(FLAVOR)}
+        for one in after["spec"]["podSets"]
     ]
     put(after, "QuotaReserved", "True", "QuotaReserved", now)
     after["status"]["admission"] = {"clusterQueue": "cq", "podSetAssignments": assigned}

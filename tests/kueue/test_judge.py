@@ -153,7 +153,28 @@ def test_what_the_cluster_lacks_is_named_and_gives_the_quota_back(change: dict[s
     state, told = wrote(step)
     assert (state, message in told) == ("Retry", True), told
     assert step.write is not None
-    assert step.write.requeue_after_seconds == 60
+    assert step.write.requeue_after_seconds == 5
+
+
+def test_a_workload_whose_pods_have_all_succeeded_is_ready_at_once() -> None:
+    """Evicted between the last pod's end and the Job's: Kueue counts the pods that are still to run."""
+    found = made(*WAITS)
+    found["status"]["admission"]["podSetAssignments"][0]["count"] = 0
+    step = judged(read(found))
+    assert wrote(step) == ("Ready", "all of its pods have succeeded: there is nothing to check")
+    assert step.ask is None
+    for flavors in ({}, {"trn": dataclasses.replace(FLAVOR, pool=None)}):
+        assert wrote(judged(read(found), flavors=flavors))[0] == "Ready"
+    player.check_of(found)["state"] = "Ready"
+    assert judged(read(found), now=NOW + READY_SECONDS) == Step(), "it is not taken back"
+    found = made(*WAITS)
+    found["spec"]["podSets"].append({**found["spec"]["podSets"][0], "name": "launcher", "count": 1})
+    assigned = found["status"]["admission"]["podSetAssignments"]
+    assigned[0]["count"] = 0
+    assigned.append({"name": "launcher", "count": 1, "flavors": {"cpu": "plain"}})
+    plain = Flavor(name="plain", labels={}, pool=None)
+    assert wrote(judged(read(found), flavors={"trn": FLAVOR, "plain": plain}))[0] == "Ready"
+    assert judged(read(found), flavors={"trn": FLAVOR, "plain": FLAVOR}).ask is not None
 
 
 def test_several_flavors_are_one_pool_or_none() -> None:
@@ -201,15 +222,11 @@ def test_hold_says_what_it_waits_for_and_keeps_its_gate() -> None:
     assert (step.keep, step.write.since) == ("g-1", NOW), "a sentence is no transition"
 
 
-def test_reject_is_retry_with_growing_pauses_and_rejected_where_it_is_impossible_alone() -> None:
-    answer = decision(Verdict.REJECT)
-    pauses = []
-    for retries in (0, 1, 2, 9):
-        step = judged(read(made(*WAITS), retryCount=retries), answer=answer)
-        assert wrote(step) == ("Retry", "gate g-1: n1 is bad")
-        assert step.write is not None
-        pauses.append(step.write.requeue_after_seconds)
-    assert pauses == [30, 60, 120, 300]
+def test_reject_is_retry_and_rejected_where_it_is_impossible_alone() -> None:
+    step = judged(read(made(*WAITS)), answer=decision(Verdict.REJECT))
+    assert wrote(step) == ("Retry", "gate g-1: n1 is bad")
+    assert step.write is not None
+    assert step.write.requeue_after_seconds == 5
     never = decision(Verdict.REJECT, retryable=False)
     assert wrote(judged(read(made(*WAITS)), answer=never))[0] == "Rejected"
     growing = dataclasses.replace(CHECK, terms=Terms(impossible="retry"))
@@ -307,16 +324,22 @@ def test_a_ready_of_another_reservation_or_of_somebody_else_is_taken_back() -> N
         assert "another reservation" in wrote(judged(workload))[1]
 
 
-def test_a_node_that_turns_bad_is_said_by_retry_where_the_check_says_so_alone() -> None:
+def test_a_node_that_turns_bad_is_marked_by_a_gate_first_and_then_said_by_retry_where_the_check_says_so() -> None:
     """Recording node-not-ready-after-admission: Kueue does nothing by itself."""
     unfit = {"n2": "link is down"}
     acting = dataclasses.replace(CHECK, terms=Terms(after_admission="retry"))
     running = read(ready(admitted=True))
-    assert judged(running, unfit=unfit).write is None
-    step = judged(running, acting, unfit=unfit)
+    assert judged(running, unfit=unfit) == Step(keep="g-1")
+    asks = judged(running, acting, unfit=unfit)
+    assert asks.ask is not None
+    assert (asks.ask.job, asks.ask.nodes, asks.keep) == ("default/train/turned-bad", ("n2",), "g-1")
+    assert judged(running, acting, unfit=unfit, answer=decision(Verdict.HOLD)) == asks, "until the mark stands"
+    step = judged(running, acting, unfit=unfit, answer=decision(Verdict.REJECT))
     assert wrote(step) == ("Retry", "turned bad after the admission: node n2: link is down")
     assert step.write is not None
-    assert (step.keep, step.write.requeue_after_seconds) == ("g-1", 5), "its pods run until they are evicted"
+    assert (step.keep, step.write.requeue_after_seconds) == ("g-1", 1), "its pods run until they are evicted"
+    observed = judged(running, acting, unfit=unfit, answer=decision(Verdict.ADMIT, would=Verdict.REJECT))
+    assert observed == Step(keep="g-1")
 
 
 def test_while_kueue_replaces_a_node_itself_nothing_is_written_10660() -> None:

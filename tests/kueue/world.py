@@ -6,7 +6,7 @@ calls. It notes what must never be: an admission by a gate that was not asked fo
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from healthd.core.model import AdmittedNode, Claim, Decision, GateRequest, Reaso
 from healthd.kueue.cluster import state_object
 from healthd.kueue.controller import LABELS_SECONDS, Controller, Queues
 from healthd.kueue.judge import READY_SECONDS, Answer, Refusal, Write
-from healthd.kueue.workloads import AdmissionCheck, Condition, Flavor, Terms, Workload, parse_workload
+from healthd.kueue.workloads import AdmissionCheck, Condition, Flavor, GatedPod, Terms, Workload, parse_workload
 from tests.kueue import player
 
 POOL = "a"
@@ -38,6 +38,13 @@ class HeldGate:
     decided_at: float = 0.0
     over: bool = False
     """Withdrawn, superseded, or given back."""
+    given_back: set[str] = field(default_factory=set)
+    pods: set[str] = field(default_factory=set)
+    """The nodes on which its pods have not ended."""
+
+    @property
+    def leased(self) -> tuple[str, ...]:
+        return () if self.over else tuple(node for node in self.nodes if node not in self.given_back)
 
 
 @dataclass
@@ -56,6 +63,8 @@ class World:
     condition: Condition | None = None
     wrong: list[str] = field(default_factory=list)
     unfit_nodes: dict[str, str] = field(default_factory=dict)
+    grace_ends_at: float = 0.0
+    """When the grace period of all pods that are ending is over."""
     failing: float = 0.0
     killing: float = 0.0
     moving: float = 0.0
@@ -141,6 +150,24 @@ class World:
             self.wrong.append(f"{key} was admitted by a gate that does not admit: {gate}")
         elif any(self.labelled.get(node) != self.id_of(gate) for node in gate.nodes):
             self.wrong.append(f"{key} was admitted before its nodes {gate.nodes} were labelled: {self.labelled}")
+        else:
+            for other in self.gates.values():
+                if shared := other.pods & set(gate.nodes):
+                    self.wrong.append(f"{key} was admitted on {shared}, where pods of {other.request.job} are ending")
+            gate.pods = set(gate.nodes)
+
+    def end_pods(self, job: str, *nodes: str) -> None:
+        """Pods of a job have ended on these nodes; on all where none is named."""
+        for gate in self.gates.values():
+            if gate.request.job == job:
+                gate.pods -= set(nodes or gate.pods)
+
+    def _is_ending(self, gate: HeldGate) -> bool:
+        """Whether the pods of a gate are on their way out: their Workload has lost its quota, has ended or is gone."""
+        for found in self.objects.values():
+            if (found["metadata"]["uid"], self.epochs.get(found["metadata"]["uid"])) == gate.epoch:
+                return not player.holds(found, "Admitted") or player.holds(found, "Finished")
+        return True
 
     def id_of(self, gate: HeldGate) -> str:
         return next(one for one, held in self.gates.items() if held is gate)
@@ -184,8 +211,11 @@ class World:
         for name, gate in self.gates.items():
             if gate.over or gate.verdict is not Verdict.HOLD:
                 continue
-            busy = {node for other in self.gates.values() if not other.over for node in other.nodes}
+            busy = {node for other in self.gates.values() for node in other.leased}
             free = [node for node in self.nodes if node not in busy and node not in self.unfit_nodes]
+            if gate.request.nodes:  # about nodes that turned bad
+                gate.verdict = Verdict.REJECT
+                continue
             chance = 0.0 if self.hasty else self.rng.random()
             if chance < 0.5 and len(free) >= (gate.request.count or 0):
                 gate.verdict, gate.decided_at = Verdict.ADMIT, self.now
@@ -193,6 +223,9 @@ class World:
             elif chance > 0.9:
                 gate.verdict, gate.retryable = Verdict.REJECT, chance < 0.97
             assert name
+        for gate in self.gates.values():
+            if not self.hasty and self._is_ending(gate):
+                gate.pods = {node for node in gate.pods if self.rng.random() < 0.5}
 
     async def claims(self, prefix: str) -> tuple[Claim, ...]:
         self._call()
@@ -203,9 +236,10 @@ class World:
                 attempt=gate.request.attempt,
                 workload=str(gate.request.workload),
                 open=gate.verdict is Verdict.HOLD,
-                nodes=gate.nodes,
+                nodes=gate.leased,
                 age_seconds=self.now - gate.decided_at,
-                unfit={node: text for node, text in self.unfit_nodes.items() if node in gate.nodes},
+                pool=POOL,
+                unfit={node: text for node, text in self.unfit_nodes.items() if node in gate.leased},
             )
             for name, gate in self.gates.items()
             if not gate.over and gate.verdict is not Verdict.REJECT and str(gate.request.workload).startswith(prefix)
@@ -227,7 +261,7 @@ class World:
             gate.verdict, gate.over = Verdict.REJECT, True
         else:
             for other in of_job.values():
-                other.over = True
+                other.over = other.over or other.verdict is not Verdict.ADMIT
         if self.hasty:
             self.turn()
         return self._answer(name)
@@ -253,9 +287,15 @@ class World:
             request=gate.request,
         )
 
-    async def release(self, gate: str) -> None:
+    async def release(self, gate: str, nodes: Collection[str] = ()) -> None:
         self._call()
-        self.gates[gate].over = True
+        held = self.gates[gate]
+        held.given_back.update(nodes)
+        held.over = held.over or not nodes or not held.leased
+
+    async def is_fit(self, node: str) -> bool:
+        self._call()
+        return node not in self.unfit_nodes
 
     # --- the API server ---------------------------------------------------------------------------------------------
 
@@ -288,6 +328,21 @@ class World:
         self._call()
         return dict(self.labelled)
 
+    async def pods(self, gates: Collection[str]) -> tuple[GatedPod, ...]:
+        self._call()
+        return tuple(
+            GatedPod(
+                namespace="default",
+                name=f"pod-{node}",
+                gate=name,
+                node=node,
+                ends_at=self.grace_ends_at if self._is_ending(gate) else None,
+            )
+            for name, gate in self.gates.items()
+            if name in gates
+            for node in sorted(gate.pods)
+        )
+
     async def unbind(self, node: str, gate: str) -> None:
         self._call()
         if self.labelled.get(node) == gate:
@@ -309,6 +364,8 @@ class World:
         self.unfit_nodes.clear()
         self.hasty = True
         for _ in range(SETTLE_ROUNDS):
+            for gate in filter(self._is_ending, self.gates.values()):
+                gate.pods.clear()
             self.turn()
             await self.run_pass()
             while self.kueue() is not None:

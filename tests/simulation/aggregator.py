@@ -19,8 +19,7 @@ from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.forwarding import Front
 from healthd.aggregator.gate.records import Gate
 from healthd.aggregator.identity.tokens import Guard
-from healthd.aggregator.leadership import Course
-from healthd.aggregator.leading import Leading, Terms, build, leading
+from healthd.aggregator.leadership import Course, Leading, Terms, build, leading
 from healthd.aggregator.policy import Policy, Tuning
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import Leadership, NotVacantError, Store

@@ -34,6 +34,7 @@ def grid(cells: list[fleet_grid.Cell]) -> str:
     """The page of a fleet where nothing else is going on."""
     answer = rendering.page(
         "fleet.html",
+        without_limits=0,
         visitor={"caller": {"name": "loopback"}, "admin": False, "word": ""},
         after="x-1",
         topic=FLEET,

@@ -63,6 +63,7 @@ from healthd.postmortem.notes import MAX_PACKED_BYTES
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
+NO_NODES: list[str] = []
 LEAST_SECONDS = 1.0
 """So long the database has to take a question, however little its asker wants to wait: a commit takes milliseconds."""
 
@@ -185,16 +186,19 @@ async def release_job(
 
 
 @router.delete("/{gate}/lease")
-async def release(request: Request, caller: GateCaller, gate: str) -> GateReleased:
+async def release(
+    request: Request, caller: GateCaller, gate: str, node: Annotated[list[str], Query()] = NO_NODES
+) -> GateReleased:
     """
     Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
-    attempt that were adopted after the loss of a database.
+    attempt that were adopted after the loss of a database. With `node` (as often as you like) those of these nodes
+    alone.
 
     Safe to repeat. 404 where there is nothing to give back and nothing was given back before.
     """
     parts = parts_of(request)
     await _check_gate(parts, caller, gate)
-    return _released(parts.engine, await parts.engine.release(gate))
+    return _released(parts.engine, await parts.engine.release(gate, node))
 
 
 def _released(engine: Engine, done: GivenBack) -> GateReleased:
@@ -425,6 +429,7 @@ async def claims(
             open=False,
             nodes=(),
             age_seconds=max(0.0, now - row.granted_at),
+            pool=parts.engine.pool_of(row.node),
         )
         known = found.get(lease.gate, first)
         why = _why_bad(parts, row.node)

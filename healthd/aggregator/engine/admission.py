@@ -15,7 +15,7 @@ from healthd.aggregator.policy import LONGEST_LEASE_SECONDS, MOST_RUNTIME_SECOND
 from healthd.core.errors import BadInputError, ConflictError, LimitError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mode, ValidationKind
 from healthd.core.node_name import check_name
-from healthd.core.workload import problem_of
+from healthd.core.workload import KUEUE, problem_of
 
 
 def terms_of(request: GateRequest, policy: Policy) -> Terms:
@@ -328,7 +328,12 @@ def _end_earlier(
     rights: Rights,
     text: str,
 ) -> Mapping[str, str]:
-    """End those open gates and leases that the caller may end. The others that stand, as in `Gate.unfinished`."""
+    """
+    End those open gates and leases that the caller may end. The others that stand, as in `Gate.unfinished`.
+
+    A lease of a Workload of Kueue stays, and is not waited for: its pods may still be ending while the Workload is
+    queued again, and `healthd kueue` ends it with them.
+    """
     standing: dict[str, str] = {}
     lease_ids: list[str] = []
     for one in ids:
@@ -345,7 +350,7 @@ def _end_earlier(
         if not fleet_state.lease_stands(lease_id):
             continue
         row = fleet_state.leases[lease_id]
-        if row.lease.gate in standing:
+        if row.lease.gate in standing or (row.lease.workload or "").startswith(KUEUE):
             continue
         if rights.may_end(row):
             fleet_state.end_lease(batch, lease_id, text)

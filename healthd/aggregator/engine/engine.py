@@ -161,7 +161,7 @@ class Engine:
         self._followers = Followers()
         self._retries = Retries()
         self._pruning = Pruning(self._clock(), policy.tuning.prune_seconds)
-        registry.listen(self._on_report)
+        registry.listen(self._on_report, quiet=self._on_quiet)
 
     # --- gates --------------------------------------------------------------------------------------------------------
 
@@ -265,14 +265,15 @@ class Engine:
         """The decision of a gate, or a hold."""
         return decisions.current_decision(self._clock(), gate, self.policy)
 
-    async def release(self, gate_id: str) -> GivenBack:
+    async def release(self, gate_id: str, nodes: Collection[str] = ()) -> GivenBack:
         """
-        Withdraw an open gate, or end the leases of a decided one; adopted ones of the same job and attempt too.
+        Withdraw an open gate, or end the leases of a decided one; adopted ones of the same job and attempt too. With
+        `nodes` the leases of these nodes alone, and an open gate stays.
 
         Safe to repeat. NotFoundError where there is nothing to give back and no release did so before.
         """
         if gate_id not in self._memory.fleet_state.gate_ids and (
-            adopted := self._leases(lambda row: row.lease.gate == gate_id)
+            adopted := self._leases(lambda row: row.lease.gate == gate_id and (not nodes or row.node in nodes))
         ):
             return await self._give_back(adopted)
         gate = await self.get(gate_id)
@@ -281,8 +282,9 @@ class Engine:
             fleet_state = self._memory.fleet_state
             current = fleet_state.gates.get(gate_id)
             held = fleet_state.leases_of_job(current or gate)
+            held = tuple(row for row in held if not nodes or row.node in nodes)
             after = current or gate
-            if current is not None:
+            if current is not None and not nodes:
                 text = "the one who asked withdrew it; ask with the next attempt"
                 after, effects = decisions.close(batch.now, current, self.policy, Closing.RELEASED, text)
                 fleet_state.carry_out(batch, after, effects, ())
@@ -828,6 +830,13 @@ class Engine:
         else:
             self._gathering = asyncio.get_running_loop().call_later(min(pause, REPORTS_SECONDS), self._gathered)
 
+    def _on_quiet(self, node: str) -> None:
+        """Nothing is new about the node: no pass, unless something waits for it to report."""
+        if self._memory.is_at_rest(node, self._clock()):
+            self._memory.reconciler.note_heard(node, self._clock())
+        else:
+            self._on_report(node)
+
     def _gathered(self) -> None:
         self._gathering = None
         self._wake.set()
@@ -1143,6 +1152,15 @@ class Memory:
             self._registry.set_quarantine(node, None)
         self.stepper.set_executors(now)
 
+    def is_at_rest(self, node: str, now: float) -> bool:
+        """Whether a pass would find nothing to do about a node that reports, and is as it was."""
+        return (
+            self.reconciler.is_at_rest(node, now)
+            and self.rules.is_at_rest(node)
+            and node not in self.fleet_state.quarantines
+            and not any(node in gate.held or node in gate.request.nodes for gate in self.fleet_state.gates.values())
+        )
+
     def compute(self, batch: Batch, heard: set[str]) -> Pass:
         """Everything that follows from what was heard and from the time; ContainedError names what failed."""
         resting = self._bulkheads.resting(Where.NODE, batch.now)
@@ -1243,7 +1261,7 @@ class Stepper:
         snapshot = Snapshot(
             now=now,
             nodes=ReadOnce(lambda name: self._as_of_this_pass(nodes.get(name)), self._registry.names),
-            pools=ReadOnce(lambda pool: tuple(self._registry.pool(pool))),
+            pools=ReadOnce(lambda pool: tuple(self._registry.pool(pool)), lambda: tuple(self._registry.pools())),
             called=ReadOnce(self._registry.called),
             claims={},
             overrides=dict(self._fleet_state.overrides),

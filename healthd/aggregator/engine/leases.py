@@ -241,6 +241,14 @@ class LeaseReconciler:
                 why = f"its time of {span(most)} is over, and the node has no daemon that sees its job"
                 self._fleet_state.close_lease(batch, row, why)
 
+    def is_at_rest(self, name: str, now: float) -> bool:
+        """Whether nothing is open between the node and this database: it has its orders, none, and has no lease."""
+        return name in self._reconciled and not self._fleet_state.leases_of.get(name) and not self.unsure(now)
+
+    def note_heard(self, name: str, now: float) -> None:
+        """The node has reported, and is as it was."""
+        self._heard_at[name] = now
+
     def catch_up(self, batch: Batch, name: str) -> None:
         """Apply the newest report of one node at once: a person speaks of it, and no pass has come to it yet."""
         self._reconcile_node(batch, name, self._registry.node(name, batch.now))

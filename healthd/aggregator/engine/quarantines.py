@@ -199,6 +199,8 @@ class Quarantines:
         self._memory = QuarantineMemory(loaded)
         self.breakers = Breakers(self._memory, fleet_state, registry, policy, pool_of=pool_of, present=present)
         self._told: list[tuple[str, str]] = []
+        self._registry = registry
+        self._in_maintenance: set[str] = set()
         for name, record in self._memory.records.items():
             fleet_state.set_probe(name, _order(record))
 
@@ -258,9 +260,25 @@ class Quarantines:
             return math.inf
         return min((at for name, at in self._memory.due.items() if name not in resting), default=math.inf)
 
+    def is_at_rest(self, name: str) -> bool:
+        """Whether the last look at the node found nothing, and its state has been the same since."""
+        if not self._policy.rules:
+            return True
+        record = self._memory.records.get(name)
+        return (
+            (record is None or not record.active)
+            and name not in self._memory.due
+            and name not in self._in_maintenance
+            and self._memory.versions.get(name) == self._registry.version(name)
+        )
+
     def _concerns(self, batch: Batch, node: FleetNode, state: NodeState) -> bool:
         """Whether there is anything new about the node, or anything remembered of it."""
         record = self._memory.records.get(node.node)
+        if state.maintenance is None:
+            self._in_maintenance.discard(node.node)
+        else:
+            self._in_maintenance.add(node.node)
         if (record is not None and record.active) or state.maintenance is not None:
             return True
         if self._memory.versions.get(node.node) == node.version:

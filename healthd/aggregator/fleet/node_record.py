@@ -418,6 +418,26 @@ class NodeRecord:
             self.acknowledged &= request.orders.keys()
         return Arrival.TAKEN
 
+    def is_as_before(self, request: SyncRequest, now: float, silent_seconds: float) -> bool:
+        """
+        Whether a sync that is about to be taken in shows no more than that the node goes on as it was: the same state,
+        neither stale nor silent meanwhile, and nothing about an order.
+        """
+        return (
+            request.state is None
+            and not (request.orders or self.reports or request.steps)
+            and request.step_jobs is None
+            and self.state is not None
+            and request.digest == self.digest
+            and request.incarnation == self.incarnation
+            and self.confirmed
+            and self.duplicate is None
+            and self.member is None
+            and self.heard_at is not None
+            and now - self.heard_at <= silent_seconds
+            and now <= self.state.stale_at
+        )
+
     def amend(self, findings: Mapping[str, tuple[Finding, ...]]) -> bool:
         """What other nodes show of this one from now on; whether its evidence is another by that."""
         self.shown_by_peers = findings

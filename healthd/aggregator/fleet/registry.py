@@ -23,6 +23,7 @@ from healthd.aggregator.fleet import node_record
 from healthd.aggregator.fleet.comparison import PeerFindings
 from healthd.aggregator.fleet.node_record import Arrival, NodeRecord
 from healthd.aggregator.fleet.records import Duplicate, FleetNode
+from healthd.aggregator.fleet.turns import Turns
 from healthd.core.errors import ConflictError, HealthdError
 from healthd.core.model import Health, NodeState, Order, Quarantine, Reason, SyncAnswer, SyncRequest
 from healthd.core.node_name import alike, check_name, names_of, short
@@ -133,6 +134,7 @@ class Fleet:
         self.silent_seconds = silent_seconds
         self.clock = clock
         self.syncs = 0
+        self.turns = Turns()
         self.accused: Callable[[str], Reason | None] = lambda _node: None
         """The accusation by a validation that stands against a node, which its next sync carries."""
         self._max_nodes = max_nodes
@@ -142,6 +144,7 @@ class Fleet:
         self._pools: dict[str, list[str]] = {}
         self._by_key: dict[str, set[str]] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self._quiet_listeners: list[Callable[[str], None]] = []
         self.peers = PeerFindings(self._records, self._notify, clock)
         self._no_room_until = float("-inf")
         self._executing: set[str] = set()
@@ -231,6 +234,7 @@ class Fleet:
                 heard.set()
 
         self._listeners.append(on_sync)
+        self._quiet_listeners.append(on_sync)
         self._hearing.add(heard)
         try:
             async with asyncio.timeout(seconds):
@@ -241,6 +245,7 @@ class Fleet:
             pass
         finally:
             self._listeners.remove(on_sync)
+            self._quiet_listeners.remove(on_sync)
             self._hearing.discard(heard)
         return late()
 
@@ -258,9 +263,15 @@ class Fleet:
             if record.executor is not None:
                 record.executor.wake()
 
-    def listen(self, callback: Callable[[str], None]) -> None:
-        """Call back after every sync that brought something, before its answer, and when a node became a duplicate."""
+    def listen(self, callback: Callable[[str], None], *, quiet: Callable[[str], None] | None = None) -> None:
+        """
+        Call back after every sync that brought something, before its answer, and when a node became a duplicate.
+
+        `quiet` is called instead for a sync that shows no more than that the node is there as it was.
+        """
         self._listeners.append(callback)
+        if quiet is not None:
+            self._quiet_listeners.append(quiet)
 
     # --- who is in the fleet ------------------------------------------------------------------------------------------
 
@@ -294,6 +305,11 @@ class Fleet:
             heard = None if record.heard_at is None else max(0.0, now - record.heard_at)
             drill = record.state is not None and record.state.drill
             yield record.health(now, silent), heard, record.quarantine, drill
+
+    def version(self, name: str) -> int | None:
+        """A number that is another one whenever the node's state is; None for a node that is not known."""
+        record = self._records.get(name)
+        return None if record is None else record.version
 
     def states(self) -> Iterator[NodeState]:
         """What every node says of itself, by name, of those that have."""
@@ -554,7 +570,8 @@ class Fleet:
     ) -> SyncAnswer:
         """Take in what a line says, hold it, and answer."""
         now = self.clock()
-        before, incarnation = record.pool, record.incarnation
+        incarnation = record.incarnation
+        quiet = record.is_as_before(request, now, self.silent_seconds)
         arrival = record.take(request, now)
         if arrival is Arrival.FORMER:
             return self._answer_former(record, request)
@@ -567,25 +584,34 @@ class Fleet:
         if arrival is Arrival.TAKEN:
             if record.member is None:
                 self._spoke(record, started=record.incarnation != incarnation)
-            pool = request.state.labels.get("pool") if request.state is not None else before
-            if pool != before and record.member is None:
-                self._index(record, pool)
-            if (shared := self._records.get(node)) is not None and shared.expected is not None:
-                self._share(shared)  # what each has taken decides what the other gets
-            if request.state is not None and record.member is None:
-                others = names_of(request.state)
-                self._known_as.put(node, others if speaks_for is None else filter(speaks_for, others))
-                self.peers.take(node, request.state)
-            elif request.state is not None:
-                self.peers.take_executor(node)
-            if request.step_jobs is not None:
-                self.peers.keep_jobs(node, request.step_jobs)
-            if request.steps:
-                self.peers.take_steps(node, request.steps)
-            self._notify(node)
+            self._follow(node, record, request, speaks_for)
+            if quiet and record.confirmed:
+                for callback in self._quiet_listeners:
+                    callback(node)
+            else:
+                self._notify(node)
             if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
                 await self._hold(record, wait_seconds)
         return self._answer(record, send_all=send_all and arrival is Arrival.TAKEN)
+
+    def _follow(
+        self, node: str, record: NodeRecord, request: SyncRequest, speaks_for: Callable[[str], bool] | None
+    ) -> None:
+        """What a sync changes beside the record: the pool, the names, what nodes show of each other."""
+        if (shared := self._records.get(node)) is not None and shared.expected is not None:
+            self._share(shared)  # what each has taken decides what the other gets
+        if request.state is not None and record.member is None:
+            if (pool := request.state.labels.get("pool")) != record.pool:
+                self._index(record, pool)
+            others = names_of(request.state)
+            self._known_as.put(node, others if speaks_for is None else filter(speaks_for, others))
+            self.peers.take(node, request.state)
+        elif request.state is not None:
+            self.peers.take_executor(node)
+        if request.step_jobs is not None:
+            self.peers.keep_jobs(node, request.step_jobs)
+        if request.steps:
+            self.peers.take_steps(node, request.steps)
 
     async def _hold(self, record: NodeRecord, wait_seconds: float) -> None:
         """Until there is something new to tell the node, a newer request takes this one's place, or time is up."""
@@ -600,6 +626,7 @@ class Fleet:
             timer.cancel()
             if record.held is held:
                 record.held = None
+        await self.turns.wait()
 
     def _answer(self, record: NodeRecord, *, send_all: bool) -> SyncAnswer:
         name = self._next_answer()

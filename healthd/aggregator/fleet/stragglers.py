@@ -300,11 +300,12 @@ class Stragglers:
         self._clock = clock
         self._known: dict[Kind, Kind] = {}
         self._due: dict[str, float] = {}
+        self._looked: dict[str, tuple[int | None, float]] = {}  # the version of the state, and when
         self._queue: deque[str] = deque()
         self._queued: set[str] = set()
         self._search_at = fleet.clock() + SEARCH_SECONDS
         self._trouble = LogOnce(log)
-        fleet.listen(self._hear)
+        fleet.listen(self._hear, quiet=self._hear)
 
     async def run(self) -> None:
         """Look and search, for ever. Ends by cancellation."""
@@ -320,14 +321,21 @@ class Stragglers:
                 await self._search()
 
     def _hear(self, node: str) -> None:
-        """A node has said something: it is looked at when that was not done lately."""
-        if node not in self._queued and self._fleet.clock() >= self._due.get(node, 0.0):
+        """A node has reported: it is looked at when that was not done lately, and it has not been the same since."""
+        now = self._fleet.clock()
+        if node in self._queued or now < self._due.get(node, 0.0):
+            return
+        version, looked_at = self._looked.get(node, (None, -math.inf))
+        if version == self._fleet.version(node) and now - looked_at < LOOK_SECONDS:
+            self._due[node] = now + SOON_SECONDS
+        else:
             self._queued.add(node)
             self._queue.append(node)
 
     def _look(self, name: str) -> None:
         """Take in what a node measured."""
-        self._due[name] = self._fleet.clock() + SOON_SECONDS
+        now = self._fleet.clock()
+        self._due[name], self._looked[name] = now + SOON_SECONDS, (self._fleet.version(name), now)
         node = self._fleet.node(name)
         state = node.current() if node is not None else None
         if node is None or state is None:
@@ -346,6 +354,7 @@ class Stragglers:
 
     def _forget(self, node: str) -> None:
         self._due.pop(node, None)
+        self._looked.pop(node, None)
         self.peers.forget(node)
 
     async def _search(self) -> None:

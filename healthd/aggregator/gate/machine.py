@@ -75,6 +75,9 @@ TO_ANSWER_SECONDS = 5.0
 """What is left of the gate's time when a search must end: leases have to be stored."""
 
 
+NO_TORCH = "No module named 'torch'"
+"""What Python says in a rank of a daemon that only reads."""
+
 AT_ONCE_SECONDS = 0.01
 """A step that has to go on with what it changed itself: what is not later than now wakes nobody."""
 
@@ -167,14 +170,32 @@ def _conclude_validation(context: StepContext, validation: Validation) -> Hold |
         context, tuple(node for node in context.gate.reserved if node in found.out), "the collectives failed with it"
     )
     if not found.out and not found.cleared:
-        return Reject(found.reasons)
+        return Reject((*_without_torch(validation), *found.reasons))
     if not reserve(context):
-        return Reject(found.reasons)
+        return Reject((*_without_torch(validation), *found.reasons))
     unready = [name for name in context.gate.reserved if context.assess(name).eligibility is not Eligibility.READY]
     if not context.gate.reserved or unready:
         waiting = found.reasons or (reason("NotYetRun", "other nodes take the place of those that failed"),)
         return Hold(waiting, wake_at=context.now + AT_ONCE_SECONDS)
     return None
+
+
+def _without_torch(validation: Validation) -> tuple[Reason, ...]:
+    """What to do where members could not run the collectives because their probes' interpreter has no torch."""
+    lacking = {
+        node
+        for tested in validation.history
+        for node, why in tested.unfit.items()
+        if why.code == "StartFailed" and NO_TORCH in why.message
+    }
+    if not lacking:
+        return ()
+    names = ", ".join(sorted(lacking)[: decisions.MOST_NAMED])
+    text = (
+        f"{names} cannot run collectives: their daemons have no torch, as in the profile observe; use the profile "
+        "active, let hooks run them (--execute), or set policy.tier = passive and policy.collective = false"
+    )
+    return (reason("StartFailed", text),)
 
 
 def _revoke_leases(context: StepContext) -> Hold | None:
@@ -470,7 +491,7 @@ def _never_possible(context: StepContext) -> tuple[Reason, ...]:
     if request.pool is not None:
         there = len(snapshot.pools.get(request.pool, ()))
         if not there:
-            return (reason("UnknownPool", f"no node has ever reported pool {request.pool}"),)
+            return (reason("UnknownPool", _unknown_pool(context)),)
         if there < context.gate.terms.needed:
             text = f"pool {request.pool} has {counted(there, 'node')}, {context.gate.terms.needed} are asked for"
             return (reason("TooFewNodes", text),)
@@ -577,12 +598,21 @@ def _waiting_for(context: StepContext) -> tuple[Reason, ...]:
             text = f"{claimed} of {len(pool)} nodes of pool {context.gate.request.pool} are taken by other jobs"
             return (reason("Reserved", text), *decisions.worst_reasons(found)[: decisions.MOST_REASONS - 1])
         if context.gate.request.pool is not None and not found:
+            if not pool:
+                text = f"{_unknown_pool(context)}; {context.snapshot.settling or 'waiting for nodes'}"
+                return (reason("UnknownPool", text),)
             there, needed = counted(len(pool), "node"), context.gate.terms.needed
             text = (
                 f"pool {context.gate.request.pool} has {there} so far, {needed} {'is' if needed == 1 else 'are'} needed"
             )
             return (reason("TooFewNodes", f"{text}; {context.snapshot.settling or 'waiting for more'}"),)
     return decisions.worst_reasons(found)
+
+
+def _unknown_pool(context: StepContext) -> str:
+    """That no node is in the pool that was asked for, and which pools there are."""
+    pools = ", ".join(sorted(context.snapshot.pools)[: decisions.MOST_NAMED]) or "none"
+    return f"there is no pool `{context.gate.request.pool}`; pools: {pools}"
 
 
 def _must_wait(context: StepContext) -> bool:

@@ -164,7 +164,7 @@ class Feed:
         self._gates: dict[str, Gate] = {}
         self._swept = 0
         self._timer: asyncio.TimerHandle | None = None
-        fleet.listen(self._hear)
+        fleet.listen(self._hear, quiet=self._hear_quiet)
 
     @property
     def streams(self) -> int:
@@ -263,6 +263,12 @@ class Feed:
         if self._active():
             self._heard[node] = None
         self._schedule()
+
+    def _hear_quiet(self, node: str) -> None:
+        """Nothing is new but when it was heard, which matters to those who watch."""
+        if self._active():
+            self._heard[node] = None
+            self._schedule()
 
     def _schedule(self) -> None:
         if self._timer is None and not self._stopping() and (self._unsampled or self._active()):

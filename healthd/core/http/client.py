@@ -397,7 +397,7 @@ class Aggregator:
             with self._watched(url, connection) if watched else contextlib.nullcontext():
                 return connection.exchange(
                     method,
-                    path if not params else f"{path}?{urlencode(params)}",
+                    path if not params else f"{path}?{urlencode(params, doseq=True)}",
                     content,
                     headers,
                     connect_seconds=connect_seconds,

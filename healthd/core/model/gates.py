@@ -93,6 +93,7 @@ class Claim:
     A gate that waits for nodes (`open`), or that has them: `nodes` are those on which its leases are in force.
 
     `workload` is the one of its request. `age_seconds` counts from its question, or from the first of these leases.
+    `pool` is the pool of the first of `nodes`, None where it has none.
     `unfit` says of those of `nodes` that are known to be bad now what is wrong with them.
     """
 
@@ -103,6 +104,7 @@ class Claim:
     open: bool
     nodes: tuple[str, ...]
     age_seconds: float
+    pool: str | None = None
     unfit: Mapping[str, str] = field(default_factory=dict)
 
 

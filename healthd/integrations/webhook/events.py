@@ -17,11 +17,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from healthd.aggregator.jobs.postmortem_records import Postmortem, state_of
+from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, connection_words
 from healthd.core.http.client import read_token, verification
 from healthd.core.tasks import LogOnce
 from healthd.core.wire import encode, plain
+from healthd.integrations.webhook.settings import WebhookSettings
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +100,12 @@ class Webhook:
         except ConfigError as error:
             return str(error), False
         return ("", False) if 200 <= status < 300 else (f"HTTP {status}", status in REFUSED_FOR_GOOD)
+
+
+def sink(settings: AggregatorSettings, source: str) -> Webhook | None:
+    """The webhook of an aggregator; None where no URL is set. ConfigError."""
+    wanted = settings.of("webhook", WebhookSettings)
+    return None if wanted.url is None else Webhook(wanted.url, wanted.token_file, source=source)
 
 
 def event_of(record: Postmortem, *, at: float, source: str) -> bytes:

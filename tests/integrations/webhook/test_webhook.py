@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase
-from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.webhook import MOST_QUEUED, TRIES, Webhook
 from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError
+from healthd.integrations.webhook.events import MOST_QUEUED, TRIES, Webhook
+from healthd.integrations.webhook.settings import WebhookSettings
 from tests.aggregator.api_kit import living, running
 from tests.aggregator.postmortems_kit import ECC, body, notes_of
 from tests.node.node_kit import eventually
@@ -69,7 +69,7 @@ async def test_each_job_that_died_is_one_cloud_event_with_the_verdict_and_the_to
     token.write_text("not-a-secret-of-anybody\n")
     with receiving(204) as receiver:
         async with (
-            running(tmp_path, webhook_url=receiver.url, webhook_token_file=token) as client,
+            running(tmp_path, integrations={"webhook": WebhookSettings(url=receiver.url, token_file=token)}) as client,
             living(client, "n1"),
         ):
             gate = (await client.post("/v1/gates?wait=5", json={"job": "train", "nodes": ["n1"]})).json()["id"]
@@ -100,7 +100,7 @@ async def test_an_event_that_cannot_be_told_names_the_host_and_no_path(caplog: p
     assert "webhook http://127.0.0.1: " in caplog.text
     assert "hush" not in caplog.text
     with pytest.raises(ConfigError) as refused:
-        AggregatorSettings(webhook_url="hooks.example/services/hush")
+        WebhookSettings(url="hooks.example/services/hush")
     assert "hush" not in str(refused.value)
 
 
@@ -129,12 +129,12 @@ async def test_who_does_not_answer_fills_no_memory_and_holds_nobody_up() -> None
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"webhook_url": "ftp://x/"}, "must be http:// or https://"),
-        ({"webhook_token_file": Path("t")}, "goes with webhook_url"),
-        ({"webhook_url": "http://hooks.example/", "webhook_token_file": Path("t")}, "must be https://"),
+        ({"url": "ftp://x/"}, "must be http:// or https://"),
+        ({"token_file": Path("t")}, "goes with webhook_url"),
+        ({"url": "http://hooks.example/", "token_file": Path("t")}, "must be https://"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        AggregatorSettings(**settings)
-    assert httpx.URL(AggregatorSettings(webhook_url="https://hooks.example/x").webhook_url or "").host
+        WebhookSettings(**settings)
+    assert httpx.URL(WebhookSettings(url="https://hooks.example/x").url or "").host

@@ -1,0 +1,1 @@
+"""Ends of jobs, as CloudEvents to a URL."""
