@@ -190,7 +190,6 @@ def test_lost_answer_is_asked_for_again_and_is_the_same_decision(fleet: Cluster)
     assert newer["id"] != first["id"]
 
 
-@pytest.mark.thorough
 def test_quarantine_names_owner_and_reason_and_outlives_a_restart_and_a_time_out(fleet: Cluster) -> None:
     """Rival fault 19."""
     aggregator = fleet.services["aggregator"]
