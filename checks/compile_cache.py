@@ -74,7 +74,7 @@ class CacheKey:
 def to_key(plain: object) -> CacheKey:
     """A key out of plain values. Raises ValueError (one line)."""
     if not isinstance(plain, dict):
-        raise ValueError("the key is no object")
+        raise ValueError("the key is not an object")
     accelerator, device, lnc, flags, versions, probes = (
         plain.get(name) for name in ("accelerator", "device", "lnc", "flags", "versions", "probes")
     )

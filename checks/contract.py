@@ -1,6 +1,4 @@
-"""
-The contract between a check and whoever runs it: words, records, what a check may see, and the `@check` decorator.
-"""
+"""The contract between a check and the runner: terms, records, what a check can see, and the `@check` decorator."""
 
 from __future__ import annotations
 

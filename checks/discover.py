@@ -31,7 +31,9 @@ def builtin_checks(packages: Sequence[str] = PACKAGES) -> dict[str, Check]:
         for module in _modules(package):
             for check in checks_in(module):
                 if check.name in found and origins[check.name] != module.__name__:
-                    raise ValueError(f"check {check.name!r} is in {origins[check.name]} and in {module.__name__}")
+                    raise ValueError(
+                        f"check {check.name!r} is defined in both {origins[check.name]} and {module.__name__}"
+                    )
                 found[check.name] = check
                 origins[check.name] = module.__name__
     return found
@@ -63,7 +65,8 @@ def load_third_party(names: Sequence[str]) -> dict[str, Check]:
         other = points.setdefault(point.name, point)
         if other.value != point.value and point.name in names:
             raise ValueError(
-                f"third-party check {point.name!r} is in two packages: {other.value} and {point.value}; remove one"
+                f"two packages provide the third-party check {point.name!r}: {other.value} and {point.value}; remove "
+                "one"
             )
     found: dict[str, Check] = {}
     for name in names:
@@ -71,8 +74,8 @@ def load_third_party(names: Sequence[str]) -> dict[str, Check]:
             import difflib
 
             near = difflib.get_close_matches(name, points, n=1)
-            known = ", ".join(sorted(points)) or "none is installed here"
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {known}"
+            known = ", ".join(sorted(points)) or "none is installed"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; choose from: {known}"
             raise ValueError(f"no third-party check {name!r} in entry points {ENTRY_POINTS!r}{hint}")
         try:
             check = points[name].load()
@@ -81,9 +84,11 @@ def load_third_party(names: Sequence[str]) -> dict[str, Check]:
                 f"third-party check {name!r} ({points[name].value}): {type(error).__name__}: {error}"
             ) from error
         if not isinstance(check, Check):
-            raise ValueError(f"third-party check {name!r} ({points[name].value}) is no check made with @check")
+            raise ValueError(f"third-party check {name!r} ({points[name].value}) is not made with @check")
         if found.get(check.name, check) is not check:
-            raise ValueError(f"third-party check {name!r} ({points[name].value}): two are named {check.name}; drop one")
+            raise ValueError(
+                f"third-party checks {name!r} ({points[name].value}): two have the name {check.name}; drop one"
+            )
         found[check.name] = check
     return found
 

@@ -1,7 +1,7 @@
 """
-JSON that somebody else wrote: a bound on its depth, because decoders and all code behind them work by recursion.
+JSON from outside: limits its depth, because decoders and the code behind them recurse.
 
-Without it, one line of opening brackets raises RecursionError wherever the stack happens to end.
+Without the limit, one line of opening brackets raises RecursionError wherever the stack happens to end.
 """
 
 from __future__ import annotations

@@ -76,10 +76,10 @@ def within(
     if value is None:
         status, why, text = Status.UNKNOWN, "NoData", f"{subject}: no reading"
     elif not math.isfinite(value):
-        status, why, text = Status.FAIL, reason, f"{subject} is {value}, not a number to trust"
+        status, why, text = Status.FAIL, reason, f"{subject} is {value}, which is not a valid number"
     elif any(bound is not None and math.isnan(bound) for bound in (limit.lower, limit.upper)):
         status, why = Status.UNKNOWN, "NoData"
-        text += f": its limit from {limit.origin} is no number; correct it"
+        text += f": its limit from {limit.origin} is not a number; correct it"
     elif limit.lower is not None and value < limit.lower:
         status, why = Status.WARN if limit.origin == FLOOR else outside, reason
         text += f" is below {quantity(name, limit.lower)} ({_source(limit)})"

@@ -150,7 +150,7 @@ def _scaled(number: str, factor: float) -> float | None:
 
 def _finding(status: Status, text: str, measurements: tuple[Measurement, ...]) -> Finding:
     reason = {Status.PASS: None, Status.UNKNOWN: "NoData"}.get(status, "ProgramFailed")
-    message = text[:MAX_MESSAGE_CHARACTERS] or "no words, numbers only"
+    message = text[:MAX_MESSAGE_CHARACTERS] or "no text, only numbers"
     return Finding(status=status, reason=reason, message=message, target="node", measurements=measurements)
 
 
@@ -161,7 +161,7 @@ def _broken(done: Completed) -> Finding:
     return Finding(
         status=Status.UNKNOWN,
         reason="Crashed" if done.returncode < 0 else "NoData",
-        message=f"ended with {how}, which the protocol does not know{last}",
+        message=f"ended with {how}, which the protocol does not define{last}",
         target="node",
     )
 
@@ -170,6 +170,6 @@ def _silent(done: Completed) -> Finding:
     return Finding(
         status=Status.UNKNOWN,
         reason="NoData",
-        message=f"exit code {done.returncode} without a word: nothing was measured",
+        message=f"exit code {done.returncode} without output: nothing was measured",
         target="node",
     )

@@ -1,8 +1,8 @@
 """
 A machine's readings as a directory that `--host-root` replays: what is recorded and what must not be, each kind of
-reading, copying within bounds, and vendors' tools as small programs that print what the tools said.
+reading, copying within bounds, and vendors' tools as small programs that print their recorded output.
 
-A check that reads another file needs a row here, or a recorded machine cannot say what the machine said.
+A check that reads a new file needs a row here, or a recorded machine lacks that file.
 """
 
 from __future__ import annotations
@@ -185,14 +185,14 @@ class Copier:
         if self._full:
             return True
         if self.made.files >= self._max_files:
-            why = f"{self._max_files} files are the most"
+            why = f"the limit of {self._max_files} files"
         elif self.made.bytes >= self._max_bytes:
-            why = f"{self._max_bytes} bytes are the most"
+            why = f"the limit of {self._max_bytes} bytes"
         elif time.monotonic() > self._deadline:
             why = f"{self._max_seconds:g} s were over"
         else:
             return False
-        self.made.left_out[path] = f"this, and all that would have come after it: {why}"
+        self.made.left_out[path] = f"this and everything after it: {why}"
         self._full = True
         return True
 
@@ -412,7 +412,7 @@ try:
         sys.stdout.flush()
         if run["returncode"] is not None:
             sys.exit(run["returncode"])
-        # It streamed, or did not end in time: nobody waits for it for ever.
+        # It streamed, or did not end in time: no reader waits for it forever.
         time.sleep({STREAM_PERIOD_SECONDS} if run["stdout"] else 3600)
 except BrokenPipeError:
     sys.exit(0)
@@ -499,7 +499,7 @@ def record_view(copier: Copier) -> None:
     """From where the machine is looked at: the PID namespace."""
     namespace = copier.host.pid_namespace()
     if namespace is None:
-        copier.made.left_out["/proc/self/ns/pid"] = "not told, so holders of devices are unknown in this recording"
+        copier.made.left_out["/proc/self/ns/pid"] = "not available, so holders of devices are unknown in this recording"
     else:
         copier.write("/proc/self/ns/pid", f"{namespace}\n".encode())
 
@@ -572,7 +572,7 @@ def record_processes(copier: Copier) -> None:
                 copier.write(f"/proc/{entry}/{name}", text.encode())
         blind += not _record_holds(copier, entry)
     if blind:
-        copier.made.left_out["/proc/*/fd"] = f"{blind} processes may not be looked into; run as root"
+        copier.made.left_out["/proc/*/fd"] = f"{blind} processes cannot be inspected; run as root"
 
 
 def _record_holds(copier: Copier, entry: str) -> bool:
@@ -657,12 +657,12 @@ def record(host: Host, directory: Path, *, tools: bool = True) -> Recording:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if directory.stat().st_uid != os.geteuid():
-            raise BadInputError(f"{directory}: belongs to another user; name a directory that is not there yet")
+            raise BadInputError(f"{directory}: belongs to another user; name a directory that does not exist yet")
         if any(directory.iterdir()):
-            raise BadInputError(f"{directory}: is not empty; name a directory that is not there yet")
+            raise BadInputError(f"{directory}: is not empty; name a directory that does not exist yet")
         record_machine(copier, tools=tools)
     except OSError as error:
         place = error.filename or directory
-        text = f"{place}: {error.strerror or error}; name a directory that can be written to, with room"
+        text = f"{place}: {error.strerror or error}; name a writable directory with enough room"
         raise BadInputError(text) from None
     return copier.made

@@ -29,7 +29,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tests/checks").mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    steps = re.findall(r"Put this into `([^`]+)`:\n\n```python\n(.*?)```", text, flags=re.DOTALL)
+    steps = re.findall(r"Put\s+this\s+into\s+`([^`]+)`:\n\n```python\n(.*?)```", text, flags=re.DOTALL)
     assert [path for path, _ in steps] == ["checks/system/file_handles.py", "tests/checks/test_system_file_handles.py"]
     for path, code in steps:
         (folder / path).write_text(code, encoding="utf-8")

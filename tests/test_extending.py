@@ -179,7 +179,7 @@ def test_bundle_has_what_the_descriptor_names(tree: Path, tmp_path: Path, machin
 @pytest.mark.thorough
 def test_warm_has_nothing_to_do_for_a_kind_that_does_not_compile(tree: Path, tmp_path: Path, machine: Machine) -> None:
     ended = run(tree, "warm", "--host-root", str(machine.root), "--run-dir", str(tmp_path / "run"))
-    assert ended.stdout == "nothing to warm: accelerator kite does not compile\n", ended.stderr
+    assert ended.stdout == "nothing to compile: accelerator kite does not compile\n", ended.stderr
 
 
 def test_passive_checks_see_its_devices(tree: Path, tmp_path: Path, machine: Machine) -> None:

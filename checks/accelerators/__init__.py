@@ -225,7 +225,7 @@ def find_accelerator(name: str, host: Host) -> Accelerator:
         return detect(host)
     found = _accelerators().get(name)
     if found is None:
-        raise ValueError(f"no such accelerator: {name!r}; known are auto, {', '.join(accelerator_names())}")
+        raise ValueError(f"no such accelerator: {name!r}; choose one of: auto, {', '.join(accelerator_names())}")
     return found
 
 

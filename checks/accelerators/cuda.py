@@ -40,12 +40,11 @@ _HARDWARE = tuple(
     for words, remedy in (
         (
             "uncorrectable ECC error encountered",
-            "memory of the GPU had an error that cannot be corrected; see gpu_memory",
+            "uncorrectable memory error of the GPU; see gpu_memory",
         ),
         (
             "uncorrectable NVLink error detected",
-            "an NVLink of the GPU had an error that cannot be corrected, by this GPU or what is at the other end; "
-            "see gpu_links",
+            "uncorrectable NVLink error, caused by this GPU or by its peer on the link; see gpu_links",
         ),
     )
 )
@@ -123,7 +122,7 @@ _CARETAKERS = frozenset(
     }
 )
 
-_GIVE_ONE = "give the container one part alone (with nvidia-ml-py, which counts them), "
+_GIVE_ONE = "give the container a single MIG partition (with nvidia-ml-py, which counts them), "
 
 
 def present(host: Host) -> bool:
@@ -240,8 +239,8 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
 
     if torch.version.cuda is None:
         raise RuntimeError(
-            f"this torch ({torch.__version__}) is built without CUDA; "
-            "set python of [probe] to an environment whose torch has it"
+            f"this torch ({torch.__version__}) is built without CUDA; set python under [probe] to an environment "
+            "whose torch has CUDA"
         )
     count = torch.cuda.device_count()
     if count != 1:
@@ -252,8 +251,9 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     name = torch.cuda.get_device_name(0)
     if " MIG " in name and part is None and not (container and _count_parts(device) == 1):
         raise RuntimeError(
-            f"the GPU is partitioned (MIG), and CUDA shows one part of it ({name}): others may go untested; switch MIG "
-            f"off (nvidia-smi -mig 0), {_GIVE_ONE if container else ''}or disable the checks that run on devices"
+            f"the GPU is partitioned (MIG), and CUDA shows only one partition ({name}), so others may go untested; "
+            f"turn MIG off (nvidia-smi -mig 0), {_GIVE_ONE if container else ''}or disable the checks that run on "
+            "devices"
         )
     # The bound of `matmul` supposes that sums are kept in fp32.
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -187,8 +187,8 @@ class XlaDevice:
     def collective_backend(self) -> str:
         """Refused: see the head of this file. A back end that leaves ranks alone would accuse healthy nodes."""
         raise RuntimeError(
-            f"collectives between processes on PJRT {self._client} are not supported; "
-            "use the accelerator made for these devices, or disable the collective checks"
+            f"collectives between processes on PJRT {self._client} are not supported; use the accelerator that was "
+            "made for these devices, or disable the collective checks"
         )
 
     def synchronize(self) -> None:
@@ -259,7 +259,7 @@ def _client(options: Mapping[str, Any]) -> str:
 def _device_count(client: str, options: Mapping[str, Any]) -> int:
     name, value = "xla_devices", options.get("xla_devices")
     if value is None and client != "CPU":
-        raise ValueError(f"xla_devices must be set for PJRT {client}: who counts its devices has to open them")
+        raise ValueError(f"xla_devices must be set for PJRT {client}: counting its devices would open them")
     if value is None:
         name, value = "CPU_NUM_DEVICES", os.environ.get("CPU_NUM_DEVICES", cpu.DEVICE_COUNT_DEFAULT)
     try:
@@ -275,8 +275,8 @@ def _confine(client: str, index: int, options: Mapping[str, Any]) -> None:
     variable = options.get("xla_visible_variable")
     if not variable:
         raise ValueError(
-            f"xla_visible_variable must be set for PJRT {client}: "
-            "without it this process would take all devices, not one"
+            f"xla_visible_variable must be set for PJRT {client}: without it this process would take all devices "
+            "instead of one"
         )
     os.environ[str(variable)] = str(index)
 
@@ -316,7 +316,7 @@ class XlaMesh(XlaDevice):
     def collective(self, name: str, contributions: Any) -> _MeshOperation:
         """See `Mesh.collective`."""
         if name not in _COLLECTIVES:
-            raise ValueError(f"no such collective: {name!r}; known are {', '.join(_COLLECTIVES)}")
+            raise ValueError(f"no such collective: {name!r}; choose one of: {', '.join(_COLLECTIVES)}")
         return _MeshOperation(self, name, contributions)
 
     def shard(self, tensor: Any, spec: tuple[str | None, ...]) -> Any:

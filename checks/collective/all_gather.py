@@ -19,15 +19,14 @@ from checks.contract import Context, Evidence, Finding, Progress, check
 )
 def all_gather(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progress]:
     """
-    What each rank has arrives at every rank, exact in every element, and fast.
+    The data of each rank arrive at every rank, exact in every element, and fast.
 
     Reads:   all devices of the group, by torch.distributed with the accelerator's backend, at three sizes.
-    Judges:  fail CollectiveMismatch (a rank that several got wrong values from is named, not they) | fail RankAbsent,
-             RankDied, RankHung (the culprit, not those who waited for it) | fail SlowLink (limits
+    Judges:  fail CollectiveMismatch (a rank that sent wrong values to several is named, not its receivers) | fail
+             RankAbsent, RankDied, RankHung (the culprit, not those who waited for it) | fail SlowLink (limits
              `all_gather_busbw_bytes_per_second`, `..._algbw_...`, `all_gather_duration_seconds`: for the largest size;
-             `NAME/SIZE_BYTES` for any other,
-             `nodes_NAME` between nodes) | unknown Timeout (nobody can be told) | skip NotApplicable (fewer than 2
-             ranks) | pass with bandwidths and times.
+             `NAME/SIZE_BYTES` for any other, `nodes_NAME` between nodes) | unknown Timeout (culprit unknown) | skip
+             NotApplicable (fewer than 2 ranks) | pass with bandwidths and times.
     Cost:    quick: about 0.1 s on 2 ranks of one core each, 20 MiB each.
     Source:  nccl-tests, doc/PERFORMANCE.md: size is that of the gathered whole; algbw = size / time,
              busbw = algbw * (n - 1) / n. The time is that of the slowest rank.

@@ -25,7 +25,7 @@ def all_reduce(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progress]:
     Judges:  fail CollectiveMismatch | fail RankAbsent, RankDied, RankHung (the culprit, not those who waited for it) |
              fail SlowLink (limits `all_reduce_busbw_bytes_per_second`, `..._algbw_...`, `all_reduce_duration_seconds`:
              for the largest size; `NAME/SIZE_BYTES` for any other,
-             `nodes_NAME` between nodes) | unknown Timeout (nobody can be told) | skip
+             `nodes_NAME` between nodes) | unknown Timeout (culprit unknown) | skip
              NotApplicable (fewer than 2 ranks) | pass with bandwidths and times.
     Cost:    quick: about 0.1 s on 2 ranks of one core each, 24 MiB each.
     Source:  nccl-tests, doc/PERFORMANCE.md: size is that of one rank's buffer; algbw = size / time,

@@ -1,8 +1,8 @@
 """
-Who was at fault in a collective, from what all ranks said: pure, for every collective.
+Which rank is at fault in a collective, from the evidence of all ranks. Pure, for every collective.
 
-The one rule: those who waited for a culprit are not accused. Where nobody can be told, nobody is, and the answer is
-unknown.
+The one rule: ranks that waited for a culprit are not accused. If the culprit cannot be determined, no rank is accused,
+and the result is unknown.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ def _judge_stuck(
     ahead = max((one.progress for one in gone), key=len)
     last = behind[0].progress[-1] if least else None
     if len(behind) == len(gone) and not present:
-        at = f"all are at {_event(last)}" if last else "no rank was heard of"
-        text = f"{name} did not end, and no rank can be told from the others: {at}"
+        at = f"all are at {_event(last)}" if last else "no rank reported"
+        text = f"{name} did not finish, and no rank stands out: {at}"
         yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
         return
     inside = last is not None and last.event != "left"
@@ -234,9 +234,9 @@ def _judge_stuck(
     if meeting or (len(behind) > 1 and (last is None or inside)):
         names = ", ".join(_named(one.target, devices) for one in behind)
         who = f"one of {names}" if len(behind) > 1 else names
-        text = f"{name} did not end: the others went on from {_event(last)}, and {who} did not"
+        text = f"{name} did not finish: the others went on from {_event(last)}, but {who} did not"
         if meeting:
-            text += "; whether it is at fault, or one that should have answered it, cannot be told"
+            text += "; it may be at fault itself, or waiting for a rank that is"
         yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
         return
     for one in behind:
@@ -248,7 +248,7 @@ def _judge_stuck(
             what = f"did not enter {ahead[least].step}"
         else:
             what = f"did not go on after {last.step}"
-        text = f"{_named(one.target, devices)} hangs: it {what}, as the others did"
+        text = f"{_named(one.target, devices)} hangs: unlike the others, it {what}"
         yield _finding(Status.FAIL, "RankHung", text, one.target, gone, behind)
 
 
@@ -258,7 +258,7 @@ def _finding(
     """A finding about a culprit, which mentions its victims."""
     victims = sorted(one.target for one in gone if one not in culprits)
     if victims:
-        text += f" (waited for it in vain: {some(victims)})"
+        text += f" (waiting for it: {some(victims)})"
     return Finding(status=status, reason=reason, message=text, target=target)
 
 
@@ -310,7 +310,7 @@ def _judge_values(name: str, ranks: Sequence[Evidence]) -> Iterator[Finding]:
         holders = {r: s for r, s in wrong.items() if not s["sources"] or set(map(int, s["sources"])) - senders.keys()}
         if len(holders) == len(measured) and not any(size["sources"] for size in holders.values()):
             names = ", ".join(_named(f"rank:{rank}", devices) for rank in sorted(holders))
-            text = f"{what}: all ranks hold wrong values, which one of {names} contributed: {_first(holders)}"
+            text = f"{what}: all ranks hold wrong values contributed by one of {names}: {_first(holders)}"
             yield Finding(status=Status.FAIL, reason="CollectiveMismatch", message=text, target="node")
             continue
         for rank, size in sorted(holders.items()):

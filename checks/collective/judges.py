@@ -1,4 +1,4 @@
-"""Which judge a collective has, by its name: for who compares ranks of several nodes, and knows no check."""
+"""The judge of each collective, by name: for callers that compare ranks of several nodes without knowing the check."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def open_store(distributed: Any, group: Group) -> Any:
     """
     url = urlsplit(group.rendezvous)
     if url.hostname is None or url.port is None:
-        raise RuntimeError(f"{group.rendezvous}: no rendezvous; it is written tcp://ADDRESS:PORT?group=ID")
+        raise RuntimeError(f"{group.rendezvous}: not a rendezvous; write tcp://ADDRESS:PORT?group=ID")
     key = f"healthd/{url.query}"
     deadline = time.monotonic() + group.timeout_seconds
     while True:
@@ -169,7 +169,7 @@ def _store(distributed: Any, group: Group, host: str, port: int, deadline: float
         )
     except RuntimeError as error:
         if any(words in str(error).lower() for words in _IN_USE):
-            raise RuntimeError(f"port {port} is in use on this node; the group needs another") from None
+            raise RuntimeError(f"port {port} is in use on this node; use another port for the group") from None
         raise
 
 
@@ -449,7 +449,7 @@ def run_mesh(ctx: Context[Params], name: str, mesh: Mesh, group: Group) -> Itera
     """Be all ranks of the collective `name`: run every size, say what each rank measured."""
     yield progress(RENDEZVOUS, "joined")
     if len(mesh.members) != group.size:
-        raise ValueError(f"a group of {group.size} ranks needs a mesh of as many devices, not {len(mesh.members)}")
+        raise ValueError(f"a group of {group.size} ranks needs a mesh of {group.size} devices, not {len(mesh.members)}")
     rank = Rank(torch=mesh.torch, distributed=None, device=mesh, group=group)
     yield progress(RENDEZVOUS, "left")
     sizes: list[list[dict[str, Any]]] = [[] for _ in mesh.members]

@@ -26,7 +26,7 @@ def reduce_scatter(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progre
              fail SlowLink (limits `reduce_scatter_busbw_bytes_per_second`, `..._algbw_...`,
              `reduce_scatter_duration_seconds`: for the largest size; `NAME/SIZE_BYTES` for any other,
              `nodes_NAME` between nodes) | unknown Timeout
-             (nobody can be told) | skip NotApplicable (fewer than 2 ranks) | pass with bandwidths and times.
+             (culprit unknown) | skip NotApplicable (fewer than 2 ranks) | pass with bandwidths and times.
     Cost:    quick: about 0.2 s on 2 ranks of one core each, 20 MiB each.
     Source:  nccl-tests, doc/PERFORMANCE.md: size is that of the whole before it is scattered; algbw = size / time,
              busbw = algbw * (n - 1) / n. The time is that of the slowest rank.

@@ -47,7 +47,7 @@ def _judge_group(devices: Sequence[Evidence], absent: str) -> Iterator[Finding]:
         names = ", ".join(device.target for device in devices)
         for device in devices:
             text = (
-                f"digests differ and no majority can say which is wrong: one of {names} ({_short(device)} here){absent}"
+                f"digests differ and no majority shows which is wrong: one of {names} ({_short(device)} here){absent}"
             )
             yield Finding(status=Status.FAIL, reason="DigestMismatch", message=text, target=device.target)
         return
@@ -58,7 +58,7 @@ def _judge_group(devices: Sequence[Evidence], absent: str) -> Iterator[Finding]:
             continue
         repeats = int(device.data["repeats"])
         peers = f"{count - 1} other{'s' if count > 2 else ''}"
-        compared = f"as {peers} of its kind" if count > 1 else "no other of its kind to compare with"
+        compared = f"as {peers} of its kind" if count > 1 else "nothing of its kind to compare with"
         yield Finding(
             status=Status.PASS,
             reason=None,
@@ -82,7 +82,7 @@ def _short(device: Evidence) -> str:
 @check(tier="quick", interval_seconds=3600, timeout_seconds=120, scope="device", judge=judge_digests)
 def digest(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    Fixed work gives the same bits each time and on each device of a kind (silent data corruption).
+    A fixed computation gives the same bits each time and on each device of a kind (silent data corruption).
 
     Reads:   the device, by a chain of integer and bf16 matrix products and reductions, on one thread, whose bytes are
              hashed (SHA-256).
@@ -109,7 +109,9 @@ def digest(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         torch.set_num_threads(threads)
     (common, same), total = counts.most_common(1)[0], counts.total()
     if len(counts) > 1:
-        text = f"the same work gave {len(counts)} different digests in {total} repeats ({same} times {common[:12]})"
+        text = (
+            f"the same computation gave {len(counts)} different digests in {total} repeats ({same} times {common[:12]})"
+        )
         yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=device.target)
     yield Evidence(
         target=device.target,

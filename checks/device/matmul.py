@@ -80,12 +80,13 @@ class Params:
 )
 def matmul(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     """
-    Matrix products of random data are right to the last bit that rounding allows, and fast.
+    Matrix products of random data are correct to the last bit that rounding allows, and fast.
 
     Reads:   the device, by one square product per dtype (fp32, bf16; from the deep tier on fp16 and fp8).
     Judges:  fail WrongResult | fail SlowDevice (below `matmul_flops_per_second`, or `matmul_flops_per_second/bf16` for
-             one dtype) | skip NotApplicable (fp16 or fp8 that the device cannot do, or whose sums it does not keep in
-             fp32, as XLA on CPUs; GPUs keep those of fp16) | pass with the achieved FLOP/s, 2 n^3 over the median time.
+             one dtype) | warn SlowDevice (below half of the published peak) | skip NotApplicable (fp16 or fp8 that the
+             device cannot do, or whose sums it does not keep in fp32, as XLA on CPUs; GPUs keep those of fp16) | pass
+             with the achieved FLOP/s, 2 n^3 over the median time.
     Cost:    under 0.1 s on one core; the device is busy meanwhile.
     Source:  the bound is that of N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.5, for any order
              of summation: |C' - C| <= gamma_n |A||B| + u |C|, with gamma_n = n u32 / (1 - n u32). Inputs are exact (the
@@ -105,7 +106,7 @@ def matmul(ctx: Context[Params]) -> Iterator[Finding | Profile]:
         raise ValueError(f"parameter 'sizes' must have one number per dtype ({len(dtypes)}), not {params.sizes!r}")
     for index, dtype in enumerate(dtypes):
         if dtype not in _DTYPES:
-            raise ValueError(f"parameter 'dtypes': no such dtype {dtype!r}; known are {', '.join(_DTYPES)}")
+            raise ValueError(f"parameter 'dtypes': no such dtype {dtype!r}; choose from: {', '.join(_DTYPES)}")
         size = params.sizes[index] if params.sizes else device.matmul_rows
         yield from _shown(ctx, device, dtype, _probe(ctx, device, dtype, _DTYPES[dtype][0], size, seed))
     if not params.dtypes and ctx.tier.rank >= Tier.DEEP.rank:
@@ -123,9 +124,9 @@ def _shown(ctx: Context[Params], device: Device, dtype: str, probed: Probed) -> 
 
 def _where_there(ctx: Context[Params], device: Device, dtype: str, size: int, seed: int) -> Probed:
     """The product of a dtype that the device may not have: found out by asking for it."""
-    why = f"torch {device.torch.__version__} does not know it"
+    why = f"torch {device.torch.__version__} does not support it"
     if dtype in getattr(device, "narrow_sums", ()):
-        text = f"no {dtype} products on this device: its sums are not kept in fp32, so no bound holds"
+        text = f"no {dtype} products on this device: its sums are not kept in fp32, so no error bound applies"
         return Probed(Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=device.target))
     fallbacks = getattr(device, "fallbacks", tuple)
     for form in _DTYPES[dtype]:
@@ -141,7 +142,7 @@ def _where_there(ctx: Context[Params], device: Device, dtype: str, size: int, se
         left: tuple[str, ...] = fallbacks()
         if not left and probed.finding.reason != _NARROW:
             return probed
-        why = f"the host would do {', '.join(left[:4])}" if left else probed.finding.message
+        why = f"the host would compute {', '.join(left[:4])}" if left else probed.finding.message
         if not left:
             break
     text = f"no {dtype} products on this device: {why}"
@@ -177,7 +178,7 @@ def _probe(ctx: Context[Params], device: Device, dtype: str, form: Format, size:
         return Probed(finding, multiply, median(seconds))
     text = f"{shape} product is wrong (seed {seed}): {wrong}"
     if narrow and dtype in _WHERE_THERE and dtype not in getattr(device, "wide_sums", ()):
-        text = f"its sums are not kept in fp32, so no bound holds ({wrong})"
+        text = f"its sums are not kept in fp32, so no error bound applies ({wrong})"
         return Probed(dataclasses.replace(finding, status=Status.UNKNOWN, reason=_NARROW, message=text))
     return Probed(
         dataclasses.replace(finding, status=Status.FAIL, reason="WrongResult", message=text, blame=None, action=None)

@@ -1,4 +1,4 @@
-"""The `memory` probe: device memory gives back what was written."""
+"""The `memory` probe: device memory returns what was written."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Params:
 )
 def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     """
-    A block of device memory gives back three patterns and their inverses, and copies fast.
+    A block of device memory returns three patterns and their inverses, and copies fast.
 
     Reads:   the device's memory: each word's own address (finds crossed address lines), a walking one (stuck and
              coupled bits) and random words; each is written, read back, inverted in place and read back again. The
              block is made of pieces of one size, so that a device that compiles its work compiles it once; words of
              64 bits are two of 32 there, because some devices have no others.
-    Judges:  fail MemoryCorruption (with offset and bits) | unknown CannotAllocate (the block could not be had, or
-             nobody can say how much there is) | fail SlowDevice (below `memory_bandwidth_bytes_per_second`) | pass
-             with bytes/s of an inverting copy, read and written bytes both counted, as STREAM does (a plain copy is
-             nothing to do for a compiler that sees it).
+    Judges:  fail MemoryCorruption (with offset and bits) | unknown CannotAllocate (no such block is available, or the
+             amount of memory is unknown) | fail SlowDevice (below `memory_bandwidth_bytes_per_second`) | warn
+             SlowDevice (below half of the published peak) | pass with bytes/s of an inverting copy, read and written
+             bytes both counted, as STREAM does (a plain copy is nothing to do for a compiler that sees it).
     Cost:    quick: 32 MiB and under 0.2 s. A block that fits in a cache tests the cache: deep takes 1 GiB.
     Source:  own; the patterns are those of memtest86+.
     Unverified: GPUs and Neuron devices, and memory that is really faulty. It has run on CPUs and on XLA's CPU device.
@@ -65,7 +65,7 @@ def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     limit_bytes = params.max_bytes if params.max_bytes is not None else _TIER_BYTES.get(ctx.tier, 32 * 2**20)
     available = device.available_bytes()
     if available is None:
-        yield _cannot(device, "nobody can say how much memory is available")
+        yield _cannot(device, "the amount of available memory is unknown")
         return
     wanted = min(limit_bytes, int(available * params.share_ratio))
     if wanted < _LEAST_BYTES:
@@ -108,7 +108,7 @@ def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
         target=device.target,
         limit=ctx.limit(name, device.target),
         reason="SlowDevice",
-        subject=f"{size} gave back {', '.join(PATTERNS)} and their inverses (seed {seed}); bandwidth",
+        subject=f"{size} returned {', '.join(PATTERNS)} and their inverses (seed {seed}); bandwidth",
     )
     yield from with_profile(ctx, device, "memory", copy, median(seconds), [judged])
 
@@ -177,7 +177,7 @@ def _describe(found: Any, wanted: Any, start: int, words: int, pattern: str) -> 
     was, is_now = (int(tensor[first]) & (2**64 - 1) for tensor in (wanted, found))
     bits = [str(bit) for bit in range(64) if (was ^ is_now) >> bit & 1]
     return (
-        f"byte offset {(start + first) * _WORD_BYTES:#x} of {words * _WORD_BYTES:#x} gave back {is_now:#018x} instead "
-        f"of {was:#018x}: bit{'s' if len(bits) > 1 else ''} {', '.join(bits)} ({pattern}); "
-        f"{places.numel()} words differ nearby"
+        f"byte offset {(start + first) * _WORD_BYTES:#x} of {words * _WORD_BYTES:#x} returned {is_now:#018x} instead "
+        f"of {was:#018x}: bit{'s' if len(bits) > 1 else ''} {', '.join(bits)} ({pattern}); {places.numel()} words "
+        "differ nearby"
     )

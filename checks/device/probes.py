@@ -1,6 +1,6 @@
 """
-What the probes of a device share: seeds, rates, limits with a label, and whether an error tells of a device in
-trouble or only of something that it lacks.
+What the probes of a device share: seeds, rates, labelled limits, and whether an error indicates a device in trouble or
+only a missing feature.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Host:
             except (ValueError, HostError) as error:
                 raise HostError("NoData", f"host.json: {error}") from None
         if not isinstance(self._content, dict) or name not in self._content:
-            raise HostError("NoData", f"host.json says nothing of {name}")
+            raise HostError("NoData", f"host.json has no entry {name}")
         return self._content[name]
 
     # --- programs -----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Host:
         line, whole, _ = out.partition(b"\n")
         if not whole:
             words = err.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
-            raise HostError("NoData", f"{argv[0]} wrote no line{': ' if words else ''}{words}")
+            raise HostError("NoData", f"{argv[0]} printed nothing{': ' if words else ''}{words}")
         return line.decode("utf-8", "replace")
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class Host:
             said = self.data("limits")
             value = said.get(name, "") if isinstance(said, dict) else ""
             if value is not None and not isinstance(value, (int, float)):
-                raise HostError("NoData", f"host.json: limits say no number of {name}")
+                raise HostError("NoData", f"host.json: limits has no number for {name}")
             return float("inf") if value is None else float(value)
         import resource
 
@@ -326,7 +326,7 @@ class Host:
             return time.time()
         said = self.data("time")
         if not isinstance(said, (int, float)) or isinstance(said, bool):
-            raise HostError("NoData", "host.json: time is no number")
+            raise HostError("NoData", "host.json: time is not a number")
         return float(said)
 
     def uptime_seconds(self) -> float:
@@ -336,7 +336,7 @@ class Host:
         try:
             return float(self.read("/proc/uptime").split()[0])
         except (ValueError, IndexError):
-            raise HostError("NoData", "/proc/uptime: holds no number") from None
+            raise HostError("NoData", "/proc/uptime: contains no number") from None
 
     def clock(self) -> ClockState:
         """adjtimex(2) without changing anything. As data: `{"clock": {...}}`."""
@@ -419,7 +419,7 @@ class Host:
         except TimeUpError as error:
             rest = "" if error.killed else ", and cannot be killed"
             said = b"\n".join((error.out, error.err)).decode("utf-8", "replace")
-            text = f"{argv[0]} did not end within {timeout_seconds:g} s{rest}"
+            text = f"{argv[0]} did not finish within {timeout_seconds:g} s{rest}"
             raise HostError("Timeout", text, said) from None
 
 
@@ -557,5 +557,5 @@ def _look_up(name: str) -> list[str]:
     thread.start()
     thread.join(RESOLVER_SECONDS)
     if not answers:
-        raise HostError("Timeout", f"{name}: the resolver did not answer within {RESOLVER_SECONDS:g} s")
+        raise HostError("Timeout", f"{name}: the resolver did not respond within {RESOLVER_SECONDS:g} s")
     return answers[0]

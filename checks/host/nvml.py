@@ -44,8 +44,8 @@ def load_module(host: Host) -> Any:
     """The module. Raises NvmlError MissingTool with the remedy."""
     missing = NvmlError(
         "MissingTool",
-        f"{PACKAGE} is neither installed beside healthd nor for {sys.executable}: install the extra nvidia of healthd "
-        "(pip install '.[nvidia]' in a clone), or disable the checks gpu_*",
+        f"{PACKAGE} is installed neither beside healthd nor for {sys.executable}: install the extra nvidia of "
+        "healthd (pip install '.[nvidia]' in a clone), or disable the checks gpu_*",
     )
     if host.root is None:
         try:
@@ -402,7 +402,7 @@ class Nvml:
                 return Gpu(self._module, target, getattr(self._module, name)(device[member].encode()))
             except self._module.NVMLError as error:
                 raise _translated(error, f"NVML has no {target} ({device[member]})") from None
-        raise NvmlError("NoData", f"neither the place on the bus nor the UUID of {target} is known")
+        raise NvmlError("NoData", f"neither the bus address nor the UUID of {target} is known")
 
 
 @contextmanager
@@ -434,7 +434,7 @@ class _Asking:
 
     def failed_to_say(self, what: str, said: object) -> None:
         """An answer that is none."""
-        self._failed[what] = f"{said!r} means nothing"[:200]
+        self._failed[what] = f"{said!r} is not a valid value"[:200]
 
     def __call__(self, what: str, name: str, *arguments: Any) -> Any:
         """The value of a call; None where it is not supported or fails. Raises GpuLostError."""
@@ -451,7 +451,7 @@ class _Asking:
                 self._failed[what] = _words(error)
             return None
         except _mismatch(self._module) as error:
-            self._failed[what] = f"the module and the driver's library do not fit: {_words(error)}"
+            self._failed[what] = f"the module and the driver's library are incompatible: {_words(error)}"
             return None
 
     def fabric(self) -> tuple[int | None, int | None, int | None]:
@@ -472,14 +472,12 @@ class _Asking:
 def _not_opened(error: Exception) -> NvmlError:
     code = _code(error)
     if code == 12:
-        return NvmlError(
-            "MissingTool", "libnvidia-ml.so.1 is not here: mount the driver's libraries into the container"
-        )
+        return NvmlError("MissingTool", "libnvidia-ml.so.1 is missing: mount the driver's libraries into the container")
     if code == 18:
-        words = "the driver in the kernel and its libraries are of different versions: reboot, or load the driver anew"
+        words = "the kernel driver and its libraries have different versions: reboot, or reload the driver"
         return NvmlError("VersionMismatch", words)
     if code == 9:  # also what NVML says where it finds no device file
-        return NvmlError("NoData", "NVML reaches no driver: give the container /dev/nvidiactl, or load the driver")
+        return NvmlError("NoData", "NVML finds no driver: give the container /dev/nvidiactl, or load the driver")
     return _translated_to_nvml(error, "NVML cannot be opened")
 
 

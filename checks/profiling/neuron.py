@@ -51,7 +51,7 @@ def capture(host: Host, program: str, target: str, name: str) -> Profile:
     """
     core = target.rpartition(":")[2]
     if not core.isdecimal():
-        raise ProfileError(f"{target} is no core")
+        raise ProfileError(f"{target} is not a core")
     program = os.path.abspath(program)
     # The tools run in the folder: their guard removes it where this process is killed.
     with tempfile.TemporaryDirectory(prefix=PROFILE_PREFIX, ignore_cleanup_errors=True) as folder:
@@ -133,7 +133,7 @@ def _instructions(content: bytes) -> Iterator[dict[str, Any]]:
                 "args": {"opcode": str(row.get("opcode"))[:64]},
             }
     except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
-        raise ProfileError(f"{TOOL} view: what it has written is not understood: {type(error).__name__}") from None
+        raise ProfileError(f"{TOOL} view: its output is not understood: {type(error).__name__}") from None
 
 
 def _operation(row: Mapping[str, Any]) -> str:

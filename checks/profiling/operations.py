@@ -126,7 +126,7 @@ def shares(times: Mapping[str, float]) -> str:
     first, *others = sorted(times, key=lambda name: (-times[name], name))[:_SHOWN]
     most = [first, *(name for name in others if times[name] >= whole / 100)]
     text = ", ".join(f"{name} {100 * times[name] / whole:.0f} %" for name in most)
-    return f"most of the time of one more run went to {text}"
+    return f"in one more run, most time was spent in {text}"
 
 
 def _own_time(event: Any, *, on_gpu: bool) -> float:

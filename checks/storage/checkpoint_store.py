@@ -14,8 +14,8 @@ READINGS = {
     "checkpoint_read_bytes_per_second": ("read back at", "StoreSlow"),
     "checkpoint_rename_seconds": ("rename in", "StoreSlow"),
     "checkpoint_available_bytes": ("available", "StoreNoSpace"),
-    "checkpoint_peers_count": ("other nodes whose markers are seen whole:", "StoreNotShared"),
-    "checkpoint_size_bytes": ("the checkpoint is whole by its metadata:", "CheckpointTorn"),
+    "checkpoint_peers_count": ("other nodes whose markers are complete here:", "StoreNotShared"),
+    "checkpoint_size_bytes": ("the checkpoint is complete by its metadata:", "CheckpointTorn"),
     "checkpoint_load_bytes_per_second": ("loaded at", "StoreSlow"),
 }
 

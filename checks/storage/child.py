@@ -68,12 +68,12 @@ def run_and_judge(
     from the parameters, where no limit is set. `nothing` names the parameter without which there is no order.
     """
     if not orders or ctx.host.root is not None:
-        text = f"none configured ({nothing})" if not orders else "the machine is data, and has no stores"
+        text = f"none configured ({nothing})" if not orders else "recorded machines have no stores"
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
     stuck = still_stuck(ctx)
     for root, pid in stuck.items():
-        text = f"{root}: process {pid} of an earlier run still hangs in it, so no other is started"
+        text = f"{root}: process {pid} of an earlier run still hangs in it, so no new one was started"
         yield Finding(status=Status.FAIL, reason="StoreHangs", message=text, target=f"path:{root}")
     told = run_orders(ctx.host, [one for one in orders if one["root"] not in stuck], timeout_seconds=seconds)
     for one in told:
@@ -95,7 +95,7 @@ def run_and_judge(
                     subject=f"{one.root}: {subject}{more if name == 'checkpoint_load_bytes_per_second' else ''}",
                 )
         if not (one.readings or one.faults or one.hung or one.error):
-            yield Finding(status=Status.UNKNOWN, reason="NoData", message=f"{one.root}: said nothing", target=target)
+            yield Finding(status=Status.UNKNOWN, reason="NoData", message=f"{one.root}: no result", target=target)
     yield from stuck_evidence(told, stuck)
 
 
@@ -120,12 +120,12 @@ def _run(host: Host, order: Mapping[str, Any], timeout_seconds: float) -> Told:
         _read(told, error.output)
         told.hung, told.step_seconds = told.step, time.monotonic() - told.step_at
         if told.pid and _started(told.pid) is not None:
-            told.notes.append(f"process {told.pid} is killed, and the kernel still holds it")
+            told.notes.append(f"process {told.pid} was killed, but the kernel still holds it")
         return told
     ended = _read(told, done.stdout)
     if not ended:
         words = done.stderr.strip().rpartition("\n")[2][:300]
-        told.error = f"its process ended in the middle of it ({told.step}; exit code {done.returncode}): {words}"
+        told.error = f"its process exited before it finished ({told.step}; exit code {done.returncode}): {words}"
     return told
 
 
@@ -169,7 +169,7 @@ def faults_of(told: Told, target: str, timeout_seconds: float) -> Iterator[Findi
         yield Finding(
             status=Status.UNKNOWN if mine else Status.FAIL,
             reason="Timeout" if mine else "StoreHangs",
-            message=f"{told.root}: {told.hung}: did not end within {timeout_seconds:g} s{more}",
+            message=f"{told.root}: {told.hung}: did not finish within {timeout_seconds:g} s{more}",
             target=target,
         )
 

@@ -1,8 +1,8 @@
 """
-What a checkpoint of torch.distributed.checkpoint says of itself, and whether its files are as it says: without torch.
+The metadata of a checkpoint of torch.distributed.checkpoint, and whether its files match it: without torch.
 
-Its `.metadata` is a pickle, written last. It is read as plain records: no class that it names is imported, nothing that
-it says is called, because a checkpoint is a file of somebody else and the daemon may be root.
+Its `.metadata` is a pickle, written last. It is read as plain records: no class that it names is imported and nothing
+in it is called, because a checkpoint is a foreign file and the daemon may be root.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def read_shards(content: bytes) -> list[Shard]:
             ends[name] = max(ends.get(name, 0), end)
             counts[name] += 1
     except Exception as error:  # noqa: BLE001  bytes of any kind may raise anything
-        text = f"{METADATA} cannot be read ({type(error).__name__}): the save did not end, or the file is damaged"
+        text = f"{METADATA} cannot be read ({type(error).__name__}): the save did not finish, or the file is damaged"
         raise StoreFault("CheckpointTorn", text) from None
     if not ends:
-        raise StoreFault("CheckpointTorn", f"{METADATA} names no file")
+        raise StoreFault("CheckpointTorn", f"{METADATA} lists no files")
     return [Shard(name, end, counts[name]) for name, end in sorted(ends.items())]
 
 
@@ -90,7 +90,7 @@ def inspect(store: Store, order: Mapping[str, Any], report: Report) -> None:
     sizes = store.sizes("")
     if METADATA not in sizes:
         there = f"there are {len(sizes)} other files" if sizes else "the directory is empty"
-        text = f"there is no {METADATA}, which is written last: the save did not end ({there})"
+        text = f"{METADATA}, which is written last, is missing: the save did not finish ({there})"
         raise StoreFault("CheckpointTorn", text)
     report.step("read the metadata")
     content = b"".join(store.read(METADATA, 0, MAX_METADATA_BYTES))
@@ -99,7 +99,7 @@ def inspect(store: Store, order: Mapping[str, Any], report: Report) -> None:
     for reason, message in faults[:_MOST_FAULTS]:
         report.fault(reason, message)
     if len(faults) > _MOST_FAULTS:
-        report.note(f"{len(faults) - _MOST_FAULTS} more files are not as they should be")
+        report.note(f"{len(faults) - _MOST_FAULTS} more files are wrong")
     report.reading("checkpoint_files_count", float(len(shards)))
     report.reading("checkpoint_size_bytes", float(sum(shard.needed_bytes for shard in shards)))
     if faults:
@@ -111,11 +111,11 @@ def inspect(store: Store, order: Mapping[str, Any], report: Report) -> None:
 def _faults_of(shards: list[Shard], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     for shard in shards:
         if shard.name not in sizes:
-            yield "ShardMissing", f"{shard.name} is not there, and the metadata names it"
+            yield "ShardMissing", f"{shard.name} is listed in the metadata but missing"
         elif sizes[shard.name] == 0:
-            yield "ShardEmpty", f"{shard.name} is empty, and must have {shard.needed_bytes} bytes"
+            yield "ShardEmpty", f"{shard.name} is empty and must have {shard.needed_bytes} bytes"
         elif sizes[shard.name] < shard.needed_bytes:
-            yield "ShardShort", f"{shard.name} has {sizes[shard.name]} bytes, and must have {shard.needed_bytes}"
+            yield "ShardShort", f"{shard.name} has {sizes[shard.name]} bytes and must have {shard.needed_bytes}"
     named = {shard.name for shard in shards}
     for name, size in sorted(sizes.items()):
         if name.endswith(SHARD_SUFFIX) and name not in named and size == 0:
@@ -232,7 +232,7 @@ def _metadata(reader: Any) -> Any:
         def find_class(self, module: str, name: str) -> Any:
             found = super().find_class(module, name) if "." not in name and _may_import(module, name) else None
             if found is None or not _is_data(module, name, found):
-                raise StoreFault("CheckpointTorn", f"{METADATA} names {module}.{name}, which no checkpoint needs")
+                raise StoreFault("CheckpointTorn", f"{METADATA} refers to {module}.{name}, which no checkpoint needs")
             return found
 
     path = reader.fs.concat_path(reader.path, METADATA)

@@ -211,15 +211,15 @@ def open_store(root: str) -> Store:
 
 
 _BY_ERRNO: Mapping[int, tuple[str, str]] = {
-    errno.ENOSPC: ("StoreNoSpace", "no space is left"),
-    errno.EDQUOT: ("StoreQuota", "the quota of the user, group or project is used up"),
+    errno.ENOSPC: ("StoreNoSpace", "no space left"),
+    errno.EDQUOT: ("StoreQuota", "the quota of the user, group or project is exhausted"),
     errno.EROFS: ("StoreReadOnly", "it is mounted read-only"),
     errno.EACCES: ("StoreNoPermission", "permission denied"),
     errno.EPERM: ("StoreNoPermission", "operation not permitted"),
-    errno.ESTALE: ("StoreStale", "stale file handle: the server no longer knows what this node has mounted"),
-    errno.ENOTCONN: ("StoreStale", "the program that serves this mount is gone"),
-    errno.ENOENT: ("StoreMissing", "it is not there"),
-    errno.ENOTDIR: ("StoreMissing", "it is no directory"),
+    errno.ESTALE: ("StoreStale", "stale file handle: the server no longer knows this mount"),
+    errno.ENOTCONN: ("StoreStale", "the program that serves this mount has exited"),
+    errno.ENOENT: ("StoreMissing", "it does not exist"),
+    errno.ENOTDIR: ("StoreMissing", "it is not a directory"),
 }
 
 
@@ -236,14 +236,14 @@ def explain(error: Exception, step: str, root: str) -> tuple[str, str]:
     if isinstance(error, StoreFault):
         return error.reason, str(error)
     if isinstance(error, ImportError):
-        return "MissingTool", f"{error}; install the object-store extra of healthd where the probes run"
+        return "MissingTool", f"{error}; install the object-store extra of healthd in the probes' environment"
     number = error.errno if isinstance(error, OSError) else None
     if number is None and isinstance(error, PermissionError):
         number = errno.EACCES
     if number is None and isinstance(error, FileNotFoundError):
         number = errno.ENOENT
     if number == errno.ENOSPC and _has_no_inodes(root):
-        return "StoreNoInodes", f"{step}: no inodes are left, although there is space: too many files"
+        return "StoreNoInodes", f"{step}: no inodes left, although there is space: too many files"
     if number is not None and number in _BY_ERRNO:
         reason, text = _BY_ERRNO[number]
         return reason, f"{step}: {text}"
@@ -277,9 +277,9 @@ def require_mount(path: str, kinds: Sequence[str]) -> Mount | None:
     if kinds and (mount is None or mount.kind not in kinds):
         there = "nothing" if mount is None else f"{mount.kind} ({mount.source} on {mount.point})"
         wanted = " or ".join(kinds)
-        text = f"{path} is on {there}, not on {wanted}: what is written goes to the local disk beneath; mount it"
+        text = f"{path} is on {there}, not on {wanted}: writes go to the local disk; mount it"
         raise StoreFault("StoreNotMounted", text)
     if point := find_unmounted(place, read_fstab(Host()), points):
-        text = f"/etc/fstab mounts {point}, and nothing is mounted there: what is written to {path} goes beneath"
+        text = f"/etc/fstab mounts {point}, but nothing is mounted there: writes to {path} go to the local disk"
         raise StoreFault("StoreNotMounted", text)
     return mount

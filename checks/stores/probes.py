@@ -23,21 +23,21 @@ from checks.stores.report import Report
 def look(store: Store, order: Mapping[str, Any], report: Report) -> None:
     """`order`: writable, whether jobs save there."""
     begun = time.perf_counter()
-    report.step("look at the file system")
+    report.step("read the file system's statistics")
     found = os.statvfs(store.root)
     report.step("list the directory")
     with os.scandir(store.root) as entries:
         next(entries, None)
     if order["writable"]:
-        report.step("look whether it may be written")
+        report.step("check whether it is writable")
         if found.f_flag & os.ST_RDONLY:
-            raise StoreFault("StoreReadOnly", "it is mounted read-only, and jobs save there")
+            raise StoreFault("StoreReadOnly", "it is mounted read-only, but jobs save there")
         if not os.access(store.root, os.W_OK | os.X_OK, effective_ids=True):
-            raise StoreFault("StoreNoPermission", "its mode does not let the user write")
+            raise StoreFault("StoreNoPermission", "its mode does not allow the user to write")
         if found.f_blocks and not found.f_bavail:
-            raise StoreFault("StoreNoSpace", "no space is left to its users")
+            raise StoreFault("StoreNoSpace", "users have no space left")
         if found.f_files and not found.f_favail:
-            raise StoreFault("StoreNoInodes", "no inodes are left to its users: too many files")
+            raise StoreFault("StoreNoInodes", "users have no inodes left: too many files")
         report.reading("store_available_bytes", float(found.f_bavail * found.f_frsize))
         if found.f_files:
             report.reading("store_available_inodes_ratio", found.f_favail / found.f_files)
@@ -62,11 +62,11 @@ def measure(store: Store, order: Mapping[str, Any], report: Report) -> None:
     report.reading("data_files_count", float(len(files)))
     filled = [(name, size) for name, size in files.items() if size > 0]
     if not filled:
-        text = f"it has {len(files)} files, all of them empty" if files else "it has no file"
+        text = f"it has {len(files)} files, all of them empty" if files else "it contains no files"
         raise StoreFault("StoreMissing", text)
     chance = random.Random()  # noqa: S311  no secret hangs on it
     limit_seconds = float(order["seconds"])
-    report.step("read in order")
+    report.step("read sequentially")
     took, begun = 0, time.perf_counter()
     for name, size in chance.sample(filled, len(filled)):
         left = int(order["size_bytes"]) - took
@@ -79,7 +79,7 @@ def measure(store: Store, order: Mapping[str, Any], report: Report) -> None:
             break
     _require(took)
     report.reading("data_sequential_bytes_per_second", took / (time.perf_counter() - begun))
-    report.step("read at random places")
+    report.step("read at random offsets")
     took, each, begun = 0, [], time.perf_counter()
     for _ in range(int(order["random_reads"])):
         name, size = chance.choice(filled)
@@ -96,7 +96,7 @@ def measure(store: Store, order: Mapping[str, Any], report: Report) -> None:
 
 def _require(took: int) -> None:
     if not took:
-        raise StoreFault("StoreError", "files that are listed with a size gave no bytes")
+        raise StoreFault("StoreError", "files listed with a size returned no bytes")
 
 
 def find_files(store: Store) -> Iterator[tuple[str, int]]:
@@ -134,7 +134,7 @@ def probe(store: Store, order: Mapping[str, Any], report: Report) -> None:
     `order`: node, size_bytes, seconds; and for other nodes what `exchange` takes.
     """
     if isinstance(store, FileStore):
-        report.step("look for room")
+        report.step("check the free space")
         room = os.statvfs(store.root)
         report.reading("checkpoint_available_bytes", float(room.f_bavail * room.f_frsize))
     _remove_leftovers(store, order["node"], report)
@@ -228,7 +228,7 @@ def _remove_leftovers(store: Store, node: str, report: Report) -> None:
     """Remove what a killed run of this node has left, on file systems; an object is there only when it is whole."""
     if not isinstance(store, FileStore):
         return
-    report.step("look for what an earlier run left")
+    report.step("look for leftovers of earlier runs")
     for name in store.folders(""):
         if name.startswith(f"{PREFIX}{node}."):
             with suppress(OSError):
@@ -282,12 +282,12 @@ def exchange(store: Store, order: Mapping[str, Any], report: Report) -> None:
             break
         time.sleep(_POLL_SECONDS)
     for name in sorted(torn):
-        report.fault("StoreNotShared", f"the marker of {name} is not whole here: {torn[name]}")
+        report.fault("StoreNotShared", f"the marker of {name} is incomplete here: {torn[name]}")
     missing -= torn.keys()
     if missing:
         seconds = float(order["marker_seconds"])
         report.fault(
-            "StoreNotShared", f"no marker younger than {seconds:g} s is to be seen here of {some(sorted(missing), 8)}"
+            "StoreNotShared", f"no recent marker (under {seconds:g} s) is visible here from {some(sorted(missing), 8)}"
         )
     report.reading("checkpoint_peers_count", float(len(whole)))
 
@@ -300,7 +300,7 @@ def _write(store: Store, node: str) -> None:
         store.make_folder(FOLDER)
     if isinstance(store, FileStore) and os.path.islink(os.path.join(store.root, FOLDER)):
         raise StoreFault(
-            "StoreNoPermission", f"{FOLDER} is a link to elsewhere, and nothing is written there; remove it"
+            "StoreNoPermission", f"{FOLDER} is a link to another place, so nothing is written there; remove it"
         )
     part = f"{FOLDER}/{node}.{os.urandom(4).hex()}.part"
     try:
@@ -345,9 +345,9 @@ def _judge(content: bytes) -> float | str:
         said = parse_json(head)
         written_at, size, digest = float(said["written_at"]), int(said["bytes"]), str(said["digest"])
     except (ValueError, KeyError, TypeError):
-        return f"its {len(content)} bytes begin with nothing that a node writes"
+        return f"its {len(content)} bytes do not begin as a node's marker does"
     if len(payload) != size:
         return f"{len(payload)} of {size} bytes"
     if hashlib.blake2b(payload, digest_size=16).hexdigest() != digest:
-        return "its bytes are not those that were written"
+        return "its bytes differ from what was written"
     return written_at

@@ -37,7 +37,7 @@ def main(argument: str) -> None:
             report.step("look at the mount")
             require_mount(root, order.get("file_systems", ()))
         elif order["kind"] == "look":
-            text = "store_access looks at directories; give a URL to checkpoint_store or data_store"
+            text = "store_access needs a directory; give a URL to checkpoint_store or data_store"
             raise StoreFault("CheckError", text)
         report.step("open the store")
         work(open_store(root), order, report)
@@ -85,5 +85,5 @@ def become(user: str) -> None:
         os.setgid(found.pw_gid)
         os.setuid(found.pw_uid)
     except PermissionError:
-        text = f"cannot act as {user}: run the daemon as root; under systemd put store-user.conf beside its unit"
+        text = f"cannot act as {user}: run the daemon as root; with systemd, install store-user.conf beside its unit"
         raise StoreFault("CheckError", text) from None

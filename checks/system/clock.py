@@ -1,4 +1,4 @@
-"""The kernel's clock: whether somebody keeps it right, and how far off it was when last measured."""
+"""The kernel's clock: whether a time service synchronizes it, and its last measured offset."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def clock(ctx: Context[Params]) -> Iterator[Finding]:
         required = is_required(ctx, ctx.params.required)
         if service is not None and ctx.params.required is None:
             required = True
-        who = f"{service} runs" if service else "no time service runs here"
+        who = f"{service} runs" if service else "no time service is running"
         yield Finding(
             status=Status.WARN if required else Status.SKIP,
             reason="ClockUnsynchronized" if required else "NotApplicable",
-            message=f"the kernel says that the clock is not synchronized; {who}",
+            message=f"the kernel reports that the clock is not synchronized; {who}",
             target="node",
         )
         return

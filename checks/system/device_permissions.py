@@ -35,12 +35,15 @@ def device_permissions(ctx: Context[NoParams]) -> Iterator[Finding]:
     shown = set(ctx.inventory.get("sysfs_indices") or ())
     wanted = sorted(listed if has_own_dev(ctx.host) else listed | shown)
     if not wanted:
-        yield unknown("NoData", "no device is shown, so no file of one can be looked for; see device_count")
+        yield unknown("NoData", "the driver shows no device, so no device file can be checked; see device_count")
         return
     usable = {index: ctx.host.may_use(DEVICE_FILE.format(index=index)) for index in wanted}
     for index in (index for index, right in usable.items() if right is None):
         path = DEVICE_FILE.format(index=index)
-        text = f"{path} is missing and the driver shows the device; run `udevadm trigger`, or give it to the container"
+        text = (
+            f"{path} is missing although the driver shows the device; run `udevadm trigger`, or give it to the "
+            "container"
+        )
         yield Finding(status=Status.FAIL, reason="MissingDevice", message=text, target=f"neuron:{index}")
     barred = [index for index, right in usable.items() if right is False]
     if barred:
@@ -52,7 +55,7 @@ def device_permissions(ctx: Context[NoParams]) -> Iterator[Finding]:
             target="node",
             limit=NO_LIMIT,
             reason="NoPermission",
-            subject=f"/dev/neuron files that {_user()} may read and write ({numbers(wanted)}):",
+            subject=f"/dev/neuron files that {_user()} can read and write ({numbers(wanted)}):",
         )
 
 
@@ -60,8 +63,8 @@ def _barred(indices: list[int]) -> Finding:
     """One finding for all: one rule bars them together."""
     files = DEVICE_FILE.format(index=indices[0] if len(indices) == 1 else f"{{{numbers(indices)}}}")
     text = (
-        f"{_user()} may not read and write {files}; give the files mode 0666 as the driver's udev rule does, "
-        "add the user to their group, or run as root"
+        f"{_user()} cannot read and write {files}; give the files mode 0666 as the driver's udev rule does, add the "
+        "user to their group, or run as root"
     )
     return unknown("NoPermission", text, f"neuron:{indices[0]}" if len(indices) == 1 else "node")
 

@@ -1,4 +1,4 @@
-"""What the accelerator's driver shows: how many devices there are, and who holds them."""
+"""The devices that the accelerator's driver shows: their number, and the processes that hold them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     count = ctx.inventory.get("device_count")
     without = ctx.inventory.get("without_driver") or ()
     for address in without:
-        text = "a GPU is on the PCI bus and no driver has it: install or load the driver, and see dmesg"
+        text = "a GPU is on the PCI bus but no driver is bound to it: install or load the driver, and see dmesg"
         yield Finding(status=Status.FAIL, reason="MissingDriver", message=text, target=f"pci:{address}")
     if count is None:
-        text = f"the driver does not say how many devices there are{_tool_words(ctx)}"
+        text = f"the driver does not report the number of devices{_tool_words(ctx)}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
     expected, origin = _expected(ctx)
@@ -58,14 +58,17 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
         yield Finding(
             status=Status.UNKNOWN,
             reason="UnknownInstanceType",
-            message=f"{count} devices found and nothing to compare with: the instance type is unknown; set expected",
+            message=(
+                f"{count} devices found, but the instance type is unknown, so the expected number is unknown; set "
+                "expected"
+            ),
             target="node",
         )
         return
     names = _names([str(device["target"]) for device in ctx.inventory.get("devices") or ()])
     words = _tool_words(ctx) if count < expected else ""
     if count < expected <= len(ctx.inventory.get("sysfs_indices") or ()):
-        words += "; sysfs shows more: where a container was given fewer, set expected for this check"
+        words += "; sysfs shows more: if the container was given fewer, set expected for this check"
     yield within(
         float(count),
         name="device_count",
@@ -154,7 +157,10 @@ def device_holders(ctx: Context[NoParams]) -> Iterator[Finding]:
         yield Finding(
             status=Status.UNKNOWN,
             reason="NoData",
-            message="cannot see who holds the devices, so they count as taken; run as root in the host's PID namespace",
+            message=(
+                "holders of the devices cannot be seen, so the devices count as in use; run as root in the host's "
+                "PID namespace"
+            ),
             target="node",
         )
         return
@@ -164,5 +170,5 @@ def device_holders(ctx: Context[NoParams]) -> Iterator[Finding]:
         name="device_holders_count",
         target="node",
         reason="NoData",
-        subject=f"holders of devices ({who or 'nobody'}):",
+        subject=f"holders of devices ({who or 'none'}):",
     )

@@ -45,26 +45,29 @@ def disk_space(ctx: Context[Params]) -> Iterator[Finding]:
     for path in ctx.params.paths:
         if not ctx.host.exists(path):
             if path not in Params.paths:
-                text = f"{path} is not there; mount it, or take it out of the paths of this check"
+                text = f"{path} does not exist; mount it, or remove it from paths of this check"
                 yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}")
                 seen += 1
             continue
         seen += 1
         if path not in Params.paths and (lost := find_unmounted(path, fstab, points)):
-            text = f"/etc/fstab mounts {lost}, and nothing is mounted there: mount it, for this room is that beneath"
+            text = (
+                f"/etc/fstab mounts {lost}, but nothing is mounted there, so this is the space of the local disk: "
+                "mount it"
+            )
             yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}")
             continue
         room = ctx.host.file_system(path)
         if not room.size_bytes:
             yield judge_without_size(path, points)
         elif room.read_only:
-            text = f"{path} is read-only, so its room says nothing; the check mounts judges whether it may be"
+            text = f"{path} is read-only, so its free space is not judged; the check mounts judges read-only mounts"
             yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=f"path:{path}")
         else:
             yield from _judge(ctx, path, room)
     if not seen:
         paths = ", ".join(ctx.params.paths) or "none is configured"
-        yield Finding(status=Status.UNKNOWN, reason="NoData", message=f"no path to look at: {paths}", target="node")
+        yield Finding(status=Status.UNKNOWN, reason="NoData", message=f"no path to check: {paths}", target="node")
 
 
 def _judge(ctx: Context[Params], path: str, room: FileSystem) -> Iterator[Finding]:

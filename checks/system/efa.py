@@ -240,9 +240,9 @@ def _counted(
     if expected is None and (skipped := _without_expectation(ctx, known, count)) is not None:
         return skipped
     if expected == 0 and not count:
-        return make_finding(Status.SKIP, "NotApplicable", "no EFA interface is expected, and there is none")
+        return make_finding(Status.SKIP, "NotApplicable", "no EFA interface is expected, and none is present")
     if count is None:
-        return make_finding(Status.UNKNOWN, "NoData", "sysfs is not mounted here, so EFA interfaces cannot be seen")
+        return make_finding(Status.UNKNOWN, "NoData", "sysfs is not mounted, so EFA interfaces cannot be seen")
     names = ", ".join(adapter.name for adapter in adapters or ()) or "none"
     finding = within(
         float(count),
@@ -293,9 +293,11 @@ def _without_expectation(ctx: Context[Any], known: InstanceType | None, count: i
     # GPUs elsewhere, and CPUs, need no EFA.
     concerned = on_ec2 or (bool(count) and (described is None or described.uses_efa))
     if concerned:
-        text = f"{count or 0} EFA interfaces found and nothing to compare with; set expected for this check"
+        text = f"{count or 0} EFA interfaces found, but the expected number is unknown; set expected for this check"
         return make_finding(Status.UNKNOWN, "UnknownInstanceType", text)
-    return None if count else make_finding(Status.SKIP, "NotApplicable", "no EFA interface, and none needed")
+    return (
+        None if count else make_finding(Status.SKIP, "NotApplicable", "no EFA interface is present, and none is needed")
+    )
 
 
 def _missing(name: str, adapters: Sequence[Adapter], users: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
@@ -402,7 +404,7 @@ def _judge_rates(ctx: Context[Params], adapters: Sequence[Adapter]) -> Iterator[
     """Counters that rise too fast, by interface, and the fastest of each counter."""
     for adapter in adapters:
         if adapter.ports and not all(port.counters for port in adapter.ports):
-            text = "the driver shows no counters of errors; update it, or set counters = false for this check"
+            text = "the driver shows no error counters; update it, or set counters = false for this check"
             yield make_finding(Status.UNKNOWN, "NoData", text, target=f"efa:{adapter.name}")
     found, anew = rates(counters_of(adapters), ctx.previous, ctx.host.boot_id())
     calm: list[Measurement] = []
@@ -416,8 +418,8 @@ def _judge_rates(ctx: Context[Params], adapters: Sequence[Adapter]) -> Iterator[
         if findings and not over:
             calm.extend(findings[0].measurements)
     if calm:
-        set_back = f"; counters of {', '.join(anew)} began anew" if anew else ""
-        text = f"{'the other' if bad else 'all'} counters of errors rise no faster than they may{set_back}"
+        set_back = f"; counters of {', '.join(anew)} were reset" if anew else ""
+        text = f"{'the other' if bad else 'all'} error counters rise no faster than their limits{set_back}"
         yield Finding(status=Status.PASS, reason=None, message=text, target="node", measurements=tuple(calm))
 
 
@@ -484,24 +486,24 @@ def _run_fi_info(host: Host, names: Sequence[str]) -> tuple[Status, str | None, 
     except HostError as error:
         if error.reason == "MissingTool" and not installed:
             # Jobs bring their libfabric in their images: that none is here says nothing against the node.
-            return Status.SKIP, "NotApplicable", "libfabric was not asked: fi_info is not installed", [], None
-        return Status.UNKNOWN, error.reason, f"libfabric cannot be asked: {error}", [], None
+            return Status.SKIP, "NotApplicable", "libfabric was not checked: fi_info is not installed", [], None
+        return Status.UNKNOWN, error.reason, f"libfabric cannot be checked: {error}", [], None
     if done.returncode < 0:
         return Status.UNKNOWN, "Crashed", f"fi_info -p efa was killed by signal {-done.returncode}", [], None
     domains = parse_fi_info(done.stdout) if done.returncode == 0 else []
     if not domains:
-        words = " ".join((done.stderr or done.stdout).split())[:200] or "it names no domain of efa"
+        words = " ".join((done.stderr or done.stdout).split())[:200] or "it lists no efa domain"
         text = f"libfabric has no provider efa (fi_info -p efa: exit {done.returncode}, {words})"
         if not host.glob("/dev/infiniband", "uverbs*"):
-            text += "; /dev/infiniband/uverbs* is not here: give the container these devices, or load ib_uverbs"
+            text += "; /dev/infiniband/uverbs* is missing: give the container these devices, or load ib_uverbs"
             return Status.UNKNOWN, "NoData", text, [], 0
         if not installed:  # of a distribution: jobs have AWS's own in their images
-            text += f"; it is not {_AWS_FI_INFO}: install that, or set fi_info = false for this check"
+            text += f"; fi_info is not {_AWS_FI_INFO}: install that one, or set fi_info = false for this check"
             return Status.UNKNOWN, "NoData", text, [], 0
-        return Status.FAIL, "NetworkUnusable", f"{text}; install aws-efa-installer's libfabric anew", [], 0
+        return Status.FAIL, "NetworkUnusable", f"{text}; reinstall the libfabric of aws-efa-installer", [], 0
     offered = [name for name in names if name in domains]
     if not offered and len(domains) < len(names):
-        text = f"libfabric has {len(domains)} domains for {len(names)} interfaces, by other names: {some(domains)}"
+        text = f"libfabric has {len(domains)} domains for {len(names)} interfaces, under other names: {some(domains)}"
         return Status.UNKNOWN, "NoData", text, [], len(domains)
     # Names of another form than sysfs has say nothing about single interfaces.
     missing = [name for name in names if name not in domains] if offered else []

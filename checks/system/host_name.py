@@ -34,7 +34,7 @@ def host_name(ctx: Context[Params]) -> Iterator[Finding]:
     except HostError as error:
         if error.reason != "NoData":
             raise
-        text = f"{error}; put it into /etc/hosts or the DNS"
+        text = f"{error}; add it to /etc/hosts or DNS"
         yield Finding(status=status, reason="NameResolution", message=text, target="node")
         return
     addresses = {parse_address(text) for text in found} - {None}
@@ -43,10 +43,10 @@ def host_name(ctx: Context[Params]) -> Iterator[Finding]:
     held = loopback | (addresses & read_addresses(ctx.host) if addresses - loopback else set())
     shown = ", ".join(found[:4])
     if not held:
-        text = f"{name} resolves to {shown}, which this host does not hold"
+        text = f"{name} resolves to {shown}, which is not an address of this host"
         yield Finding(status=status, reason="NameResolution", message=text, target="node")
     elif held == loopback and not ctx.params.allow_loopback:
-        text = f"{name} resolves to {shown} alone, where no other node can reach it"
+        text = f"{name} resolves only to {shown}, which other nodes cannot reach"
         yield Finding(status=status, reason="NameResolution", message=text, target="node")
     else:
         count = Measurement(

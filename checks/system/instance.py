@@ -44,7 +44,7 @@ def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
     name, seen = identity["instance_type"], _accelerator(ctx)
     known = find_type(name)
     if ctx.params.type is not None and identity["instance_type_origin"] != "config":
-        yield _unknown(f"{ctx.params.type!r} is no name of an instance type; correct type for this check")
+        yield _unknown(f"{ctx.params.type!r} is not an instance type; correct type for this check")
     elif known is None:
         yield _without_record(name, seen, on_ec2=identity["on_ec2"])
     elif seen != known.chip.accelerator:
@@ -69,20 +69,19 @@ def _without_record(name: str | None, seen: str | None, *, on_ec2: bool) -> Find
     if has_no_accelerators(name) and seen == "cpu":
         return _not_applicable(f"{name} has no accelerators")
     if name is not None:
-        return _unknown(f"the catalogue has no instance type {name}, so what it should have is unknown")
+        return _unknown(f"the catalogue has no instance type {name}, so its expected hardware is unknown")
     described = find_descriptor(seen)
     # Where such devices exist on EC2 alone there is a type, and it could not be read.
     if on_ec2 or (described is not None and described.on_ec2_only):
-        return _unknown("the instance type cannot be read from the firmware tables; set type for this check")
+        return _unknown("the firmware tables do not contain the instance type; set type for this check")
     return _not_applicable("not on EC2, and no instance type is configured")
 
 
 def _other_accelerator(known: InstanceType, seen: object) -> Finding:
     count = "" if known.devices is None else f"{known.devices} "
     text = (
-        f"{known.name} has {count}{known.chip.name} ({known.chip.accelerator}), and what is used here is "
-        f"{seen or 'nothing'}; see whether the driver is loaded and the accelerator is configured as "
-        f"{known.chip.accelerator} or auto"
+        f"{known.name} has {count}{known.chip.name} ({known.chip.accelerator}), but {seen or 'nothing'} is in use "
+        f"here; check that the driver is loaded and the accelerator is configured as {known.chip.accelerator} or auto"
     )
     return Finding(status=Status.FAIL, reason="MissingDevice", message=text, target="node")
 
@@ -90,12 +89,12 @@ def _other_accelerator(known: InstanceType, seen: object) -> Finding:
 def _judge(ctx: Context[Params], known: InstanceType) -> Iterator[Finding]:
     count = ctx.inventory.get("device_count")
     if count is None:
-        text = f"the driver does not say what devices there are; {known.name} has {known.chip.name}"
+        text = f"the driver does not report its devices; {known.name} has {known.chip.name}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
     if known.devices is not None and count > known.devices:
         yield _unknown(
-            f"{known.name} should show {known.devices} {known.chip.name} and shows {count}; is the type right?"
+            f"{known.name} has {known.devices} {known.chip.name}, but {count} are shown; is the type correct?"
         )
         return
     # Too few are the fault of another check: this number is shown and not judged.
@@ -113,14 +112,16 @@ def _judge_files(ctx: Context[Params], known: InstanceType) -> Finding:
     """Under XLA the inventory holds what was configured, and tells no memory, so the files of devices are counted."""
     expected, origin = (known.devices, "catalogue") if ctx.params.devices is None else (ctx.params.devices, "config")
     if expected is None:
-        return _unknown(f"{known.name} has {known.chip.name}, but nobody says how many; set devices for this check")
+        return _unknown(
+            f"{known.name} has {known.chip.name}, but their number is not published; set devices for this check"
+        )
     described = find_descriptor(known.chip.accelerator)
     stem = described.device_files if described is not None else None
     if stem is None:
         return _unknown(f"{known.chip.accelerator} has no device files to count")
     count = sum(path[len(stem) :].isdecimal() for path in ctx.host.glob("/dev", stem.rpartition("/")[2] + "*"))
     if count > expected:
-        return _unknown(f"{known.name} should show {expected} {known.chip.name} and shows {count}; is the type right?")
+        return _unknown(f"{known.name} has {expected} {known.chip.name}, but {count} are shown; is the type correct?")
     return within(
         float(count),
         name="instance_devices_count",
@@ -145,7 +146,7 @@ def _judge_memory(ctx: Context[Params], known: InstanceType) -> Iterator[Finding
         described = find_descriptor(ctx.inventory.get("accelerator"))
         if devices and described is not None and source is not None and source == described.memory_told_by:
             promised = quantity(name, float(known.chip.memory_bytes))
-            text = f"{source} tells no memory of its devices; {known.chip.name} has {promised}"
+            text = f"{source} reports no memory size of its devices; {known.chip.name} has {promised}"
             yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
     findings = [

@@ -44,7 +44,7 @@ def job_steps(ctx: Context[Params]) -> Iterator[Finding]:
             raise
         jobs = []
     except (ValueError, KeyError, TypeError):
-        text = f"{ctx.params.file} holds no steps; the daemon writes it anew"
+        text = f"{ctx.params.file} contains no steps; the daemon will write it again"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
     if not jobs:
@@ -67,16 +67,18 @@ def _judge(ctx: Context[Params], job: Mapping[str, Any]) -> Iterator[Finding]:
         target="node",
         limit=ctx.limit("job_step_seconds"),
         reason="SlowRank",
-        subject=f"job {name}: a step takes, over {count} rank{'s' if count != 1 else ''} of this node,",
+        subject=f"job {name}: one step over {count} rank{'s' if count != 1 else ''} of this node takes",
         outside=Status.WARN,
     )
     for slow in list(job["slow"])[:MAX_SLOW]:
         own, peers = float(slow["own_seconds"]), float(slow["peers_seconds"])
-        since = "for as long as it is known" if slow["since_step"] is None else f"since step {slow['since_step']}"
+        since = (
+            "for as long as it has been observed" if slow["since_step"] is None else f"since step {slow['since_step']}"
+        )
         text = (
-            f"job {name}: rank {slow['rank']} works {quantity('x_seconds', own)} a step by its own time, its peers here"
-            f" {quantity('x_seconds', peers)}: {100 * float(slow['excess_ratio']):.3g} % longer in {slow['windows']} of"
-            f" the last {slow['of_windows']} windows, {since}"
+            f"job {name}: rank {slow['rank']} works {quantity('x_seconds', own)} in each step (own time), its peers "
+            f"here {quantity('x_seconds', peers)}: {100 * float(slow['excess_ratio']):.3g} % longer in "
+            f"{slow['windows']} of the last {slow['of_windows']} windows, {since}"
         )
         measured = Measurement(name="job_rank_own_seconds", value=own, lower=None, upper=None, origin="none")
         yield Finding(

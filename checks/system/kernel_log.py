@@ -511,7 +511,7 @@ def _compiled(expression: str, key: str) -> re.Pattern[str]:
     try:
         return re.compile(expression)
     except re.error as error:
-        raise ParameterError(f"{expression!r} is no regular expression: {error}", key) from None
+        raise ParameterError(f"{expression!r} is not a regular expression: {error}", key) from None
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,16 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def load(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    No crowd of processes has been using the processors for a quarter of an hour.
+    The processors have not been overloaded for a quarter of an hour.
 
-    While a job holds the devices its load is its own affair.
+    While a job holds the devices, its load is not judged.
 
     Reads:   /proc/loadavg (the 15-minute average), /sys/devices/system/cpu/online, else /proc/cpuinfo.
     Judges:  warn LoadByOthers | unknown NoData | skip NotApplicable (a job holds the devices).
     Cost:    under 1 ms; harmless to jobs.
     """
     if ctx.inventory.get("holders"):
-        text = "a job holds the devices: the load is its own"
+        text = "a job holds the devices, so the load is its own"
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
     average, cores = parse_loadavg(ctx.host.read("/proc/loadavg")), read_cores(ctx.host)
@@ -40,7 +40,7 @@ def load(ctx: Context[Params]) -> Iterator[Finding]:
         target="node",
         limit=bound(ctx, "load_per_core_ratio", upper="max_load_per_core_ratio"),
         reason="LoadByOthers",
-        subject="load of 15 minutes by core",
+        subject="15-minute load per core",
         outside=Status.WARN,
     )
 

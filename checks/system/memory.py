@@ -23,7 +23,7 @@ def memory_free(ctx: Context[Params]) -> Iterator[Finding]:
     """
     Memory is available, and swap is not in heavy use.
 
-    While a job holds the devices, or may hold them, little memory is its own affair and only a warning.
+    While a job holds the devices, or may hold them, low memory is only a warning.
 
     Reads:   /proc/meminfo (MemTotal, MemAvailable, SwapTotal, SwapFree). A container's own limit is not in it.
     Judges:  fail LowMemory (memory, devices free), warn LowMemory (memory otherwise, swap) | unknown NoData.
@@ -48,7 +48,7 @@ def memory_free(ctx: Context[Params]) -> Iterator[Finding]:
         target="node",
         limit=bound(ctx, "swap_used_ratio", upper="max_swap_used_ratio"),
         reason="LowMemory",
-        subject="swap used" if swap else "swap used (there is none)",
+        subject="swap used" if swap else "swap used (no swap)",
         outside=Status.WARN,
     )
 

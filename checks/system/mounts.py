@@ -43,7 +43,7 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def mounts(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    No file system that should be writable has become read-only, which is what the kernel does after an error.
+    No file system that should be writable has become read-only, as the kernel does after an error.
 
     Many are read-only by design (images of container hosts, bind mounts of a pod). So one counts only if a `writable`
     path is on it, or /etc/fstab does not say `ro`, or ext4 has counted an error on it. The directory beneath a mount
@@ -63,13 +63,15 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
     for path in ctx.params.writable:
         mount = holding(points, path)
         if mount and mount.read_only:
-            bad[mount.point] = f"{path} must be writable and is on {mount.point} ({mount.source}), mounted read-only"
+            bad[mount.point] = (
+                f"{path} must be writable but is on {mount.point} ({mount.source}), which is mounted read-only"
+            )
         elif path in Params.writable:
             continue  # nobody has asked for it
         elif lost := find_unmounted(path, fstab, points):
             missing.append(_judge_unmounted(ctx.host, path, lost))
         elif _is_gone(ctx.host, path, mount):
-            text = f"{path} is not there; mount it, or take it out of `writable` of this check"
+            text = f"{path} does not exist; mount it, or remove it from `writable` of this check"
             missing.append(Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}"))
     for mount in points.values():
         if mount.point in bad or mount.point in ctx.params.read_only or not mount.super_read_only:
@@ -77,9 +79,9 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
         name = f"{mount.point} ({mount.source}, {mount.kind})"
         errors = _ext4_errors(ctx.host, mount)
         if errors:
-            bad[mount.point] = f"{name} is read-only after {errors} errors; look for them in the kernel log"
+            bad[mount.point] = f"{name} is read-only after {errors} errors; see the kernel log"
         elif mount.point in wanted:
-            bad[mount.point] = f"{name} is read-only, and /etc/fstab wants it writable; look into the kernel log"
+            bad[mount.point] = f"{name} is read-only, but /etc/fstab mounts it writable; see the kernel log"
     yield from missing[:MAX_FINDINGS]
     for point, text in list(bad.items())[:MAX_FINDINGS]:
         yield Finding(status=Status.FAIL, reason="ReadOnlyMount", message=text, target=f"path:{point}")
@@ -95,10 +97,10 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
 
 def _judge_unmounted(host: Host, path: str, point: str) -> Finding:
     status, reason = Status.FAIL, "StoreNotMounted"
-    text = f"{path} must be writable, /etc/fstab mounts {point}, and nothing is mounted there: mount it"
+    text = f"{path} must be writable and /etc/fstab mounts {point}, but nothing is mounted there: mount it"
     if host.uptime_seconds() < _BOOT_SECONDS:
         status, reason = Status.UNKNOWN, "NoData"
-        text += f", unless it still comes: the host has been up for less than {_BOOT_SECONDS / 60:g} minutes"
+        text += f", unless it is still being mounted: the host booted less than {_BOOT_SECONDS / 60:g} minutes ago"
     return Finding(status=status, reason=reason, message=text, target=f"path:{point}")
 
 
@@ -159,10 +161,10 @@ def find_unmounted(path: str, fstab: Iterable[FstabEntry], points: Container[str
 def judge_without_size(path: str, points: dict[str, Mount]) -> Finding:
     """What to say of a file system that tells no size: one in memory without a limit, or not known to have room."""
     mount, status, reason = holding(points, path), Status.UNKNOWN, "NoData"
-    text = f"{path} is on a file system that tells no size, so its room is not known"
+    text = f"{path} is on a file system that reports no size, so its free space is unknown"
     if mount is not None and mount.kind in _IN_MEMORY:
         status, reason = Status.SKIP, "NotApplicable"
-        text = f"{path} is in memory and has no limit of its own ({mount.kind}); memory_free judges that"
+        text = f"{path} is in memory without a limit of its own ({mount.kind}); the check memory_free judges it"
     return Finding(status=status, reason=reason, message=text, target=f"path:{path}")
 
 

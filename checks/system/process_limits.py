@@ -24,14 +24,14 @@ class Params:
 @check(tier="passive", interval_seconds=300, timeout_seconds=5)
 def process_limits(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    A process may open enough files, and lock enough memory where that is asked.
+    A process may open enough files and, if required, lock enough memory.
 
     Reads:   the soft limits RLIMIT_NOFILE and RLIMIT_MEMLOCK of this process.
     Judges:  fail LimitTooLow.
     Cost:    under 1 ms; harmless to jobs.
     """
     yield _judge(ctx, "nofile", "open_files_limit_count", "min_open_files_count", "open files allowed")
-    yield _judge(ctx, "memlock", "memlock_limit_bytes", "min_memlock_bytes", "memory that may be locked")
+    yield _judge(ctx, "memlock", "memlock_limit_bytes", "min_memlock_bytes", "memory that can be locked")
 
 
 def _judge(ctx: Context[Params], kind: str, name: str, field: str, subject: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Processes that hang in the kernel, and zombies that nobody reaps."""
+"""Processes that hang in the kernel, and zombies that are not reaped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def processes(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    No process hangs in the kernel, and zombies do not pile up.
+    No process hangs in the kernel, and zombies do not accumulate.
 
     A process waits uninterruptibly (state D) for moments whenever it reads a disk. It hangs if earlier looks found the
     same process so and it has not run once since; a first look has nothing to compare with and cannot tell.
@@ -65,7 +65,7 @@ def processes(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         target="node",
         limit=bound(ctx, "processes_stuck_count", upper="max_stuck_count"),
         reason="StuckProcesses",
-        subject=f"{len(seen)} processes, {len(waiting)} waiting in the kernel, hung there{_names(stuck)}:",
+        subject=f"{len(seen)} processes, {len(waiting)} waiting in the kernel, stuck there{_names(stuck)}:",
     )
     yield within(
         float(len(zombies)) if seen else None,

@@ -1,4 +1,4 @@
-"""What AWS says in advance that it will do to an instance of EC2: stop, retire, reboot or interrupt it."""
+"""Events that AWS has scheduled for an EC2 instance: stop, retire, reboot or interrupt."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _CODES: Mapping[str, tuple[str, Action]] = {
     "instance-retirement": ("EC2 will retire this instance (stop or terminate it)", Action.REPLACE),
     "instance-reboot": ("EC2 will reboot this instance", Action.INSPECT),
     "system-reboot": ("EC2 will reboot the host of this instance", Action.INSPECT),
-    "system-maintenance": ("EC2 will maintain network or power of the host of this instance", Action.INSPECT),
+    "system-maintenance": ("EC2 will maintain the network or power of this instance's host", Action.INSPECT),
     "spot-terminate": ("EC2 will terminate this Spot instance", Action.REPLACE),
     "spot-stop": ("EC2 will stop this Spot instance", Action.REPLACE),
     "spot-hibernate": ("EC2 will hibernate this Spot instance", Action.REPLACE),
-    "rebalance": ("EC2 may interrupt this Spot instance at any moment, as it has said", Action.REPLACE),
+    "rebalance": ("EC2 has announced that it may interrupt this Spot instance at any moment", Action.REPLACE),
 }
 _OTHER = ("EC2 has scheduled an event of an unknown kind for this instance", Action.INSPECT)
 
@@ -58,9 +58,9 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def scheduled_events(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    EC2 has scheduled nothing for this instance: no stop, retirement, reboot, maintenance or Spot interruption.
+    EC2 has scheduled no stop, retirement, reboot, maintenance or Spot interruption for this instance.
 
-    An event is a warning, because the node is fit until then. A gate that knows how long its job runs (`healthd gate
+    An event is a warning, because the node is usable until then. A gate that knows how long its job runs (`healthd gate
     --runtime`, or `runtime` under `[policy]`) leaves nodes out whose event begins before the job would end, and nodes
     on EC2 whose events it cannot know. Off EC2, which the firmware tables tell, nothing is asked.
 
@@ -79,7 +79,7 @@ def scheduled_events(ctx: Context[Params]) -> Iterator[Finding]:
         if not here:
             yield Finding(status=Status.SKIP, reason="NotApplicable", message="not on EC2", target="node")
             return
-        yield _not_known("HEALTHD_IMDS or AWS_EC2_METADATA_DISABLED forbids to ask the metadata service")
+        yield _not_known("HEALTHD_IMDS or AWS_EC2_METADATA_DISABLED turns the metadata service off")
         return
     try:
         said = ctx.host.metadata((MAINTENANCE, REBALANCE, SPOT))
@@ -129,7 +129,7 @@ def _warning(event: Event, now: float, *, measured: bool) -> Finding:
 def _not_known(why: str) -> Finding:
     """Skipped, with a number that was looked for and not found, by which a gate tells it from a machine off EC2."""
     nothing = Measurement(name="scheduled_events_count", value=None, lower=None, upper=None, origin="none")
-    text = f"events that EC2 has scheduled for this instance are not known: {why}"
+    text = f"events that EC2 has scheduled for this instance are unknown: {why}"
     return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node", measurements=(nothing,))
 
 
@@ -140,10 +140,10 @@ def _maintenance(text: str | None) -> Iterator[Event]:
     """
     rows = _parsed(text, MAINTENANCE)
     if not isinstance(rows, list):
-        raise HostError("NoData", f"{MAINTENANCE}: the metadata service gives no list of events")
+        raise HostError("NoData", f"{MAINTENANCE}: the metadata service returned no list of events")
     for row in rows:
         if not isinstance(row, dict):
-            raise HostError("NoData", f"{MAINTENANCE}: {_shown(row)} is no event")
+            raise HostError("NoData", f"{MAINTENANCE}: {_shown(row)} is not an event")
         # Events that are over stay listed for a while, and their descriptions begin so.
         if str(row.get("State", "")).lower() in _ENDED or _shown(row.get("Description")).lower().startswith(
             tuple(f"[{word}]" for word in _ENDED)
@@ -160,14 +160,14 @@ def _spot(action: str | None, rebalance: str | None) -> Iterator[Event]:
     if action is not None:
         row = _parsed(action, SPOT)
         if not isinstance(row, dict):
-            raise HostError("NoData", f"{SPOT}: {_shown(action)} is no action")
+            raise HostError("NoData", f"{SPOT}: {_shown(action)} is not an action")
         code = f"spot-{_shown(row.get('action'))}"
         at = _seconds(row.get("time"), SPOT)
         yield Event(code=code if code in _CODES else "other", at=at, text="interruption notice")
     if rebalance is not None:
         row = _parsed(rebalance, REBALANCE)
         if not isinstance(row, dict):
-            raise HostError("NoData", f"{REBALANCE}: {_shown(rebalance)} is no recommendation")
+            raise HostError("NoData", f"{REBALANCE}: {_shown(rebalance)} is not a recommendation")
         yield Event(code="rebalance", at=_seconds(row.get("noticeTime"), REBALANCE), text="rebalance recommendation")
 
 
@@ -177,7 +177,7 @@ def _parsed(text: str | None, name: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise HostError("NoData", f"{name}: the metadata service gives no JSON: {error}") from None
+        raise HostError("NoData", f"{name}: the metadata service returned no JSON: {error}") from None
 
 
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.\d{1,9})?Z")
@@ -191,7 +191,7 @@ def _seconds(text: object, name: str) -> float:
     try:
         return (datetime.datetime(*parts) - _EPOCH).total_seconds()  # type: ignore[arg-type]  # noqa: DTZ001 - both are UTC
     except (ValueError, TypeError):
-        raise HostError("NoData", f"{name}: {_shown(text)} is no time") from None
+        raise HostError("NoData", f"{name}: {_shown(text)} is not a time") from None
 
 
 def _shown(value: object) -> str:

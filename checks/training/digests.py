@@ -158,14 +158,14 @@ def _judge_group(devices: Sequence[Evidence], absent: str) -> Iterator[Finding]:
         dtype = device.data["dtype"]
         if right is not None and _table(device) != right:
             place, step = first_difference(dict(right), device.data["digests"])
-            text = f"{dtype} {step}: {place} has other bits than on the {count} others of its kind{absent}"
+            text = f"{dtype} {step}: {place} differs from the {count} others of its kind{absent}"
             yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=device.target)
         elif right is None:
             other = next(one for one in devices if _table(one) != _table(device))
             place, step = first_difference(other.data["digests"], device.data["digests"])
             text = (
-                f"{dtype} {step}: {place} differs between devices and no majority can say which is wrong: "
-                f"one of {names}{absent}"
+                f"{dtype} {step}: {place} differs between devices and no majority shows which is wrong: one of "
+                f"{names}{absent}"
             )
             yield Finding(status=Status.FAIL, reason="DigestMismatch", message=text, target=device.target)
 
@@ -183,13 +183,13 @@ def _pass(own: Sequence[Evidence], peers: int, absent: str) -> Finding:
     repeats = min(int(item.data["repeats"]) for item in own)
     left_out = sorted({name for item in own for name in item.data["left_out"]})
     count = len(own[0].data["digests"])
-    compared = f"as on {peers} other{'s' if peers > 1 else ''} of its kind" if peers else "no other to compare with"
+    compared = f"as on {peers} other{'s' if peers > 1 else ''} of its kind" if peers else "nothing to compare with"
     dtypes = ", ".join(str(item.data["dtype"]) for item in own)
     text = f"all {count} digests of a step are the same in {repeats} repeats ({dtypes}), {compared}{absent}"
     missed = missed_ratio(repeats, RARE)
     text += f"; a fault in 1 of {RARE:,} steps would be caught with {_percent(1 - missed)} probability"
     if left_out:
-        text += f"; left out, because the device does not repeat them: {', '.join(left_out)}"
+        text += f"; left out because the device does not repeat them: {', '.join(left_out)}"
     return Finding(
         status=Status.PASS,
         reason=None,

@@ -42,7 +42,7 @@ def why_not(torch: Any, place: Any, dtype: str) -> str | None:
     Raises what a device in trouble raises.
     """
     if not hasattr(torch, dtype) or not hasattr(torch, "_scaled_mm"):
-        return f"torch {torch.__version__} does not know it"
+        return f"torch {torch.__version__} does not support it"
     one = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16).to(place)
     try:
         _scaled(torch, one, one, dtype).to("cpu")

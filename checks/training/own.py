@@ -33,7 +33,7 @@ def own_step(device: Device, name: str) -> OwnStep:
     device.torch.manual_seed(_SEED)
     made = make()
     if not isinstance(made, tuple) or len(made) != 3 or not callable(made[2]):
-        raise ValueError(f"step {name!r} gave {type(made).__name__}; it must give (model, batch, loss)")
+        raise ValueError(f"step {name!r} returned {type(made).__name__}; it must return (model, batch, loss)")
     model, batch, loss = made
     if not isinstance(model, device.torch.nn.Module):
         raise ValueError(f"step {name!r}: its model is {type(model).__name__}, not a torch.nn.Module")
@@ -62,10 +62,10 @@ def _entry_point(name: str) -> Any:
 
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in points:
-        known = ", ".join(sorted(points)) or "none is installed here"
+        known = ", ".join(sorted(points)) or "none is installed"
         raise ValueError(
-            f"no training step {name!r} in entry points {ENTRY_POINTS!r}; there are: {known}; "
-            "or write package.module:make"
+            f"no training step {name!r} in entry points {ENTRY_POINTS!r}; choose from: {known}; or write "
+            "package.module:make"
         )
     return points[name].load()
 
@@ -89,7 +89,7 @@ def _file(path: str) -> Any:
 
     spec = spec_from_loader("healthd_training_step", Uncached("healthd_training_step", path))
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses of the file look their module up
     spec.loader.exec_module(module)

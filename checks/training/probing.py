@@ -41,8 +41,8 @@ class Repeats:
         number, digests = self.example
         place, _ = first_difference(self.common, digests)
         text = (
-            f"{work.name} repeated {self.count} times from one state: {place} has other bits in repeat "
-            f"{number + 1} ({self.different} of {self.count} differ)"
+            f"{work.name} repeated {self.count} times from the same state: {place} differs in repeat {number + 1} "
+            f"({self.different} of {self.count} differ)"
         )
         yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=device.target)
 
@@ -106,13 +106,13 @@ def right(device: Device, work: Work, first: Step) -> Iterator[Finding]:
         target=device.target,
         limit=Limit(lower=None, upper=1.0, origin="derived"),
         reason="WrongResult",
-        subject=f"{work.name} right in {len(errors)} places; of the error that rounding explains, at most",
+        subject=f"{work.name} correct in {len(errors)} places; largest error, relative to what rounding explains",
         labels={"model": work.label},
     )
     if finding.status is not Status.PASS:
         wrong = next(error for error in errors if error.share > 1.0)
         text = (
-            f"{work.name} is wrong from {describe(wrong.place)} on: off by {wrong.error:.3g} of its largest element, "
+            f"{work.name} is wrong from {describe(wrong.place)} on: off by {wrong.error:.3g} of its largest element; "
             f"rounding explains {wrong.bound:.3g}; {sum(e.share > 1.0 for e in errors)} of {len(errors)} places are "
             "wrong"
         )

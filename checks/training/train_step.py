@@ -66,7 +66,7 @@ class Params:
 @check(tier="quick", interval_seconds=3600, timeout_seconds=180, scope="device", judge=judge_steps)
 def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
     """
-    A training step of a small transformer is the same each time and on each device of a kind, is right, and is fast.
+    A training step of a small transformer is the same each time and on each device of a kind, correct, and fast.
 
     A step of your own takes its place by `step`: see docs/training_step.md.
 
@@ -109,7 +109,7 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
         return
     for dtype in params.dtypes:
         if dtype not in FORMATS:
-            raise ValueError(f"parameter 'dtypes': no such dtype {dtype!r}; known are {', '.join(FORMATS)}")
+            raise ValueError(f"parameter 'dtypes': no such dtype {dtype!r}; choose from: {', '.join(FORMATS)}")
     for dtype in params.dtypes or (*_ALWAYS, *(_NARROW if deep else ())):
         if (why := _lack(ctx, device, dtype)) is not None:
             text = f"no {dtype} step on this device: {why}"
@@ -130,13 +130,13 @@ def _lack(ctx: Context[Params], device: Device, dtype: str) -> str | None:
     """Why a step of this dtype cannot be judged, or done, on this device; None where it can."""
     products = FORMATS[dtype].products
     if dtype in getattr(device, "narrow_sums", ()) and not ctx.params.dtypes:
-        return "its sums are not kept in fp32, so no bound holds"
+        return "its sums are not kept in fp32, so no error bound applies"
     if products is None:
         return None
     accelerator = ctx.inventory.get("accelerator")
     described = find_descriptor(accelerator)
     if described is None or products not in described.scaled_products:
-        return f"{accelerator or 'its kind'} declares no scaled products of {products}"
+        return f"{accelerator or 'this accelerator'} declares no scaled products of {products}"
     return why_not(device.torch, device.torch_device, products)
 
 

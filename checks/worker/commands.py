@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 REMEDY = "run 'healthd warm' on this node, or share compile_cache of [probe] with nodes like it"
 # A single node cannot compile the graphs of ranks of several nodes.
 REMEDY_BETWEEN_NODES = (
-    "let the probes compile (on_cold_cache of [probe]), share compile_cache with a node that has been in such a group, "
-    "or let nccom-test carry collectives between nodes (nccom_launch of [policy])"
+    "allow the probes to compile (on_cold_cache of [probe]), share compile_cache with a node that has been in such a "
+    "group, or let nccom-test run collectives between nodes (nccom_launch of [policy])"
 )
 
 
@@ -177,7 +177,9 @@ def with_fallbacks(device: Device | None, items: Iterator[Any]) -> Iterator[Any]
     yield from items
     names: Sequence[str] = fallbacks()
     if names:
-        text = f"the host's processor did {', '.join(names[:8])} for the device, so the device was not tested with it"
+        text = (
+            f"the host's processor computed {', '.join(names[:8])} for the device, so the device was not tested with it"
+        )
         yield Finding(status=Status.UNKNOWN, reason="HostFallback", message=text, target=device.target)
 
 

@@ -84,7 +84,7 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
     if kind not in KINDS:
         raise ValueError(f"{where}: no such kind: {kind!r}{_nearest(kind, KINDS)}")
     if at and not _TARGET.fullmatch(target):
-        raise ValueError(f"{where}: {target!r} is no target; write node, cpu:1 or rank:1")
+        raise ValueError(f"{where}: {target!r} is not a target; write node, cpu:1 or rank:1")
     if scopes is not None:
         if check not in scopes:
             raise ValueError(f"{where}: no such check: {check!r}{_nearest(check, scopes)}")
@@ -116,15 +116,17 @@ def check_target(fault: Fault, devices: Collection[str], workers: Collection[str
     devices = workers if workers and fault.check != COUNTING_CHECK else devices
     there = [f"rank:{rank}" for rank in range(len(devices))] if kind == "rank" else sorted(devices)
     if target not in ("", "node") and target not in there:
-        raise ValueError(f"fault on {fault.check}: there is no {target!r} here, only {', '.join(there) or 'no device'}")
+        raise ValueError(f"fault on {fault.check}: this node has no {target!r}, only {', '.join(there) or 'no device'}")
 
 
 def _check_scope(where: str, check: str, scope: str, kind: str, target: str) -> None:
     allowed = _BY_SCOPE[scope]
     if kind not in allowed and not (check == COUNTING_CHECK and kind == "missing"):
-        raise ValueError(f"{where}: {kind} makes no sense for {check}, a {scope} check; it takes {', '.join(allowed)}")
+        raise ValueError(
+            f"{where}: {kind} cannot be injected into {check}, a {scope} check; it takes {', '.join(allowed)}"
+        )
     if scope == "node" and target not in ("", "node") and kind != "missing":
-        raise ValueError(f"{where}: {check} runs once for the node, so {target!r} is no target of it; leave it out")
+        raise ValueError(f"{where}: {check} runs once for the node, so it has no target {target!r}; leave it out")
 
 
 def _check_place(where: str, check: str, place: str, kind: str) -> None:
@@ -132,7 +134,7 @@ def _check_place(where: str, check: str, place: str, kind: str) -> None:
         placed = " and ".join(PLACED_CHECKS)
         raise ValueError(f"{where}: {check} has no places; only {placed} have, as in train_step.{_PLACE}")
     if kind != "corrupt":
-        raise ValueError(f"{where}: {kind} acts on all of {check}; a place takes corrupt alone")
+        raise ValueError(f"{where}: {kind} affects all of {check}; a place takes only corrupt")
     known = [*all_places(), *PLACED_CHECKS[check]]
     # Of a step of the user's own only the worker knows the places; it refuses what is not there.
     if place not in known and not (place.startswith(OWN) and check == "train_step"):
@@ -160,7 +162,7 @@ def _magnitude(where: str, text: str) -> float:
 def _steps(where: str, text: str) -> int:
     steps = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
     if not 1 <= steps <= MAX_STEPS:
-        raise ValueError(f"{where}: one step in 1 to {MAX_STEPS} can be struck, as in corrupt/10000, not in {text!r}")
+        raise ValueError(f"{where}: corrupt affects one step in 1 to {MAX_STEPS}, as in corrupt/10000, not {text!r}")
     return steps
 
 
@@ -178,7 +180,7 @@ def _nearest(word: str, known: Collection[str]) -> str:
     import difflib  # this import takes a millisecond, which a round of checks must not cost
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+    return f"; did you mean {near[0]!r}?" if near else f"; choose from: {', '.join(known)}"
 
 
 def without_missing(inventory: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any]:

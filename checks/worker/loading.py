@@ -52,7 +52,9 @@ def load_all(setup: Mapping[str, Any]) -> dict[str, Check]:
 
     def add(check: Check, origin: str) -> None:
         if check.name in found:
-            raise ValueError(f"two checks are named {check.name}: {found[check.name].origin} and {origin}; rename one")
+            raise ValueError(
+                f"two checks have the name {check.name}: {found[check.name].origin} and {origin}; rename one"
+            )
         found[check.name] = dataclasses.replace(check, origin=origin)
 
     for path in setup["extra_files"]:
@@ -84,11 +86,11 @@ def load_file(path: str) -> list[Check]:
     from checks.discover import checks_in
 
     if not path.endswith(".py") or not os.path.isfile(path):
-        raise ValueError(f"{path}: cannot be read; name a directory of check files in directories of [probe]")
+        raise ValueError(f"{path}: cannot be read; list a directory of check files in directories of [probe]")
     name = "healthd_check_" + os.path.basename(path)[:-3]
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path}: is no Python file")
+        raise ValueError(f"{path}: is not a Python file")
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses of the file look their module up
     try:

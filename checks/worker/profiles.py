@@ -54,7 +54,7 @@ class ProfileParts:
         if not isinstance(id_, str) or not PROFILE_ID.fullmatch(id_) or form != PROFILE_FORMAT:
             raise ProtocolError(f"profile {str(id_)[:60]!r} has no id or no known format")
         if not (isinstance(target, str) and isinstance(said, str) and isinstance(data, str)):
-            raise ProtocolError(f"profile {id_} lacks members")
+            raise ProtocolError(f"profile {id_} lacks required members")
         if self._id not in (None, id_):
             raise ProtocolError(f"profile {id_} begins before {self._id} is complete")
         self._id = id_

@@ -84,7 +84,7 @@ class LineDecoder:
 
 
 def _no_constant(name: str) -> float:
-    raise ProtocolError(f"{name} is no number")
+    raise ProtocolError(f"{name} is not a number")
 
 
 def _finite_float(text: str) -> float:
@@ -113,7 +113,7 @@ def from_finding(finding: Finding) -> dict[str, Any]:
     for measured in finding.measurements[:MAX_MEASUREMENTS]:
         value = measured.value
         if value is not None and not math.isfinite(value):
-            message, value = f"{message} ({measured.name} is {value}, not a number to trust)", None
+            message, value = f"{message} ({measured.name} is {value}, not a valid number)", None
         if value is None and status in (Status.PASS, Status.WARN):
             status, reason = Status.UNKNOWN, reason or "NoData"
             message = message if "not a number" in message else f"{message} ({measured.name}: no reading)"

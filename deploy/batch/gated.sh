@@ -15,7 +15,7 @@ say() { echo "gated.sh: $*" >&2; }
 # A container has a host name of its own; the daemon is known by the host's.
 node=$(<"$HOST_DIR/name") || { say "$HOST_DIR/name cannot be read: mount it, see multi-node-standing.json"; exit $NOT_ADMITTED; }
 # A stop ends what runs, which takes back what it has asked for, and no job starts. Without a trap the first process of a
-# container hears none.
+# container receives none.
 stopped='' passed='' child=''
 stop() {
   stopped=yes

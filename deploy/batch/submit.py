@@ -1,10 +1,10 @@
 """
-Submits a job to AWS Batch and follows it until it is over, over Batch's own attempts and, after these, over jobs anew.
+Submit a job to AWS Batch and follow it to its end, over Batch's own attempts and then over new jobs.
 
     python submit.py --job train-7b --queue healthd --definition train --checkpoint s3://BUCKET/train-7b
 
 What ends a job decides what follows: 75 (the gate did not admit) and a host that went away are worth another job, after
-a pause that doubles; anything else is the job's own, and is told. Each attempt and each new job finds CHECKPOINT_PATH
+a pause that doubles; any other end is final. Each attempt and each new job finds CHECKPOINT_PATH
 in its environment, the same every time: the training script goes on from the newest whole checkpoint in there.
 
 Started again by the same name it adopts the job that is still open instead of submitting a second one: Batch has no
@@ -112,14 +112,14 @@ def judge(job: Mapping[str, Any], main: Mapping[str, Any] | None = None) -> tupl
     """
     How a job that is over ended, and a sentence. `main` is the description of a multi-node job's main node.
 
-    An exit code that nobody tells is no reason to submit again: then it failed.
+    Without an exit code the job counts as failed and is not submitted again.
     """
     if job.get("status") == "SUCCEEDED":
         return End.SUCCEEDED, "succeeded"
     reason = str(job.get("statusReason") or (main or {}).get("statusReason") or "no reason given")
     if any((one or {}).get(said) for one in (job, main) for said in ("isTerminated", "isCancelled")):
-        # A gate that is stopped ends with 75 as well: what somebody has ended is not begun anew.
-        return End.FAILED, f"somebody has ended it: {reason}"
+        # A stopped gate also exits with 75, and a job that a person stopped is not submitted again.
+        return End.FAILED, f"a person ended it: {reason}"
     codes = exit_codes(job) or exit_codes(main or {})
     if NOT_ADMITTED in codes:
         return End.NOT_ADMITTED, f"the gate did not admit it on any attempt ({reason})"
@@ -130,7 +130,7 @@ def judge(job: Mapping[str, Any], main: Mapping[str, Any] | None = None) -> tupl
 
 
 def exit_codes(job: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of the last attempt, each container's that is not 0. Empty where nothing tells."""
+    """The non-zero codes of each container of the last attempt; empty if unknown."""
     attempts = job.get("attempts") or []
     last = attempts[-1] if attempts else job
     tasks = last.get("taskProperties") or (last.get("ecsProperties") or {}).get("taskProperties") or []
@@ -195,7 +195,7 @@ def run(
     submitter: Any = None,
 ) -> End:
     """
-    Submit and follow, anew while it is worth it. Raises botocore's errors for what AWS refuses.
+    Submit and follow, again while a retry can help. Raises botocore's errors if AWS refuses.
 
     `submitter` is a client that repeats no call by itself: a submission whose answer is lost must not be sent twice.
     None: `batch`.

@@ -14,7 +14,7 @@ UNITS=${UNITS:-s3://BUCKET/systemd}
 # The interpreter on this machine that has the jobs' torch. Empty: the host has none, so the daemon reads only, and the
 # probes run in the job's container alone.
 PROBE_PYTHON=${PROBE_PYTHON:-}
-# A standing aggregator (https://HOST:8090), or all of several, separated by commas, that the daemon tells what it finds.
+# A standing aggregator (https://HOST:8090), or several with commas, to which the daemon reports.
 # Empty: the daemon stands alone.
 AGGREGATOR=${AGGREGATOR:-}
 # Files (a path or s3://...) with the daemon's token (scope sync), the token of the jobs' gates (scope gate; none where jobs

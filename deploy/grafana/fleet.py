@@ -59,10 +59,10 @@ HEALTH = Row(
             no_value="Nothing failed, and everything is known.",
         ),
         Panel(
-            title="Not heard, not scraped",
+            title="Not reporting, not scraped",
             description="Nodes that the aggregator does not hear, and nodes that Prometheus does not reach.",
             queries=(
-                Query(expr=f"healthd:fleet_unheard:count{{{AGGREGATOR}}}", legend="not heard by the aggregator"),
+                Query(expr=f"healthd:fleet_unheard:count{{{AGGREGATOR}}}", legend="not reporting to the aggregator"),
                 Query(expr=f"count(up{{{NODES}}} == 0) or vector(0)", legend="not scraped"),
             ),
             width=8,
@@ -71,7 +71,7 @@ HEALTH = Row(
         ),
         Panel(
             title="Findings by reason",
-            description="How many targets are said to be not well, by reason, warnings included.",
+            description="Targets that are not healthy, by reason, with warnings.",
             queries=(Query(expr=f"count by (reason) (healthd_finding{{{NODES}}})", legend="{{reason}}"),),
             look=Look.STACK,
             width=24,
@@ -89,7 +89,7 @@ NODE_BY_NODE = Row(
     panels=(
         Panel(
             title="State of each node over time",
-            description="What each node's daemon said of it; a gap is a node that was not scraped.",
+            description="Each node's health by its own daemon; a gap is a node that was not scraped.",
             queries=(Query(expr=_NUMBERS, legend="{{node}}"),),
             look=Look.TIMELINE,
             states=_STATES,
@@ -211,8 +211,8 @@ GATES = Row(
         ),
         Panel(
             title="How right the gate was",
-            description="Jobs of the time shown that ended well although a check had failed on their nodes, and jobs "
-            "that their nodes stopped although all had passed. Only of jobs whose end was told to the aggregator.",
+            description="Jobs of the time shown that succeeded although a check had failed on their nodes, and jobs "
+            "that their nodes stopped although all had passed. Only jobs that reported their outcome.",
             queries=(
                 Query(
                     expr=f"increase(healthd_gate_false_alarms_total{{{AGGREGATOR}}}[$__range])", legend="false alarms"
@@ -238,14 +238,14 @@ QUARANTINE = Row(
     panels=(
         Panel(
             title="Quarantined nodes",
-            description="Kept out of admissions, by who said so.",
+            description="Nodes kept out of admissions, by owner.",
             queries=(Query(expr=f"healthd_quarantined_nodes{{{AGGREGATOR}}}", legend="by {{owner_kind}}"),),
             look=Look.STACK,
             width=8,
         ),
         Panel(
             title="Who is in quarantine",
-            description="As the nodes themselves last heard.",
+            description="As last received by the nodes.",
             queries=(Query(expr=f"healthd_node_quarantined{{{NODES}}} == 1"),),
             look=Look.TABLE,
             width=8,
@@ -277,7 +277,7 @@ QUARANTINE = Row(
         ),
         Panel(
             title="What people should know of",
-            description="Breakers of rules that are open, overrides in force, and whether the aggregator recovers.",
+            description="Open breakers, active overrides, and whether the aggregator recovers.",
             queries=(
                 Query(expr=f"healthd_quarantine_breaker_open{{{AGGREGATOR}}}", legend="open breakers"),
                 Query(expr=f"healthd_overrides_active{{{AGGREGATOR}}}", legend="overrides"),

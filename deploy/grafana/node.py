@@ -54,7 +54,7 @@ NOW = Row(
             columns=("node", "instance_id", "instance_type", "accelerator", "pool"),
         ),
         Panel(
-            title="What is not well",
+            title="Unhealthy targets",
             description="The findings behind the health, at most 48; the reason leads to what to do.",
             queries=(Query(expr=f"healthd_finding{{{NODE}}}"),),
             look=Look.TABLE,
@@ -83,7 +83,7 @@ HISTORY = Row(
         ),
         Panel(
             title="Findings",
-            description="Targets that were not well, by check and reason.",
+            description="Targets that were not healthy, by check and reason.",
             queries=(
                 Query(expr=f"count by (check, reason) (healthd_finding{{{NODE}}})", legend="{{check}} {{reason}}"),
             ),

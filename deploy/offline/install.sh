@@ -1,8 +1,8 @@
 #!/bin/sh
-# Install healthd from this folder, without a network, into an environment of its own.
+# Install healthd from this folder, without a network, into its own environment.
 #
 #   ./install.sh /opt/healthd             with the python3 of PATH
-#   ./install.sh /opt/healthd python3.12  with another one
+#   ./install.sh /opt/healthd python3.12  with another Python
 #
 # It needs nothing but Python: neither pip nor ensurepip. TESTS=1 also installs pytest, for the tests on accelerators.
 set -eu

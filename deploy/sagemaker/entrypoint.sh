@@ -17,7 +17,7 @@ reader=$!
 healthd preflight -- "$@" 2>&"$words" {words}>&- &
 job=$!
 exec {words}>&-
-# The job is told when SageMaker stops it (SIGTERM, two minutes before SIGKILL).
+# SageMaker's stop reaches the job (SIGTERM, two minutes before SIGKILL).
 stopped=
 trap 'stopped=yes; kill -TERM "$job" 2>/dev/null' TERM INT
 wait "$job"; code=$?

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm's EpilogSlurmctld: gives the job's nodes back and tells the aggregator how it ended. The nodes see the end
+# Slurm's EpilogSlurmctld: releases the job's nodes and reports its end to the aggregator. The nodes see the end
 # themselves too; this makes it sooner. Slurm does not look at the exit code.
 PATH=/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin:/opt/healthd/bin:/opt/slurm/bin
 export PATH

@@ -28,7 +28,7 @@ said=$($healthd slurm health --node "$node" --local-url "$node_url" --on-unreach
     --refused "$state_dir/$node.refused" $observe 2>&1)
 code=$?
 if [ "$mode" = observe ]; then
-    # Slurm ignores the exit code, and observing changes nothing: what could not be done must be said.
+    # Slurm ignores the exit code, and observing changes nothing: failures must be logged.
     if [ "$code" -ge 126 ]; then
         said="this hook cannot run '$healthd' (exit $code); with mode=enforce no node would be drained or resumed: $said"
     elif [ -z "$(find "$state_dir/$node.doctor" -mmin -60 2>/dev/null)" ]; then # once an hour, also where it fails

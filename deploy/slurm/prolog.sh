@@ -46,7 +46,7 @@ body=${answer%
 body=${body%
 }
 # Whatever else answers on that port is not our daemon: its words are no health, and no fault of the node either.
-why="$node_url does not answer as healthd does" known=no
+why="$node_url does not respond as healthd does" known=no
 case $code in
     '200 0') says "$body" ready && exit 0 ;;
     '503 0')
@@ -56,7 +56,7 @@ case $code in
 *} known=yes
         fi
         ;;
-    '000 '* | ' '*) why="the daemon at $node_url does not answer" ;;
+    '000 '* | ' '*) why="the daemon at $node_url does not respond" ;;
     [1-5][0-9][0-9]' 0') why="$node_url answered HTTP ${code% 0}" ;;
 esac
 if [ "$known" = no ] && [ "$on_unreachable" = admit ]; then

@@ -55,20 +55,20 @@ log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
 
 
-ABOUT = """The aggregator answers whether a job may start on nodes now, and shows what it knows of them.
+ABOUT = """The aggregator answers whether a job may start on nodes now, and shows what it knows about them.
 
-Every error is one record, `Problem` (`application/problem+json`, RFC 9457); `detail` says what was wrong and what to
-do. A parameter or a member of a body that is not listed is an error. Times are in seconds since the epoch. Where an
-answer may be held back (`wait`), it comes as soon as there is something to say. `None` in a text is null."""
+Every error is one record, `Problem` (`application/problem+json`, RFC 9457); `detail` says what is wrong and what to do.
+An unknown parameter or member of a body is an error. Times are in seconds since the epoch. A request with `wait` is
+answered as soon as there is something to report, and at the latest after that time. `None` in a text is null."""
 
 TAGS = {
     "gates": "May this job start on these nodes, now?",
-    "validations": "Collectives over nodes by hand, without a lease.",
-    "nodes": "What is known of each node, and who is kept out.",
+    "validations": "Run collectives over nodes by hand, without a lease.",
+    "nodes": "The state of each node, and quarantines.",
     "fleet": "The fleet as a whole.",
-    "overrides": "Jobs that a person admits by hand.",
-    "peers": "Nodes compared with their peers, and the samples that limits are learned from.",
-    "preflight": "The roll call of a preflight; only its own aggregator has it.",
+    "overrides": "Jobs that an operator admits by hand.",
+    "peers": "Nodes compared with their peers, and the samples from which limits are learned.",
+    "preflight": "The roll call of a preflight; only the preflight's own aggregator has it.",
     "service": "For load balancers, Prometheus and the daemons of nodes.",
 }
 
@@ -170,7 +170,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
         text = f"no such path: {path[:200]}"
     elif status == 405:
         headers = {"allow": _methods(request.app, path)}
-        text = f"{request.method} is not for {path[:200]}; it has: {headers['allow']}"
+        text = f"{request.method} is not supported for {path[:200]}; use: {headers['allow']}"
     return _problem(problem_of(HttpError(status, text))[0], headers)
 
 
@@ -183,7 +183,7 @@ def _methods(app: Application, path: str) -> str:
 
 async def _on_unforeseen(request: Request, error: Exception) -> Response:
     log.error("%s %s: internal error: %r", request.method, request.scope["path"], error, exc_info=error)
-    return _problem(problem_of(HttpError(500, "internal error; the aggregator's log has more"))[0], {})
+    return _problem(problem_of(HttpError(500, "internal error; see the aggregator's log"))[0], {})
 
 
 # --- for machines ----------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ TEXT = {"text/plain": {"schema": {"type": "string"}}}
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_class=PlainTextResponse)
 async def livez() -> Response:
-    """200 while the loop turns."""
+    """200 while the event loop runs."""
     return PlainTextResponse("ok\n")
 
 
@@ -203,14 +203,14 @@ async def livez() -> Response:
 @router.get(
     "/readyz",
     response_class=PlainTextResponse,
-    responses={503: {"description": "It takes nothing now, or admits nothing; the text says why.", "content": TEXT}},
+    responses={503: {"description": "It accepts or admits nothing now; the text says why.", "content": TEXT}},
 )
 async def readyz(request: Request, verbose: str | None = None) -> Response:
     """
-    200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here); also of
-    one that stands by and reaches the leader.
+    200 while it accepts syncs and requests and its database accepts writes (tested every two seconds, not here); also
+    on a standby that reaches the leader.
 
-    What keeps it from admitting is said, but is no reason to send nobody. `?verbose` names each gate and node that an
+    What prevents admissions is reported, but does not change the status. `?verbose` lists each gate and node that an
     internal error of the aggregator stops, and each task that has failed since the start.
     """
     parts = parts_of(request)
@@ -228,7 +228,7 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     if verbose is None:
         stopped = _stopped(faults)
         if waiting := [failure.task for failure in failures if not failure.running]:
-            stopped += f"failed and not started again yet: {', '.join(waiting)}; ?verbose says why\n"
+            stopped += f"failed and not restarted yet: {', '.join(waiting)}; ?verbose says why\n"
     else:
         stopped = "".join(
             printable_line(f"{f.where.value} {f.name}: internal error ({f.message}), {f.times} times") + "\n"
@@ -243,11 +243,11 @@ def _stopped(faults: Sequence[Fault]) -> str:
     turns = sum(fault.where is Where.TURN for fault in faults)
     others = len(faults) - turns
     all_gates = "an internal error stops all gates; ?verbose says why\n" if turns else ""
-    return all_gates + (f"internal errors stop gates or nodes ({others}); ?verbose names them\n" if others else "")
+    return all_gates + (f"internal errors stop gates or nodes ({others}); ?verbose lists them\n" if others else "")
 
 
 def _told(failure: TaskFailure) -> str:
-    now = "runs again" if failure.running else "is started again soon"
+    now = "runs again" if failure.running else "restarts soon"
     return f"task {failure.task} {now} after {failure.times} failures; the last: {failure.message}"
 
 
@@ -267,10 +267,10 @@ async def metrics(request: Request) -> Response:
 @router.get("/v1/sd/prometheus", dependencies=[READ])
 async def targets(request: Request, pool: str | None = None) -> list[TargetGroup]:
     """
-    Every node as a target of Prometheus' http_sd.
+    Every node as a target for Prometheus' http_sd.
 
-    Nodes that fell silent stay, so that `up` tells of them; a node is believed about its own address as about its
-    health, but only when it is one.
+    Silent nodes stay in the list, so that `up` shows them. A node's own address is trusted as its health is, but only
+    if it is a valid address.
     """
     found = []
     for state in parts_of(request).fleet.states():
@@ -290,18 +290,18 @@ async def sync(
         Header(
             alias=KEY_HEADER.decode(),
             min_length=MIN_KEY_LENGTH,
-            description="The node's own key: the first one that comes under a name owns it.",
+            description="The node's own key: the first key used with a name owns it.",
         ),
     ],
     executor: Annotated[
         str | None,
-        Query(description="The member of a gate's group that runs the node's checks, in the place of its daemon."),
+        Query(description="The member of a gate's group that runs the node's checks instead of its daemon."),
     ] = None,
 ) -> SyncAnswer:
     """
-    A node tells its state, and hears what the aggregator wants of it.
+    A node reports its state and receives the aggregator's orders.
 
-    Spoken by `healthd node`. Orders repeat until they are called off, reports until acknowledged.
+    Used by `healthd node`. Orders repeat until they are cancelled, reports until they are acknowledged.
     """
     raise NotImplementedError("this describes what SyncEndpoint answers before the application is asked")
 

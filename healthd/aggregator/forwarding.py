@@ -32,7 +32,7 @@ from healthd.aggregator.api import (
     scope_of,
 )
 from healthd.aggregator.identity.tokens import PEER, Guard, Scope
-from healthd.aggregator.metrics import LeadershipCollector, tasks_metric
+from healthd.aggregator.metrics import LOOP_LAG, LeadershipCollector, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, connection_words
 from healthd.core.http.client import trusting
@@ -106,7 +106,7 @@ class Front:
         self._serving: Serving | None = None
         self._leader: str | None = None
         self._term = 0
-        self._why = "it has only started"
+        self._why = "it has just started"
         self._unreachable = ""
         self._stopping = False
         self._changed = asyncio.Event()
@@ -116,6 +116,7 @@ class Front:
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(LeadershipCollector(lambda: False, lambda: self._term))
         self._metrics.register(tasks_metric())
+        self._metrics.register(LOOP_LAG)
         self._http = httpx.AsyncClient(
             verify=trust if trust is not None else False,  # never used without TLS
             trust_env=False,
@@ -205,7 +206,7 @@ class Front:
         try:
             if path in _OWN:
                 if method not in ("GET", "HEAD"):
-                    raise HttpError(405, f"{method} is not for {path}; it has: GET, HEAD", {"allow": "GET, HEAD"})
+                    raise HttpError(405, f"{method} is not supported for {path}; use GET", {"allow": "GET, HEAD"})
                 await self._own(path, scope, send)
             elif _SYNC.fullmatch(path):
                 await self._send_on(scope, receive)
@@ -234,10 +235,10 @@ class Front:
         if self._stopping:
             return 503, "stopping"
         if (serving := self._serving) is not None:
-            why = serving.trouble() or "the database takes no renewal"
+            why = serving.trouble() or "the database accepts no renewal"
             return 503, f"leader until its lease was over: {why}"
         if self._leader is None:
-            return 503, f"neither leads nor knows who does: {self._why}"
+            return 503, f"neither leads nor knows the leader: {self._why}"
         if self._unreachable:
             return 503, f"standby that cannot reach the leader ({self._leader}): {self._unreachable}"
         return 200, f"standby (leader: {self._leader})"
@@ -250,7 +251,7 @@ class Front:
         await read_body(receive, headers, max_bytes=most, timeout_seconds=seconds)
         if self._leader is None:
             raise self._nobody(3)
-        text = f"this aggregator stands by; {self._leader} leads"
+        text = f"this aggregator is a standby; {self._leader} leads"
         raise HttpError(NOT_LEADER, text, {LEADER: self._leader})
 
     def _nobody(self, retry_seconds: int = 1) -> HttpError:
@@ -271,7 +272,9 @@ class Front:
         headers = dict(scope["headers"])
         if FORWARDED in headers:
             raise HttpError(
-                503, "this aggregator does not lead, as another one thought; ask again", {"retry-after": "1"}
+                503,
+                "this aggregator does not lead, although another aggregator forwarded to it; ask again",
+                {"retry-after": "1"},
             )
         authorization = headers.get(b"authorization")
         if (needed := scope_of(scope["method"], scope["path"])) is not None:
@@ -300,7 +303,7 @@ class Front:
                 return  # the caller has a part of the answer; the server cuts the connection, so that it sees that
             if not _repeatable(scope):
                 raise HttpError(503, f"{failed}; ask again", {"retry-after": "1"})
-            log.debug("%s %s: %s; it is asked again once somebody leads", scope["method"], scope["path"], failed)
+            log.debug("%s %s: %s; it is sent again once an aggregator leads", scope["method"], scope["path"], failed)
             former, until = where, asyncio.get_running_loop().time() + TAKEOVER_SECONDS
 
     async def _whereto(self, former: tuple[str, int] | None, until: float) -> tuple[str, int] | None:
@@ -326,9 +329,9 @@ class Front:
     def _forbidden(self, leader: str) -> str | None:
         """Why no token may be sent to this address; None where it may."""
         if leader == self._own_url:
-            return f"its address {leader} is this aggregator's own; give each its own advertise_url"
+            return f"its address {leader} is this aggregator's own; give each aggregator its own advertise_url"
         if self._settings.tls_cert is not None and not leader.startswith("https://"):
-            return f"its address {leader} is plain HTTP, and this aggregator speaks TLS; give it a certificate too"
+            return f"its address {leader} is plain HTTP, but this aggregator uses TLS; give it a certificate too"
         return None
 
     async def _answer_here(self, scope: ASGIScope, body: bytes, receive: Receive, send: Send) -> None:
@@ -352,7 +355,7 @@ class Front:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
-            return None if gone.done() else "the leader that was asked leads no more"
+            return None if gone.done() else "the leader that was asked no longer leads"
         finally:
             for task in waiting:
                 task.cancel()
@@ -398,11 +401,11 @@ class _Forwarded:
                 async for chunk in answer.aiter_raw():
                     size += len(chunk)
                     if size > STREAM_BYTES:
-                        return f"the answer of the leader ({self._leader}) has no end"
+                        return f"the answer of the leader ({self._leader}) does not end"
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            return f"the leader ({self._leader}) did not answer in time"
+            return f"the leader ({self._leader}) did not respond in time"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return f"the leader ({self._leader}) cannot be reached: {connection_words(error)}"
         return None

@@ -33,7 +33,7 @@ from healthd.aggregator.jobs.postmortem_records import Postmortem
 from healthd.aggregator.jobs.postmortems import Postmortems
 from healthd.aggregator.jobs.sinks import JobEvents, job_events
 from healthd.aggregator.jobs.ungated import UNGATED, UngatedJobs
-from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
+from healthd.aggregator.metrics import LOOP_LAG, FleetMetrics, LeadershipCollector, tasks_metric
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine import MOST_GATES_READ, Accusations
 from healthd.aggregator.quarantine.records import ACCUSED_WINDOW_SECONDS
@@ -158,7 +158,7 @@ class Course:
             await asyncio.sleep(LONGEST_PAUSE_SECONDS)
             if boot_seconds() - self._looked_at > HANGS_SECONDS:
                 watch.cut()
-                self.note(StoreError(f"the database has not answered for {HANGS_SECONDS:g} s"))
+                self.note(StoreError(f"the database has not responded for {HANGS_SECONDS:g} s"))
 
     def note(self, look: Look, *, over: bool = False) -> None:
         """What a watch has seen. `over`: by the clock of the server nobody leads any more."""
@@ -202,9 +202,9 @@ class Course:
         if row.holder and row.holder == self._former:  # it is not known yet who came after us
             self._front.follow(None, row.term, "it has just lost the lead")
         elif not row.holder:
-            self._front.follow(None, row.term, "its leader has left, and nobody has taken over yet")
+            self._front.follow(None, row.term, "its leader has left, and no aggregator has taken over yet")
         elif not row.url:
-            self._front.follow(None, row.term, f"{row.holder} leads and does not say where it answers")
+            self._front.follow(None, row.term, f"{row.holder} leads but has not published its address")
         else:
             self._front.follow(row.url, row.term, "")
 
@@ -255,11 +255,11 @@ class Course:
         except FencedError as lost:
             if not self._shared:
                 raise
-            log.warning("%s; it stands by", lost)
+            log.warning("%s; it is a standby now", lost)
         except StoreError as error:
             if not self.settled.is_set() or not self._shared:
                 raise
-            log.error("it could not lead: %s; it stands by", error)
+            log.error("it could not lead: %s; it is a standby now", error)
         self._not_before = boot_seconds() + LEASE_SECONDS  # another one is to come first
 
     async def _until_over(self, store: Store, let_go: Callable[[], None]) -> None:
@@ -278,7 +278,7 @@ class Course:
             row = self._observed.row
             # A look may be older than our takeover; who was faster has a higher term.
             if row is not None and (row.term > store.term or (row.term == store.term and row.holder != store.holder)):
-                log.warning("%s leads now (term %d); this one stands by", row.holder or "nobody", row.term)
+                log.warning("%s leads now (term %d); this aggregator is a standby", row.holder or "nobody", row.term)
                 return
             await wait_for(self._news, LONGEST_PAUSE_SECONDS)
 
@@ -373,6 +373,7 @@ def build(terms: Terms, store: Store) -> Parts:
     )
     metrics.add(LeadershipCollector(store.leads, lambda: store.term))
     metrics.add(tasks_metric())
+    metrics.add(LOOP_LAG)
     accusations = Accusations(keep_seconds=ACCUSED_WINDOW_SECONDS, clock=clock)
     fleet.accused = accusations.warning
     accusations.on_change.append(fleet.accusation_changed)

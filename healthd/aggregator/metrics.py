@@ -52,8 +52,27 @@ def tasks_metric() -> Reading:
     """
     How many tasks of asyncio the process has: about two for each request that is held.
     """
-    about = "Tasks of asyncio in this process: some of its own, and those of the requests under way."
+    about = "Asyncio tasks of this process: its own, and those of current requests."
     return Reading(GaugeMetricFamily, "healthd_aggregator_tasks", about, lambda: len(asyncio.all_tasks()))
+
+
+LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+LAG_EACH_SECONDS = 0.1
+LOOP_LAG = Histogram(
+    "healthd_aggregator_loop_lag_seconds",
+    "How much later than asked for the event loop came back, ten times a second: what every request waits for.",
+    buckets=LAG_BOUNDS,
+    registry=None,
+)
+
+
+async def observe_lag() -> None:
+    """Measure the lag of the event loop, for ever."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_EACH_SECONDS
+        await asyncio.sleep(LAG_EACH_SECONDS)
+        LOOP_LAG.observe(max(0.0, loop.time() - due))
 
 
 class LeadershipCollector(Collector):
@@ -63,9 +82,9 @@ class LeadershipCollector(Collector):
         self._leads, self._term = leads, term
 
     def collect(self) -> Iterator[Metric]:
-        about = "1 while this aggregator leads, 0 while it stands by."
+        about = "1 while this aggregator leads, 0 while it is a standby."
         yield GaugeMetricFamily("healthd_aggregator_leader", about, value=float(self._leads()))
-        about = "How many leaders the database has had, as this aggregator knows it."
+        about = "Number of leaders the database has had, as known to this aggregator."
         yield GaugeMetricFamily("healthd_aggregator_term", about, value=self._term())
 
 
@@ -97,7 +116,7 @@ class FleetCollector(Collector):
                 ages[kind] = max(ages[kind], now - quarantine.since)
         nodes = GaugeMetricFamily(
             "healthd_fleet_nodes",
-            "Known nodes by health, and by whether faults are injected there, in a drill.",
+            "Known nodes by health, and by whether a drill injects faults there.",
             labels=("health", "injected"),
         )
         for (health, drill), number in counts.items():
@@ -105,34 +124,32 @@ class FleetCollector(Collector):
         yield nodes
         yield _labelled(
             "healthd_fleet_nodes_heard",
-            "Nodes that were heard within so many seconds.",
+            "Nodes that reported within this many seconds.",
             "within_seconds",
             {f"{bound:g}": sum(within[: i + 1]) for i, bound in enumerate(AGE_BOUNDS)},
         )
         yield GaugeMetricFamily(
             "healthd_fleet_node_age_max_seconds",
-            "Seconds since the node was heard that is silent the longest; nodes that were never heard do not count.",
+            "Seconds since the longest-silent node reported; nodes that have never reported do not count.",
             value=longest,
         )
-        yield _labelled(
-            "healthd_quarantined_nodes", "Nodes kept out of admissions, by who said so.", "owner_kind", owners
-        )
+        yield _labelled("healthd_quarantined_nodes", "Quarantined nodes, by kind of owner.", "owner_kind", owners)
         yield _labelled(
             "healthd_quarantine_oldest_seconds",
-            "How long the node that has been kept out longest has been, by who said so.",
+            "Age of the oldest quarantine, by kind of owner.",
             "owner_kind",
             ages,
         )
         differing = Counts(one.standing for one in self._fleet.peers.digests.differing.values())
         yield _labelled(
             "healthd_fleet_digests_differing_nodes",
-            "Nodes whose training step gives other bits than that of their peers: a minority, or undecided.",
+            "Nodes whose training-step digest differs from their peers: a minority, or undecided.",
             "standing",
             {one.value: differing[one] for one in (Standing.MINORITY, Standing.UNDECIDED)},
         )
         spoken = CounterMetricFamily(
             "healthd_rule_verdicts",
-            "Times that a rule came to keep a node out, by what came of it.",
+            "Times that a rule decided to quarantine a node, by the effect.",
             labels=("rule", "mode"),
         )
         counted = self._words()
@@ -142,7 +159,7 @@ class FleetCollector(Collector):
         yield spoken
         internal = CounterMetricFamily(
             "healthd_internal_errors",
-            "Failures of the aggregator that nobody foresaw, by what they stopped; its log has the tracebacks.",
+            "Unexpected failures of the aggregator, by what they stopped; its log has the tracebacks.",
             labels=("where",),
         )
         for where, count in self._errors().items():
@@ -202,81 +219,81 @@ class FleetMetrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._decisions = Counter(
             "healthd_gate_decisions",
-            "Gates decided, by verdict, first reason and mode.",
+            "Decided gates, by verdict, first reason and mode.",
             ("decision", "reason", "mode"),
             registry=self._registry,
         )
         self._durations = Histogram(
             "healthd_gate_duration_seconds",
-            "From the question to the decision on disk.",
+            "Time from the request to the decision on disk.",
             buckets=GATE_BUCKETS,
             registry=self._registry,
         )
         self._device_seconds = Counter(
             "healthd_gate_device_seconds",
-            "Seconds of devices spent on runs that gates ordered, and on their collectives.",
+            "Device seconds spent on runs ordered by gates and on their collectives.",
             registry=self._registry,
         )
         self._excluded = Counter(
             "healthd_nodes_excluded",
-            "Nodes that decisions left out, by first reason.",
+            "Nodes that decisions excluded, by first reason.",
             ("reason",),
             registry=self._registry,
         )
         self._validations = Histogram(
             "healthd_validation_duration_seconds",
-            "Collective tests over several nodes, localisation included.",
+            "Duration of collective tests over several nodes, localisation included.",
             buckets=VALIDATION_BUCKETS,
             registry=self._registry,
         )
         self._outcomes = Counter(
             "healthd_job_outcomes",
-            "Jobs that told their end, by it and by how the gate had let them start.",
+            "Reported job outcomes, by outcome and by how the gate had admitted the job.",
             ("outcome", "gate"),
             registry=self._registry,
         )
         self._false_alarms = Counter(
             "healthd_gate_false_alarms",
-            "Jobs that were successful although a check had failed on a node of theirs.",
+            "Successful jobs although a check had failed on one of their nodes.",
             registry=self._registry,
         )
         self._misses = Counter(
             "healthd_gate_misses",
-            "Jobs that a device, link or host stopped although the gate had admitted them with all evidence passing.",
+            "Jobs stopped by a device, link or host although the gate had admitted them with all evidence passing.",
             registry=self._registry,
         )
         self._observed = Counter(
             "healthd_gate_observed_decisions",
-            "Jobs that observe mode or a person admitted, by what enforce mode would have said and its first reason.",
+            "Jobs admitted by observe mode or by hand, by what enforce mode would have decided and its first reason.",
             ("would", "reason"),
             registry=self._registry,
         )
         self.add(FleetCollector(fleet, words, errors, task_errors, now))
         peers = fleet.peers
-        failed = "Writes to the database that failed since the start."
+        failed = "Failed writes to the database since the start."
         self.read("healthd_store_failures", failed, lambda: store()[0], family=CounterMetricFamily)
         gauges: Mapping[str, tuple[str, Callable[[], float]]] = {
             "healthd_store_failing": ("1 while the last write to the database failed.", lambda: store()[1]),
-            "healthd_gates_holding": ("Gates that are not decided yet.", holding),
+            "healthd_gates_holding": ("Undecided gates.", holding),
             "healthd_gates_holding_oldest_seconds": (
-                "How long the gate that has waited longest has been waiting.",
+                "How long the oldest undecided gate has been waiting.",
                 lambda: max(waits(), default=0.0),
             ),
-            "healthd_overrides_active": ("Jobs that a person admits by hand.", overrides),
+            "healthd_overrides_active": ("Active overrides.", overrides),
             "healthd_quarantine_breaker_open": (
-                "Pools in which rules quarantine nobody any more until a person resets their breaker.",
+                "Pools in which the quarantine rules are stopped until an operator resets their breaker.",
                 breakers,
             ),
             "healthd_fleet_recovering": (
-                "1 while nothing is admitted because the aggregator does not know its fleet again yet.",
+                "1 while nothing is admitted because the aggregator waits for its nodes to report.",
                 recovering,
             ),
             "healthd_fleet_digests_nodes": (
-                "Nodes that have given digests of a training step, which are compared between nodes.",
+                "Nodes that have reported training-step digests, which are compared between nodes.",
                 lambda: len(peers.digests),
             ),
             "healthd_fleet_step_jobs": (
-                "Jobs whose nodes tell the times of their steps.",
+                "Jobs whose nodes report step times.",
                 lambda: len(peers.jobs.jobs),
             ),
             "healthd_fleet_slow_ranks_nodes": (

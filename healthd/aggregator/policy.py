@@ -70,112 +70,115 @@ class Policy:
     """
 
     tier: Tier = Tier.QUICK
-    """Evidence asked of a node when the request names no tier. quick: what every job should run before it starts."""
+    """Required evidence if the request names no tier. quick: what every job should run before it starts."""
 
     max_age_seconds: float = 3600.0
-    """How old evidence may be when the request does not say. An hour: short jobs in a row need no new run each."""
+    """Maximum age of the evidence if the request does not name one. An hour: short jobs in a row need no new run
+    each."""
 
     open_gates_per_token: int = 64
-    """Most gates that a token or service account of some nodes alone may have open, and requests that are held for it.
-    One that speaks for all nodes has no such limit. 64: more than a node ever starts at once."""
+    """Maximum number of open gates, and of waiting requests, of a token or service account that is limited to some
+    nodes. Tokens for all nodes have no such limit. 64: more than a node ever starts at once."""
 
     open_gates_per_node: int = 8
-    """Most open gates of such tokens that name the same node, and requests of such tokens that are held for it. A node
-    starts one job, or a few on some of its devices."""
+    """Maximum number of open gates, and of waiting requests, of such tokens for the same node. A node starts one job,
+    or a few on some of its devices."""
 
     wait_seconds: float = 600.0
-    """How long a gate holds when the request does not say. Ten minutes: a reboot fits."""
+    """How long a gate waits if the request does not say. Ten minutes: a reboot fits."""
 
     runtime_seconds: float = 0.0
-    """How long a job is expected to run when the request does not say: nodes for which EC2 has scheduled a stop, a
-    reboot or the like before its end are left out, and nodes on EC2 whose events are not known. 0: events only warn."""
+    """Expected runtime of a job if the request does not name one: nodes with a stop or reboot scheduled by EC2 before
+    its end are excluded, and so are EC2 nodes whose events are unknown. 0: events only warn."""
 
     mode: Mode = Mode.ENFORCE
-    """enforce or observe, when the request does not say. It means what it says unless told otherwise."""
+    """enforce or observe, if the request does not say."""
 
     require: tuple[str, ...] = ()
-    """Checks that must be among the evidence of every node. None: what the node has enabled is what is asked."""
+    """Checks that must be among the evidence of every node. Empty: the checks that the node has enabled are
+    required."""
 
     admit_degraded: bool = True
-    """Whether a node with warnings only may be admitted. Yes: a warning is not a reason to lose a night."""
+    """Whether a node with warnings only may be admitted. Yes: a warning is not worth a lost night."""
 
     node_grace_seconds: float = 60.0
-    """How long a gate holds for a node that nobody ever heard of. A minute: daemons and pods start in that time."""
+    """How long a gate waits for a node that has never reported. A minute: daemons and pods start in that time."""
 
     join_seconds: float = 1200.0
-    """How long members of a group may take to come together. Twenty minutes: images are pulled."""
+    """Time for the members of a group to join. Twenty minutes, because images are pulled."""
 
     silent_seconds: float = 60.0
-    """A node that was not heard for so long is excluded. Two held syncs of 25 s and some."""
+    """A node that has not reported for this long is excluded. A little more than two syncs of 25 s."""
 
     run_seconds: Mapping[Tier, float] = field(default_factory=lambda: RUN_SECONDS)
-    """Within how long an ordered run must be done, by tier; what is not named stays. Generous: the run bounds itself.
-    A node that compiles in the middle (`on_cold_cache`) has its `compile_timeout` besides."""
+    """Time limit of an ordered run, by tier; tiers that are not named keep their default. Generous, because the run has
+    its own limits. A node that compiles during the run (`on_cold_cache`) gets its `compile_timeout` in addition."""
 
     lease_grace_seconds: float = 900.0
-    """How long a node waits for the workload of a lease to be seen. 15 min: images are pulled."""
+    """How long a node waits for the workload of a lease to appear. 15 min, because images are pulled."""
 
     lease_seconds: float = 86400.0
-    """How long a lease lasts where no node can see when the job ends, and the request does not say: counted from when
-    the job was last seen. At least the expected runtime. A day: most jobs are over by then, and the hook says at
-    admission how long it is; a job that runs longer unseen asks for more (`--lease`)."""
+    """How long a lease lasts if no node can observe the job's end and the request does not say, counted from when the
+    job was last observed; at least the expected runtime. A day: most jobs are over by then, and the hook prints the
+    duration at admission. For longer unobserved jobs use `--lease`."""
 
     recovery_seconds: float = 300.0
-    """After the loss of the database nothing is admitted for so long: nodes that back off come by then. 0: never."""
+    """How long nothing is admitted after the loss of the database; nodes that back off report in that time. 0: no
+    wait."""
 
     collective: bool = True
-    """Whether a gate for several nodes runs collectives over them together before it admits. What a job does first."""
+    """Whether a gate for several nodes runs collectives over them before it admits, as the job will."""
 
     collective_checks: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-    """Which collectives, in this order. The three that training steps are made of."""
+    """Which collectives, in this order: the three that training steps consist of."""
 
     collective_deep_checks: tuple[str, ...] = ("data_parallel_step",)
-    """What runs over the nodes besides from the deep tier on, and alone in a validation of the kind `training`. Steps
-    of all ranks together: what a job does, with gradients that must come out the same on all."""
+    """Checks over the nodes that also run from the deep tier on, and alone in a validation of the kind `training`:
+    steps of all ranks together, as in a job, with gradients that must match on all."""
 
     nccom_launch: Literal["off", "ssh", "slurm"] = "off"
-    """How nccom-test gets onto the nodes, where all nodes of a group are Neuron: by ssh, or as a step of a Slurm job.
-    off: ranks of torch run the collectives, as on all other nodes; they need neither keys between nodes nor a job of
-    Slurm."""
+    """How nccom-test is started on the nodes if all nodes of a group are Neuron: by ssh, or as a step of a Slurm job.
+    off: ranks of torch run the collectives, as on all other nodes; they need neither keys between nodes nor a Slurm
+    job."""
 
     collective_ports: tuple[int, int] = (29500, 29999)
-    """First and last TCP port on which the first rank of a group waits for the others. Where torch's own default is."""
+    """First and last TCP port on which the first rank of a group waits for the others, around torch's own default."""
 
     collective_start_seconds: float = 60.0
-    """How long the ranks of a node may take to start. Importing torch from a cold network file system takes long."""
+    """Time for the ranks of a node to start. Importing torch from a cold network file system takes long."""
 
     collective_join_seconds: float = 30.0
-    """How long ranks that have started wait for each other. Longer than any TCP retry that ends well."""
+    """How long started ranks wait for each other. Longer than any successful TCP retry."""
 
     collective_timeout_seconds: float = 30.0
-    """For each collective over a group. A sound one takes milliseconds to seconds; a hang has to end some time."""
+    """Time limit of each collective over a group. A healthy one takes milliseconds to seconds."""
 
     validation_seconds: float = 300.0
-    """For collectives and the search for who is at fault, all rounds together. Half of the default wait."""
+    """Time limit of collectives and the search for the culprit, all rounds together. Half of the default wait."""
 
     topology_labels: tuple[str, ...] = ("switch", "rack", "block", "topology.kubernetes.io/zone")
-    """Labels that say what nodes share; nodes that fail together are looked at by them."""
+    """Labels that describe what nodes share; they are used to group nodes that fail together."""
 
     keep_days: float = 90.0
     """How long decided gates and their evidence are kept. A quarter: long enough to look for patterns."""
 
     keep_gates: int = 20000
-    """The most decided gates that are kept, whatever their age. About 2 GB with the evidence of 64 nodes each."""
+    """Maximum number of decided gates kept, whatever their age. About 2 GB with the evidence of 64 nodes each."""
 
     forget_days: float = 28.0
-    """A node that was not heard for so long is forgotten, with what rules hold against it; not while it has a lease or
-    a person keeps it out. Four weeks, as its history. After a day already it counts neither as one of its pool nor
-    among those that are kept out of it."""
+    """A node that has not reported for this long is removed, with the state of its quarantine rules, unless it has a
+    lease or an operator has quarantined it. Four weeks, like its history. After one day it no longer counts as a member
+    of its pool."""
 
     rules: bool = True
-    """Whether rules may quarantine nodes at all. No in an aggregator that lives for one job's start."""
+    """Whether rules may quarantine nodes. Off in an aggregator that only lives while one job starts."""
 
     rules_observe: tuple[str, ...] = ()
-    """Rules (soft, hard, accused) or reason codes that only say what they would have done. None: they mean it."""
+    """Rules (soft, hard, accused) or reason codes that only report what they would do. Empty: all rules act."""
 
     out_ratio: float = 0.1
-    """The share of a pool that healthd may keep out by itself, by rules of quarantine and out of the scheduler's way.
-    A tenth: more at once is rather a fault of ours, or of the site. What a person says is always done."""
+    """The share of a pool that healthd may take out by itself, by quarantine and by the actuator. A tenth: more at once
+    suggests a fault of healthd or of the site. Actions of operators have no such limit."""
 
     tuning: Tuning = field(default_factory=Tuning, metadata={"internal": True})
     """What no operator sets."""
@@ -201,7 +204,7 @@ class Policy:
             raise ValueError(f"out_ratio: must be from 0 to 1, not {self.out_ratio}")
         for name in self.rules_observe:
             if name not in ("soft", "hard", "accused") and not re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", name):
-                raise ValueError(f"rules_observe: {name!r} is neither soft, hard, accused nor a reason code")
+                raise ValueError(f"rules_observe: {name!r} is not soft, hard, accused or a reason code")
 
     def _check_times(self) -> None:
         if not 0 <= self.runtime_seconds <= MOST_RUNTIME_SECONDS:

@@ -1,11 +1,10 @@
 """
-Service accounts of Kubernetes as callers: what the API server says of the token that a pod sends.
+Service accounts of Kubernetes as callers, verified by the API server.
 
-A projected token is bound to an audience, to a pod and to that pod's node, and the API server alone can say whether it
-is good and what it is bound to (TokenReview). Its answers are kept for a while, by the SHA-256 of the token. While it
-cannot be asked, what it said lately goes on, and nobody else is let in: not knowing who somebody is is no reason to
-believe him. What each account may do is said by the settings; who runs what in the cluster is nothing that is known
-here.
+A projected token is bound to an audience, to a pod and to that pod's node. Only the API server can verify it
+(TokenReview). Reviews are cached for a while by the SHA-256 of the token. While the API server cannot be reached,
+cached reviews stay valid and all other tokens are refused: an unverified caller has no access. The settings say what
+each account may do.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ class _Turns:
         while len(queue) > MOST_SUSPECTS_WAITING:
             turn = queue.pop()
             if not turn.done():
-                text = f"tokens from {address} were refused lately, and {MOST_SUSPECTS_WAITING} wait already"
+                text = f"tokens from {address} were refused recently, and {MOST_SUSPECTS_WAITING} requests wait already"
                 turn.set_exception(AuthError(503, f"{text}; try again later"))
 
     def _give(self) -> None:
@@ -274,7 +273,7 @@ class TokenReviews:
         except KubernetesError as error:
             if (caller := self.known(digest)) is not None:
                 return caller
-            raise AuthError(503, f"{error}; whose token this is cannot be told until it answers") from None
+            raise AuthError(503, f"{error}; the token cannot be verified until the API server responds") from None
         now = self._clock()
         try:
             caller = self._caller_of(status)
@@ -329,7 +328,7 @@ class TokenReviews:
             self._is_away(error)
             raise
         if self._away:
-            log.info("API server %s: tokens are reviewed again", self._server.url)
+            log.info("API server %s: token reviews work again", self._server.url)
             self._away = ""
         return status
 
@@ -338,7 +337,7 @@ class TokenReviews:
             return
         self._away_until = self._clock() + AWAY_SECONDS
         if not self._away:
-            text = "%s; tokens of service accounts that were reviewed within %g s go on, no other one is let in"
+            text = "%s; service-account tokens reviewed within the last %g s stay valid, other tokens are refused"
             log.warning(text, error, self._settings.outage_seconds)
         self._away = str(error)
 
@@ -346,7 +345,7 @@ class TokenReviews:
         """Wait as one of so many; AuthError(503) where those are waiting already."""
         if self._waiting >= MOST_WAITING:
             what.close()
-            raise AuthError(503, f"{MOST_WAITING} requests wait for reviews of their tokens already; try again later")
+            raise AuthError(503, f"{MOST_WAITING} requests already wait for reviews of their tokens; try again later")
         self._waiting += 1
         try:
             await what
@@ -363,8 +362,8 @@ class TokenReviews:
             others = f"for {some([one[:80] for one in meant], 2)}" if meant else "bound to no audience"
             raise AuthError(
                 401,
-                f"this token of Kubernetes is {others}, not for audience {self._audience!r}; have it projected into "
-                "the pod with that audience",
+                f"this Kubernetes token is {others}, not for audience {self._audience!r}; have it projected into the "
+                "pod with that audience",
             )
 
     def _caller_of(self, status: Mapping[str, object]) -> Caller:
@@ -372,14 +371,16 @@ class TokenReviews:
         if status.get("authenticated") is not True:
             why = status.get("error")
             told = f" ({' '.join(why.split()).strip('[]')[:200]})" if isinstance(why, str) and why else ""
-            raise AuthError(401, f"Kubernetes does not accept this token{told}; have the pod send its present one")
+            raise AuthError(401, f"Kubernetes does not accept this token{told}; have the pod send its current one")
         audiences = status.get("audiences")
         if not isinstance(audiences, list) or self._audience not in audiences:
-            raise AuthError(401, f"Kubernetes does not say that this token is for audience {self._audience!r}")
+            raise AuthError(401, f"Kubernetes does not confirm that this token is for audience {self._audience!r}")
         user = members(status, "user", "username")
         account = user.removeprefix(USER).replace(":", "/", 1) if isinstance(user, str) else ""
         if not isinstance(user, str) or not user.startswith(USER) or account.count("/") != 1:
-            raise AuthError(403, f"{str(user)[:80]!r} is no service account of Kubernetes; others have no token here")
+            raise AuthError(
+                403, f"{str(user)[:80]!r} is not a Kubernetes service account; other users have no token here"
+            )
         settings, bound = self._settings, _bound_to(status)
         if account in settings.admins:
             return Caller(name=account, scopes=IMPLIED[Scope.ADMIN])
@@ -420,15 +421,15 @@ def _place(account: str, bound: Mapping[str, str]) -> tuple[Pod, str]:
     if not name or not uid:
         raise AuthError(
             403,
-            f"this token of service account {account} is bound to no pod, so that nobody can tell its node; have it "
+            f"this token of service account {account} is not bound to a pod, so its node is unknown; have it "
             "projected into the pod (a volume of kind serviceAccountToken)",
         )
     pod = Pod(namespace=account.partition("/")[0], name=name, uid=uid)
     if not can_name(node):
         raise AuthError(
             403,
-            f"Kubernetes does not say on which node pod {pod.full_name} runs ({NODE_NAMES_SINCE}); update the cluster, "
-            "or use tokens of a token table",
+            f"Kubernetes does not report on which node pod {pod.full_name} runs ({NODE_NAMES_SINCE}); update the "
+            "cluster, or use tokens of a token table",
         )
     return pod, node
 

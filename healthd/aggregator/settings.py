@@ -35,35 +35,35 @@ class KubernetesCallers:
     """
 
     audience: str | None = None
-    """The audience that their tokens are bound to, such as `healthd`: no other service can use what it is sent. None:
-    tokens of the token table alone."""
+    """The audience that the tokens are bound to, such as `healthd`: no other service can use a token sent here. None:
+    only tokens of the token table are accepted."""
 
     nodes: tuple[str, ...] = ()
-    """Accounts of node daemons, as NAMESPACE/NAME, or patterns of the names of one namespace (`healthd/node-*`). Each
-    speaks for the node on which its pod runs, and for no other."""
+    """Accounts of node daemons, as NAMESPACE/NAME, or patterns for the names of one namespace (`healthd/node-*`). Each
+    may only act for the node on which its pod runs."""
 
     hooks: tuple[str, ...] = ()
-    """Accounts of jobs, as NAMESPACE/NAME or patterns of it (`train/*`). Each asks for jobs of its namespace, for the
-    node on which its pod runs, with the scope `gate`."""
+    """Accounts of jobs, as NAMESPACE/NAME or patterns of it (`train/*`), with the scope `gate`. Each may only ask for
+    jobs of its namespace and for the node on which its pod runs."""
 
     controllers: tuple[str, ...] = ()
-    """Accounts with the scope `gate` for every node and every job, as NAMESPACE/NAME: `healthd kueue`, which asks for
-    the jobs of all queues."""
+    """Accounts with the scope `gate` for every node and every job, as NAMESPACE/NAME: `healthd kueue`, which gates the
+    jobs of all queues."""
 
     readers: tuple[str, ...] = ()
     """Accounts with the scope `read`, such as Prometheus', as NAMESPACE/NAME."""
 
     admins: tuple[str, ...] = ()
-    """Accounts with the scope `admin`, as NAMESPACE/NAME: who may create tokens of them (`kubectl create token`) may do
-    everything here."""
+    """Accounts with the scope `admin`, as NAMESPACE/NAME: anyone who can create their tokens (`kubectl create token`)
+    may do everything here."""
 
     review_seconds: float = 300.0
-    """How long the API server's word on a token counts: so long a deleted pod may still speak. Five minutes: each node
-    costs the API server a call in that time."""
+    """How long a token review by the API server stays valid; a deleted pod keeps access for that long. Five minutes:
+    each node costs the API server one call per period."""
 
     outage_seconds: float = 1800.0
-    """How long it counts while the API server cannot be asked. Half an hour: an update of a control plane is over by
-    then."""
+    """How long a review stays valid while the API server cannot be reached. Half an hour covers an update of the
+    control plane."""
 
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     """Directory with `token` and `ca.crt` of the aggregator's own account, which may create `tokenreviews`. Both are
@@ -109,61 +109,63 @@ class AggregatorSettings:
     """Settings of `healthd aggregator`. ValueError and ConfigError name what cannot work together."""
 
     listen: str = "127.0.0.1:8090"
-    """HOST:PORT to listen on; `[::]:8090` for IPv6, port 0 for any free one. Loopback by default, because beyond it TLS
-    and tokens must be set."""
+    """HOST:PORT to listen on; `[::]:8090` for IPv6, port 0 for any free port. Loopback by default, because TLS and
+    tokens are required beyond it."""
 
     state_dir: Path = Path("/var/lib/healthd")
-    """Directory that holds the database where `database` names none; must be writable."""
+    """Directory of the database unless `database` is set; must be writable."""
 
     database: str | None = None
-    """SQLAlchemy URL of the database; None is `aggregator.db` in `state_dir`, because one aggregator on one machine
-    needs no server. `sqlite://` keeps it in memory: for a gate that lives as long as one job's start (preflight)."""
+    """SQLAlchemy URL of the database; None: `aggregator.db` in `state_dir`, because one aggregator on one machine needs
+    no server. `sqlite://` keeps it in memory, for a gate that only lives while one job starts (preflight)."""
 
     advertise_url: str | None = None
-    """URL at which other aggregators on the same PostgreSQL, and nodes, reach this one while it leads; never that of a
-    load balancer. None: made of `listen`, with the name of this host where that is every address."""
+    """URL at which nodes and other aggregators on the same PostgreSQL reach this one while it leads; never a load
+    balancer's. None: made of `listen`, with this host's name if it listens on all addresses."""
 
     ca_file: Path | None = None
     """PEM file of the CA that signed the certificates of the other aggregators on the same PostgreSQL; None trusts the
     system's."""
 
     token_table: Path | None = None
-    """TOML file of the bearer tokens that are accepted, as `healthd token` writes it; None means that everyone who
-    reaches the port may do everything, which is allowed on loopback alone."""
+    """TOML file of the accepted bearer tokens, as `healthd token` writes it; None: everyone who reaches the port may do
+    everything, which is only allowed on loopback."""
 
     kubernetes: KubernetesCallers = field(default_factory=KubernetesCallers)
     """Which service accounts of Kubernetes may speak here, beside the tokens of the file."""
 
     tls_cert: Path | None = None
-    """PEM file of the server's certificate chain; None is plain HTTP, allowed on loopback alone."""
+    """PEM file of the server's certificate chain; None: plain HTTP, which is only allowed on loopback."""
 
     tls_key: Path | None = None
     """PEM file of the certificate's private key."""
 
     insecure: bool = False
-    """Listen beyond loopback without TLS or tokens all the same. Anyone there can then admit, hold and reject jobs."""
+    """Listen beyond loopback without TLS or tokens. Anyone there can then admit, hold and reject jobs."""
 
     max_nodes: int = 20_000
-    """Most nodes kept in memory: twice the fleet that the benchmark runs with."""
+    """Maximum number of nodes kept in memory: twice the fleet of the benchmark."""
 
     max_state_bytes: int = 256 * 1024
-    """Largest state a node may send, in bytes: some ten times that of a node with 16 devices and all checks failing."""
+    """Largest state that a node may send, in bytes: about ten times that of a node with 16 devices and all checks
+    failing."""
 
     max_body_bytes: int = 2 * 1024 * 1024
     """Largest body of any other request, in bytes: a gate that names 20,000 nodes of 60 characters fits."""
 
     hold_seconds: float = 25.0
-    """Longest time that an answer is held back when the caller asked to wait: load balancers cut at 30 or 60 s."""
+    """Longest time that an answer is delayed if the caller asked to wait: load balancers close connections after 30 or
+    60 s."""
 
     read_timeout_seconds: float = 10.0
-    """Time within which a request's body must have arrived: a slow or half-dead client must not hold its place."""
+    """Time limit for receiving a request's body, so that a slow or dead client does not block a place."""
 
     handshake_seconds: float = 30.0
-    """Time in which all nodes of a group or a preflight must confirm the start, from the first that does: a hook reads
-    its answer within milliseconds, so half a minute means that it is gone."""
+    """Time for all nodes of a group or a preflight to confirm the start, counted from the first confirmation. Hooks
+    read their answer within milliseconds, so one that takes half a minute has ended."""
 
     stop_seconds: float = 3.0
-    """Time that requests under way and tasks have to end after SIGTERM: with the database's it stays under 5 s."""
+    """Time for current requests and tasks to end after SIGTERM; with the database's it stays under 5 s."""
 
     preflight: bool = False
     """It lives for the gate of one preflight, and its ranks call the roll here; no standing aggregator has that."""

@@ -116,12 +116,12 @@ class Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As always; a name that is none of ours is told with the nearest one."""
         if args and args[0] in OTHER_WORDS:
-            raise click.UsageError(f"no such command: {args[0]!r}; write: {OTHER_WORDS[args[0]]}", ctx)
+            raise click.UsageError(f"no such command: {args[0]!r}; use: {OTHER_WORDS[args[0]]}", ctx)
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(COMMANDS)}"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; choose from: {', '.join(COMMANDS)}"
             raise click.UsageError(f"no such command: {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -130,10 +130,10 @@ class Lazy(click.Group):
 @click.version_option(__version__, prog_name="healthd")
 def healthd() -> None:
     """
-    May this job start on these nodes, now?
+    Decide whether a job may start on these nodes now.
 
-    healthd runs real tensor operations on every device and real collectives between them, watches the host, and
-    gates the launch of jobs on the health of a fleet.
+    healthd runs real tensor operations on every device and real collectives between devices and nodes, watches the
+    hosts, and gates job launches on the health of the fleet.
     """
 
 

@@ -46,32 +46,34 @@ STYLES = {
 @click.command(
     cls=Command,
     examples=(
-        "healthd check                     # the quick tier, on every device",
-        "healthd check --tier passive      # reads only, harmless beside a job",
+        "healthd check                     # the quick tier on every device",
+        "healthd check --tier passive      # only reads; harmless beside a job",
         "healthd check matmul digest       # two checks",
     ),
 )
 @common_options
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_checks)
-@click.option("--tier", default=None, help="What to run: passive, quick (default), deep or soak.")
-@click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
-@click.option("--profile", is_flag=True, help="Profile one more repetition of everything that is timed.")
+@click.option("--tier", default=None, help="Tier to run: passive, quick (default), deep or soak.")
+@click.option(
+    "--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeatable."
+)
+@click.option("--profile", is_flag=True, help="Profile one more repetition of each timed operation.")
 @click.option(
     "--profile-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where --profile puts the profiles (default: a new directory here).",
+    help="Directory for the profiles (default: a new directory here).",
 )
 @click.option(
-    "--localize", is_flag=True, help="If a collective fails, find the rank at fault (the deep tier always does)."
+    "--localize", is_flag=True, help="If a collective fails, find the rank at fault (always on in the deep tier)."
 )
 @click.option(
     "--exit-style",
     type=click.Choice(list(STYLES)),
     default="plain",
-    help="Exit codes and one line as Nagios (plugin), node-problem-detector (npd) or a prolog of Slurm wants them.",
+    help="Exit codes and one line of output for Nagios (plugin), node-problem-detector (npd) or a Slurm prolog.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the node's state as JSON, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the node's state, as JSON.")
 @click.option("--past", hidden=True, help="The gate of the job that has died here: its lease does not make this busy.")
 def check(
     names: tuple[str, ...],
@@ -226,7 +228,7 @@ async def given_away(settings: Settings) -> str | None:
             uses = f" ({first.uses})" if first.uses else ""
             more = f" and {len(others)} more" if others else ""
             text = f"{reading.scheduler} has given this node to {first.name}{uses}{more}"
-            return f"{text}; wait for its end, or list it in node.allocations.ignore if it never uses the devices"
+            return f"{text}; wait until it ends, or list it in node.allocations.ignore if it never uses the devices"
     return None
 
 
@@ -269,7 +271,7 @@ def _tier(text: str | None) -> Tier | None:
     try:
         return None if text is None else Tier(text)
     except ValueError:
-        raise ConfigError(f"--tier {text!r} is none of: {', '.join(tier.value for tier in Tier)}") from None
+        raise ConfigError(f"--tier {text!r}: choose one of: {', '.join(tier.value for tier in Tier)}") from None
 
 
 Callbacks = tuple[Callable[["CheckResult"], None], Callable[["RunProgress"], None] | None]

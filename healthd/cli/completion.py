@@ -18,15 +18,15 @@ ASK_SECONDS = 1.5
 MOST_NAMES = 500
 
 
-@click.command(short_help="The script for a shell's completion.")
+@click.command(short_help="Print the completion script for a shell.")
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 def completion(shell: str | None) -> int:
     """
-    Print the script that completes `healthd` in a shell; without SHELL, in the one of $SHELL.
+    Print the completion script for a shell; without SHELL, for the shell in $SHELL.
 
-    bash: eval "$(healthd completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc; fish: healthd completion fish >
-    ~/.config/fish/completions/healthd.fish. Names of nodes, jobs and gates come from the
-    aggregator of HEALTHD_AGGREGATOR.
+    bash: eval "$(healthd completion bash)" in ~/.bashrc; zsh likewise in ~/.zshrc; fish: healthd completion fish >
+    ~/.config/fish/completions/healthd.fish. Names of nodes, jobs and gates come from the aggregator in
+    HEALTHD_AGGREGATOR.
     """
     from click.shell_completion import get_completion_class
 
@@ -35,7 +35,7 @@ def completion(shell: str | None) -> int:
     chosen = shell or os.path.basename(os.environ.get("SHELL", ""))
     kind = get_completion_class(chosen) if chosen in SHELLS else None
     if kind is None:
-        raise click.UsageError(f"which shell? one of: {', '.join(SHELLS)}")
+        raise click.UsageError(f"unknown shell; choose one of: {', '.join(SHELLS)}")
     click.echo(kind(healthd, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source())
     return 0
 

@@ -112,9 +112,7 @@ class Stage:
         failed = failed_checks(parse_json(done.stdout))
         if failed:
             found = "; ".join(f"{name}: {message}" for name, message in failed.items())
-            self.console.print(
-                f"[yellow]This host fails checks of its own, which the demonstration leaves out:[/] {found}"
-            )
+            self.console.print(f"[yellow]This host fails some checks, which the demonstration leaves out:[/] {found}")
             self.environment["HEALTHD_NODE_DISABLED"] = ",".join(failed)
 
     def start_all(self) -> None:
@@ -161,7 +159,7 @@ class Stage:
                 _get(url)
                 return
             time.sleep(0.05)
-        raise HealthdError(f"{name} did not answer {url} within {START_SECONDS:.0f} s: {self.log_tail(name)}")
+        raise HealthdError(f"{name} did not respond at {url} within {START_SECONDS:.0f} s: {self.log_tail(name)}")
 
     def check_alive(self) -> None:
         """HealthdError with the log's end when a process has ended."""
@@ -206,7 +204,7 @@ class Stage:
         shown = json.dumps({key: body[key] for key in ("status", "health", "output") if key in body})
         self.console.print(f"  HTTP {answer.status_code}  {shown[:-1]}, ...}}", markup=False)
         if answer.status_code != expect:
-            raise HealthdError(f"{url} answered {answer.status_code}, not {expect}: {body.get('output')}")
+            raise HealthdError(f"{url} returned {answer.status_code}, not {expect}: {body.get('output')}")
 
     def gate(
         self,
@@ -233,7 +231,7 @@ class Stage:
             if code == expect and (names is None or accuses(decision, *names)):
                 return decision
             if attempt + 1 < first + TRIES:
-                self.say("The answer is inconclusive, as it can be on a busy machine. Next attempt:")
+                self.say("The answer is inconclusive, which happens on a busy machine. Next attempt:")
         said = "; ".join(reason["message"] for reason in decision.get("reasons", ())) or "none"
         wanted = "admit the nodes" if names is None else f"name {names[1]} for {names[0]}"
         raise HealthdError(
@@ -394,11 +392,11 @@ def _get(url: str) -> httpx.Response:
     return httpx.get(url, timeout=5.0, trust_env=False, verify=verification(url))
 
 
-@click.command(short_help="Three nodes, an aggregator and a gate, on this machine.")
-@click.option("--more", is_flag=True, help="Three more acts: a spare, a device that cannot train, a job that dies.")
+@click.command(short_help="Start three nodes, an aggregator and a gate on this machine.")
+@click.option("--more", is_flag=True, help="Run three more acts: a spare, a device that cannot train, a job that dies.")
 @click.option("--keep", is_flag=True, help="Keep everything running until Ctrl-C.")
 def demo(more: bool, keep: bool) -> int:
-    """Show three nodes and an aggregator on this machine: admit a job, name a bad device, localise a bad collective."""
+    """Run three nodes and an aggregator on this machine: admit a job, name a bad device, localise a bad collective."""
     with tempfile.TemporaryDirectory(prefix="healthd-demo-") as folder, _signals(), Stage(Path(folder)) as stage:
         start(stage)
         (play_more if more else play)(stage)
@@ -410,7 +408,7 @@ def demo(more: bool, keep: bool) -> int:
 
 def start(stage: Stage) -> None:
     """The first act of both demonstrations."""
-    stage.title("1. Three node daemons and an aggregator start, each in a process of its own")
+    stage.title("1. Three node daemons and an aggregator start, each in its own process")
     stage.leave_out_faults_of_this_host()
     stage.start_all()
     stage.say("Each daemon is unhealthy until its checks have passed. It runs tensor operations and collectives:")
@@ -436,7 +434,7 @@ def play(stage: Stage) -> None:
 
     stage.title(f"4. A fault that no node can find alone: n3 sends wrong values to the others ({BETWEEN})")
     stage.fault("set", BETWEEN, node="n3")
-    stage.say("Every node passes its own checks. Together they fail, so pairs of them run until n3 is found.")
+    stage.say("Every node passes its own checks. Together they fail, so pairs of them run until n3 is identified.")
     stage.say("The job needs two nodes, and starts with the two that passed:")
     admitted = stage.gate("train-3", *_nodes(), "--min-nodes", "2", expect=0, names=("CollectiveFault", "n3"))
     stage.healthd("fleet", "explain", admitted["id"], "--aggregator", stage.aggregator, expect=0)
@@ -447,25 +445,23 @@ def play(stage: Stage) -> None:
 
 def play_more(stage: Stage) -> None:
     """Acts for those who want to see more."""
-    stage.title(f"2. A bad device, and a job that is content with two of three nodes ({FAULT})")
+    stage.title(f"2. A bad device, and a job that needs only two of three nodes ({FAULT})")
     stage.fault("set", FAULT, node="n2")
     stage.gate("train-1", *_nodes(), "--min-nodes", "2", "--max-age", "1s", expect=0, names=("WrongResult", "n2"))
     stage.healthd("fleet", "status", "--aggregator", stage.aggregator, expect=0)
     stage.end_job("train-1")
     stage.fault("clear", node="n2")
 
-    stage.title(f"3. A device that passes every single operation and cannot train ({STEP})")
-    stage.say("One gradient of one layer is off by a thousandth. Products, memory, digests and copies are right:")
+    stage.title(f"3. A device that passes every single operation but cannot train ({STEP})")
+    stage.say("One gradient of one layer is off by a thousandth. Products, memory, digests and copies are correct:")
     own = str(stage.folder / "own")
     stage.healthd("check", *PROBES, "--fault", STEP, "--run-dir", own, "--state-dir", own, expect=1)
 
     stage.title(f"4. A job dies: a device of n2 breaks while the job runs ({FAULT})")
     stage.gate("train-2", *_nodes()[:4], "--no-collective", expect=0)
     stage.fault("set", FAULT, node="n2")
-    stage.say(
-        "n1 runs the same command, which ends because it lost n2. Both nodes report to the aggregator, both check"
-    )
-    stage.say("their devices, and both print the same verdict:")
+    stage.say("n1 runs the same command, which ends because it lost n2. Both nodes report to the aggregator, check")
+    stage.say("their devices, and print the same verdict:")
     attempt = ("--job", "train-2", "--attempt", str(stage.attempts["train-2"]), "--aggregator", stage.aggregator)
     run = {
         node: ("run", *attempt, "--node", node, "--exit-style", "verdict", "--", "python3", "-c", f"raise {error}")

@@ -14,9 +14,9 @@ from healthd.cli.settings.options import common_options, load_settings
 from healthd.core.errors import ConfigError, words_of
 
 
-@click.group(short_help="Inject faults into a running daemon: a fire drill.")
+@click.group(short_help="Inject faults into a running daemon, as a drill.")
 def fault() -> None:
-    """Faults in a running daemon, through its Unix socket: a fire drill."""
+    """Inject faults into a running daemon through its Unix socket, as a drill."""
 
 
 @fault.command(name="set")
@@ -26,14 +26,14 @@ def set_(faults: tuple[str, ...], **options: Any) -> int:
     """
     Inject faults: CHECK[@TARGET]=KIND[:VALUE].
 
-    Kinds: fail, hang, crash, slow:FACTOR, corrupt, missing, garbage, absent, wrong. They act on the gate as real
-    ones do.
+    Kinds: fail, hang, crash, slow:FACTOR, corrupt, missing, garbage, absent, wrong. They affect gates as real faults
+    do.
     """
     from healthd.node.http.control_socket import set_faults
 
     settings = load_settings(options, section="node")
     for line in set_faults(settings.control_socket(), faults):
-        click.echo(f"in force: {line}")
+        click.echo(f"active: {line}")
     return 0
 
 
@@ -41,20 +41,20 @@ def set_(faults: tuple[str, ...], **options: Any) -> int:
 @click.argument("faults", nargs=-1, metavar="[FAULT...]")
 @common_options
 def clear(faults: tuple[str, ...], **options: Any) -> int:
-    """Clear faults (all, when none is named) and what they latched."""
+    """Clear faults (all, if none is named) and what they latched."""
     from healthd.node.http.control_socket import clear_faults
 
     settings = load_settings(options, section="node")
     left = clear_faults(settings.control_socket(), faults)
-    click.echo("cleared" + (f"; still in force: {', '.join(left)}" if left else ""))
+    click.echo("cleared" + (f"; still active: {', '.join(left)}" if left else ""))
     return 0
 
 
-@click.command(short_help="The checks there are.")
+@click.command(short_help="List the checks.")
 @common_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def checks(as_json: bool, **options: Any) -> int:
-    """The checks there are: name, tier, where they run, what they say."""
+    """List the checks: name, tier, where they run, what they report."""
     import asyncio
 
     from healthd.runner.runner import Runner
@@ -72,34 +72,37 @@ def checks(as_json: bool, **options: Any) -> int:
     return 0
 
 
-@click.command(short_help="Make a bearer token.")
+@click.command(short_help="Create a bearer token.")
 @click.argument("name")
-@click.option("--scope", multiple=True, default=("read",), help="read, sync, gate or admin; repeat.")
+@click.option("--scope", multiple=True, default=("read",), help="read, sync, gate or admin; repeatable.")
 @click.option(
     "--node",
     multiple=True,
     metavar="PATTERN",
-    help="Speak for these nodes alone, as 'trn-a-*'; with scope sync or gate. Repeat.",
+    help="Limit the token to these nodes, such as 'trn-a-*'; with scope sync or gate. Repeatable.",
 )
 @click.option(
-    "--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the token to this file and do not show it."
+    "--write",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the token to this file instead of showing it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def token(name: str, scope: tuple[str, ...], node: tuple[str, ...], write: Path | None, as_json: bool) -> int:
     """
-    Make a bearer token for NAME, and the lines that let it in.
+    Create a bearer token for NAME, and the lines for the aggregator's token table.
 
-    The token goes into a new file that only you can read (--write) or to standard error, the lines for the
-    aggregator's token table (its hash alone) to standard output:
-    'healthd token ci --scope gate --write ci.token >> tokens.toml'. Give the nodes of each rack or pool a token of
-    their own: 'healthd token trn-a --scope sync --node "trn-a-*"'.
+    The token goes into a new file that only you can read (--write) or to standard error. The lines for the token
+    table (with the token's hash only) go to standard output: 'healthd token ci --scope gate --write ci.token >>
+    tokens.toml'. Give the nodes of each rack or pool their own token: 'healthd token trn-a --scope sync --node
+    "trn-a-*"'.
     """
     from healthd.aggregator.identity.tokens import Scope, new_token
 
     known = {item.value: item for item in Scope}
     for text in scope:
         if text not in known:
-            raise ConfigError(f"--scope {text!r} is none of: {', '.join(known)}")
+            raise ConfigError(f"--scope {text!r}: choose one of: {', '.join(known)}")
     secret, entry = new_token(name, [known[text] for text in scope], node)
     if write is not None:
         _write_new(write, secret)
@@ -107,7 +110,7 @@ def token(name: str, scope: tuple[str, ...], node: tuple[str, ...], write: Path 
         sys.stdout.write(json.dumps(({} if write else {"token": secret}) | {"entry": entry}) + "\n")
         return 0
     if write is None:
-        click.echo(f"The token, for --token-file on the other side; it is shown this once:\n\n{secret}\n", err=True)
+        click.echo(f"The token, for --token-file on the other side; it is shown only once:\n\n{secret}\n", err=True)
     click.echo(entry)
     return 0
 
@@ -123,6 +126,6 @@ def _write_new(path: Path, secret: str) -> None:
             path.unlink(missing_ok=True)  # without the token it would keep the next try from this name
             raise
     except FileExistsError:
-        raise ConfigError(f"{path} already exists, and may be in use; name a new file") from None
+        raise ConfigError(f"{path} exists and may be in use; name a new file") from None
     except OSError as error:
         raise ConfigError(f"{path}: the token cannot be written: {words_of(error)}; name another file") from None

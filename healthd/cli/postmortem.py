@@ -62,7 +62,7 @@ RESERVE_SECONDS = 2.0  # to judge and to print
     ),
 )
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[NOTES]...")
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the verdict, as JSON.")
 @click.option("--from-run", is_flag=True, hidden=True, help="Notes on standard input, from the parent of a command.")
 @click.option("--logs", multiple=True, hidden=True)
 @click.option("--measure/--no-measure", "measured", default=True, hidden=True)
@@ -91,14 +91,14 @@ def postmortem(
     **options: Any,
 ) -> int:
     """
-    Say why a job died: which rank failed first, of what, and what to do.
+    Explain why a job died: which rank failed first, of what, and what to do.
 
-    NOTES are the files of 'healthd run --notes-dir', one of each node. Exit code: 0 a verdict, 3 unknown, 2 usage.
+    NOTES are the files of 'healthd run --notes-dir', one per node. Exit code: 0 a verdict, 3 unknown, 2 usage.
     """
     if from_run:
         return _after_run(_Asked(logs, measured, seconds, json_out, notes_dir, job, attempt, node, options))
     if not files:
-        raise click.UsageError("which notes? the files that 'healthd run --notes-dir DIR' has left")
+        raise click.UsageError("no notes given: name the files that 'healthd run --notes-dir DIR' wrote")
     verdict = judge(case_of([_read(file) for file in files]))
     if as_json:
         sys.stdout.write(wire.encode(verdict).decode() + "\n")
@@ -113,7 +113,7 @@ def _read(file: Path) -> Notes:
     except OSError as error:
         raise ConfigError(f"{file}: {words_of(error)}") from None
     except BadInputError as error:
-        raise ConfigError(f"{error}; give files that 'healthd run --notes-dir' has written") from None
+        raise ConfigError(f"{error}; use files written by 'healthd run --notes-dir'") from None
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _ask_fleet(asked: _Asked, job: str, notes: Notes, deadline: float) -> tuple[
                 if deadline - time.monotonic() < LEAST_SECONDS:
                     # Its verdict, if any, is from before what was measured here.
                     if asked_devices:
-                        raise UnreachableError("the aggregator has not judged what was measured here in time")
+                        raise UnreachableError("the aggregator did not judge this node's measurements in time")
                     return notes, found
                 if found.member in found.to_measure and not asked_devices:
                     notes, asked_devices = _measure_devices(asked, notes, deadline, gate), True
@@ -266,7 +266,7 @@ def _tell_outcome(asked: _Asked, job: str, word: str, line: str, seconds: float)
             [*command, "--message", line, word], check=False, timeout=max(1.0, seconds), stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
-        click.echo(f"healthd: the outcome of job {job} could not be told in time; run: healthd gate outcome", err=True)
+        click.echo(f"healthd: the outcome of job {job} was not reported in time; run: healthd gate outcome", err=True)
 
 
 def screen(verdict: JobVerdict, unread: Sequence[str] = (), missing: Sequence[str] = ()) -> Iterator[str]:
@@ -289,7 +289,7 @@ def screen(verdict: JobVerdict, unread: Sequence[str] = (), missing: Sequence[st
     shown = {each.rank for each in verdict.evidence if each.place is not Place.INITIATING}
     if others := [rank for rank in verdict.waited if rank not in shown]:
         many = f"{len(others)} others" if len(others) > 1 else "1 other"
-        yield f"  and {many} waited or were ended: rank{'s' if len(others) > 1 else ''} {listed(others)}"
+        yield f"  and {many} waited or were stopped: rank{'s' if len(others) > 1 else ''} {listed(others)}"
     yield f"  measured:    {redact(verdict.measurement)}"
     if unread:
         more = f", and {len(unread) - MOST_UNREAD} more" if len(unread) > MOST_UNREAD else ""
@@ -297,5 +297,5 @@ def screen(verdict: JobVerdict, unread: Sequence[str] = (), missing: Sequence[st
     if missing:
         yield f"  no notes of: {some(missing, MOST_MISSING)}"
     if verdict.suspected and verdict.settles:
-        yield f"  to be sure:  {verdict.settles}"
+        yield f"  to confirm:  {verdict.settles}"
     yield f"  what to do:  {verdict.action} ({verdict.outlook.value})"

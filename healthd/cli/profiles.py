@@ -1,4 +1,4 @@
-"""Profiles for a person: the new folder that `healthd check --profile` puts them in, and what it says of them."""
+"""Profiles for people: the new folder of `healthd check --profile`, and the summary of its contents."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def new_folder(settings: NodeSettings, directory: Path | None) -> ProfileFolder:
     try:
         wanted.mkdir(parents=True, exist_ok=True, mode=0o700)
         if wanted.stat().st_uid != os.geteuid():
-            raise ConfigError(f"{wanted}: belongs to another user; name a directory of yours with --profile-dir")
+            raise ConfigError(f"{wanted}: belongs to another user; name a directory of your own with --profile-dir")
         if any(wanted.iterdir()):
             raise ConfigError(f"{wanted}: is not empty; name a new directory with --profile-dir")
     except OSError as error:
-        raise ConfigError(f"{wanted}: cannot be made: {error.strerror}; name another with --profile-dir") from None
+        raise ConfigError(f"{wanted}: cannot be created: {error.strerror}; name another with --profile-dir") from None
     kept = settings.profiles  # of the daemon, which may keep none
     count, max_bytes = max(kept.count, _LEAST_COUNT), max(kept.max_bytes, _LEAST_BYTES)
     return ProfileFolder(wanted, dataclasses.replace(kept, count=count, max_bytes=max_bytes))
@@ -50,4 +50,4 @@ def show_profiles(profiles: ProfileFolder, *, everything: bool) -> None:
         click.echo(f"{profiles.trace(record.id)}: {record.target}: {record.said}", err=True)
     if not kept:
         why = "no probe of a device was timed" if everything else "no probe was slow (--profile profiles all)"
-        click.echo(f"healthd: nothing was profiled: {why}, or none can be here", err=True)
+        click.echo(f"healthd: nothing was profiled: {why}, or profiling is not possible here", err=True)

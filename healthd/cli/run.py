@@ -21,22 +21,22 @@ MAX_SECONDS = 3600.0
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Example: healthd run --logs 'logs/*.log' -- torchrun --nproc-per-node 8 train.py",
 )
-@click.option("--logs", multiple=True, metavar="GLOB", help="Files that the job logs to, by pattern; repeat.")
+@click.option("--logs", multiple=True, metavar="GLOB", help="Log files of the job, by pattern; repeatable.")
 @click.option("--measure/--no-measure", default=True, help="Check this node after a bad end (default: yes).")
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="Longest time for the post-mortem.")
-@click.option("--json-out", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdict as JSON too.")
+@click.option("--seconds", type=float, default=60.0, show_default=True, help="Maximum time for the post-mortem.")
+@click.option("--json-out", type=click.Path(path_type=Path), metavar="FILE", help="Also write the verdict as JSON.")
 @click.option(
     "--notes-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Leave this node's notes here, also after a good end, for 'healthd postmortem'.",
+    help="Directory for this node's notes, also after a good end; read by 'healthd postmortem'.",
 )
 @click.option(
     "--job", metavar="J", help="Send the notes of a bad end to the aggregator, as the end of this job's gate."
 )
 @click.option("--attempt", type=click.IntRange(min=0), default=0, metavar="A", help="The gate's attempt (default 0).")
-@click.option("--node", metavar="N", help="The name of this node in the fleet (default: NODE_NAME, the host's name).")
-@click.option("--aggregator", multiple=True, metavar="URL", help="URL of the aggregator; repeat for several.")
+@click.option("--node", metavar="N", help="Name of this node in the fleet (default: NODE_NAME, then the host name).")
+@click.option("--aggregator", multiple=True, metavar="URL", help="URL of the aggregator; repeatable.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="F", help="File with the bearer token.")
 @click.option(
     "--ca-file", type=click.Path(path_type=Path), metavar="F", help="CA that signed the aggregator's certificate (PEM)."
@@ -46,7 +46,7 @@ MAX_SECONDS = 3600.0
     "--exit-style",
     type=click.Choice(["command", "verdict"]),
     default="command",
-    help="Exit as the command did (default), or by what a retry can do.",
+    help="Exit with the command's code (default) or with a retry code (75, 76, 70, 79).",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -66,21 +66,21 @@ def run(
     exit_style: str,
 ) -> None:
     """
-    Run COMMAND as a job's command, and say why it died where it does.
+    Run COMMAND and diagnose it if it fails.
 
-    Standard input, output, error and the terminal are the command's, signals are passed on to it, and the exit code is
-    its own: 128 and the signal's number where a signal ended it, 127 where there is no such command, 126 where it
+    Standard input, output, error and the terminal belong to the command, and signals are passed on to it. The exit code
+    is the command's: 128 plus the signal's number if a signal ended it, 127 if the command does not exist, 126 if it
     cannot be executed, 2 for usage.
 
-    With --exit-style verdict a bad end exits 75 where a retry elsewhere can help, 76 where a retry here can, 70 where
-    it is certain that none can, and 79 where a person stopped it. It exits as the command did if nothing explains the
-    end, or if the verdict is only suspected and nothing was measured.
+    With --exit-style verdict a failure exits with 75 if a retry elsewhere can help, 76 if a retry here can help, 70
+    if certainly no retry can help, and 79 if an operator stopped it. If nothing explains the failure, or the verdict
+    is only suspected and nothing was measured, the exit code is the command's.
     """
     if not 1.0 <= seconds <= MAX_SECONDS:
-        raise ConfigError(f"--seconds {seconds:g} is not within 1 and {MAX_SECONDS:g}")
+        raise ConfigError(f"--seconds {seconds:g} must be between 1 and {MAX_SECONDS:g}")
     for folder, option in ((json_out and json_out.absolute().parent, "--json-out"), (notes_dir, "--notes-dir")):
         if folder is not None and not folder.is_dir():
-            raise ConfigError(f"{option}: no such directory: {folder}; make it first")
+            raise ConfigError(f"{option}: no such directory: {folder}; create it first")
     python = sys.executable or shutil.which("python3") or ""
     explain = [python, *(["-I"] if sys.flags.isolated else ["-P"]), "-m", "healthd", "postmortem", "--from-run"]
     explain += [argument for pattern in logs for argument in ("--logs", pattern)]

@@ -27,24 +27,26 @@ log_format_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Form of the log: lines of text, or a JSON object a line.",
+    help="Log format: lines of text, or one JSON object per line.",
 )
 
 
 @click.command(cls=Command)
 @common_options
 @log_format_option
-@click.option("--name", metavar="N", help="The node's name in the fleet (default: the host's).")
+@click.option("--name", metavar="N", help="Name of the node in the fleet (default: the host's).")
 @click.option("--listen", metavar="HOST:PORT", help="Address of the read-only HTTP port (/health, /metrics).")
 @click.option("--interface", metavar="IF", help="Network interface of the ranks of collectives (default: by route).")
 @click.option(
-    "--aggregator", "aggregators", multiple=True, metavar="URL", help="Aggregators, the preferred first; repeat."
+    "--aggregator", "aggregators", multiple=True, metavar="URL", help="Aggregators, preferred first; repeatable."
 )
-@click.option("--label", multiple=True, metavar="NAME=VALUE", help="A label, such as pool=a; repeat.")
+@click.option("--label", multiple=True, metavar="NAME=VALUE", help="A label, such as pool=a; repeatable.")
 @click.option(
-    "--unprompted", help="When active checks run by themselves: idle, boot or off (default: by what is on the host)."
+    "--unprompted", help="When active checks run unprompted: idle, boot or off (default: depends on the host)."
 )
-@click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
+@click.option(
+    "--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeatable."
+)
 def node(
     aggregators: tuple[str, ...],
     label: tuple[str, ...],
@@ -53,9 +55,9 @@ def node(
     **options: Any,
 ) -> int:
     """
-    The daemon of this node.
+    Run the daemon of this node.
 
-    Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 else.
+    Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 otherwise.
     """
     options["sync.aggregators"] = aggregators
     options["label"] = ",".join(label) or None
@@ -83,7 +85,7 @@ def node(
     "--token-table",
     type=click.Path(path_type=Path),
     metavar="F",
-    help="TOML file of the tokens that are accepted ('healthd token').",
+    help="TOML file of accepted tokens ('healthd token').",
 )
 @click.option(
     "--database", metavar="URL", help="SQLAlchemy URL of the database (default: SQLite in the state directory)."
@@ -91,14 +93,14 @@ def node(
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="F", help="Certificate chain (PEM).")
 @click.option("--tls-key", type=click.Path(path_type=Path), metavar="F", help="Its private key (PEM).")
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback without TLS or tokens.")
-@click.option("--advertise-url", metavar="URL", help="Where nodes and other aggregators reach this one.")
-@click.option("--mode", help="Mode of gates that do not ask for one: enforce or observe.")
-@click.option("--step-down", is_flag=True, help="End the lease of the aggregator that leads; another takes over.")
+@click.option("--advertise-url", metavar="URL", help="URL under which nodes and other aggregators reach this one.")
+@click.option("--mode", help="Default mode of gates: enforce or observe.")
+@click.option("--step-down", is_flag=True, help="End the lease of the leading aggregator; a standby takes over.")
 def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "json"], **options: Any) -> int:
     """
-    The aggregator of a fleet. Several on one PostgreSQL stand in for each other.
+    Run the aggregator of a fleet. Several on one PostgreSQL are standbys for each other.
 
-    Exit code: 0 after SIGTERM or --step-down, 2 for usage or configuration, 1 else.
+    Exit code: 0 after SIGTERM or --step-down, 2 for usage or configuration, 1 otherwise.
     """
     options["policy.mode"] = mode
     options["aggregator.ca_file"] = options.pop("ca_file")
@@ -128,16 +130,17 @@ def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "j
     return 0
 
 
-@click.command(cls=Command, short_help="Gate the jobs of Kueue: the controller of its AdmissionChecks.")
+@click.command(cls=Command, short_help="Gate the jobs of Kueue, as the controller of its AdmissionChecks.")
 @common_options
 @log_format_option
 @aggregator_option
-@click.option("--api-server", metavar="URL", help="URL of the API server (default: as every pod is told).")
+@click.option("--api-server", metavar="URL", help="URL of the API server (default: as in every pod).")
 def kueue(log_format: Literal["text", "json"], **options: Any) -> int:
     """
     Gate the jobs of Kueue: the controller of AdmissionChecks with controllerName healthd.internal/gate.
 
-    It runs in the cluster, beside the aggregator. Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 else.
+    It runs in the cluster, beside the aggregator. Exit code: 0 after SIGTERM, 2 for usage or configuration, 1
+    otherwise.
     """
     settings = load_settings(options, section="kueue")
     from healthd.kueue.run import run_kueue

@@ -39,15 +39,17 @@ class WarmError(HealthdError):
     """Nothing could be compiled; the text says why and what to do."""
 
 
-@click.command(short_help="Compile the probes ahead (Trainium, XLA).")
+@click.command(short_help="Compile the probes ahead of time (Trainium, XLA).")
 @common_options
-@click.option("--tier", multiple=True, default=("quick",), help="What to compile for: quick (default), deep; repeat.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option(
+    "--tier", multiple=True, default=("quick",), help="Tier to compile for: quick (default), deep; repeatable."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def warm(tier: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """
-    Compile the probes ahead, so that a check before a job finds them compiled.
+    Compile the probes ahead of time, so that a check before a job finds them compiled.
 
-    Needs devices that are free. On accelerators that do not compile there is nothing to do. Exit code: 0 warm, 1 not.
+    Needs idle devices. On accelerators that do not compile there is nothing to do. Exit code: 0 warm, 1 not.
     """
     settings = load_settings(options, section="node")
     say = (lambda text: None) if as_json else click.echo
@@ -75,9 +77,9 @@ async def compile_all(
     survey = await runner.survey()
     accelerator = survey.inventory.accelerator
     if "error" in survey.raw:
-        raise WarmError(f"the devices could not be looked at: {survey.raw['error']}")
+        raise WarmError(f"the devices could not be determined: {survey.raw['error']}")
     if not compiles(accelerator):
-        say(f"nothing to warm: accelerator {accelerator} does not compile")
+        say(f"nothing to compile: accelerator {accelerator} does not compile")
         return {"warm": True, "accelerator": accelerator, "compiles": False, "seconds": 0.0, "checks": {}, "cold": {}}
     specs = enabled_checks(catalogue, settings.node)
     started = time.monotonic()
@@ -124,17 +126,17 @@ def ask_packages(python: Path, seconds: float) -> dict[str, Any]:
         said = parse_json(out)
     except TimeUpError as error:
         rest = "" if error.killed else " and cannot be killed"
-        return {"error": f"{python}: did not answer within {seconds:g} s{rest}"}
+        return {"error": f"{python}: did not respond within {seconds:g} s{rest}"}
     except (OSError, ValueError) as error:
         return {"error": f"{python}: {error}"}
-    return said if isinstance(said, dict) else {"error": f"{python}: said something else than what it has"}
+    return said if isinstance(said, dict) else {"error": f"{python}: did not report its libraries"}
 
 
 def _tiers(texts: Sequence[str]) -> list[Tier]:
     known = {tier.value: tier for tier in (Tier.QUICK, Tier.DEEP, Tier.SOAK)}
     for text in texts:
         if text not in known:
-            raise ConfigError(f"--tier {text!r} is none of: {', '.join(known)}")
+            raise ConfigError(f"--tier {text!r}: choose one of: {', '.join(known)}")
     return [known[text] for text in dict.fromkeys(texts)]
 
 

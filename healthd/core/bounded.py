@@ -48,7 +48,7 @@ def read_parts(parts: Iterable[bytes], most: int, *, until: float = float("inf")
         if len(body) > most:
             raise BadInputError(f"more than {_size(most)}")
         if time.monotonic() > until:
-            raise BadInputError("it did not end in time")
+            raise BadInputError("it did not finish in time")
     return bytes(body)
 
 

@@ -203,7 +203,7 @@ def nearest(key: str, known: Mapping[str, Any]) -> str:
     import difflib
 
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(sorted(known)[:12])}"
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known)[:12])}"
 
 
 def leaves(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -260,7 +260,7 @@ def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: 
     except ValueError as error:
         choices = _choices(typing.get_args(wanted)[0] if typing.get_origin(wanted) in LISTS else wanted)
         wrong = next((one for one in value if one not in choices), value) if isinstance(value, (list, tuple)) else value
-        said = f"{wrong!r} is none of: {', '.join(choices)}" if choices else error
+        said = f"{wrong!r}: choose one of: {', '.join(choices)}" if choices else error
         raise ConfigError(f"{where}: {'.'.join(path)}: {said}") from None
 
 
@@ -301,10 +301,10 @@ def _pairs(text: str) -> dict[str, str]:
     """Of `name=value,name=value`."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     if any(not separator for _, separator, _ in pairs):
-        raise ValueError(f"{text!r} must be written name=value,name=value")
+        raise ValueError(f"{text!r} must have the form name=value,name=value")
     found = {key.strip(): item.strip() for key, _, item in pairs}
     if len(found) < len(pairs):
-        raise ValueError(f"{text!r} gives a name twice")
+        raise ValueError(f"{text!r} has a name twice")
     return found
 
 
@@ -345,7 +345,7 @@ def _converted(value: Any, wanted: Any, *, strict: bool) -> Any:
 def _boolean(text: str) -> bool:
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if text.lower() not in words:
-        raise ValueError(f"{text!r} is not true or false")
+        raise ValueError(f"{text!r} must be true or false")
     return words[text.lower()]
 
 
@@ -427,7 +427,7 @@ def load(
 def _read(file: Path) -> str:
     try:
         if stat.S_ISFIFO(file.stat().st_mode):
-            raise BadInputError("it is a pipe, and settings are read more than once")
+            raise BadInputError("it is a pipe, but settings are read more than once")
         return read_file(file, MAX_FILE_BYTES).decode()
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; name another with --config") from None
@@ -552,7 +552,7 @@ def _resolve(schema: Any, path: tuple[str, ...], sections: Sequence[str]) -> tup
         else:
             if full[-1] in keys and not keys.is_table(full[-1]) and not is_record(keys[full[-1]][1]):
                 return full
-    raise ConfigError(f"{_option(path)} is of no use to this command; leave it out")
+    raise ConfigError(f"{_option(path)} does not apply to this command; leave it out")
 
 
 def locate(file: Path, path: Sequence[str]) -> str:

@@ -56,10 +56,10 @@ _CONNECTION_REMEDIES = (
     ),
     (("certificate is not valid for", "Hostname mismatch"), "use a name that is in its certificate"),
     (("certificate has expired",), "renew its certificate, and restart it"),
-    (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure"), "it speaks no TLS: write http://"),
+    (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure"), "it does not speak TLS: use http://"),
     (
         ("Server disconnected without sending", "Remote end closed connection without response"),
-        "where it speaks TLS, write https://",
+        "if it speaks TLS, use https://",
     ),
     (
         ("Connection refused", "All connection attempts failed"),
@@ -69,8 +69,8 @@ _CONNECTION_REMEDIES = (
         ("Name or service not known", "No address associated", "name resolution"),
         "correct the name, or add it to DNS or /etc/hosts",
     ),
-    (("No route to host", "Network is unreachable"), "correct the address, or look at routes and firewalls"),
-    (("timed out",), "look whether it runs, and whether a firewall drops what is sent to it"),
+    (("No route to host", "Network is unreachable"), "correct the address, or check routes and firewalls"),
+    (("timed out",), "check that it runs and that no firewall drops the traffic"),
 )
 
 

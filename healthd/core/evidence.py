@@ -46,7 +46,10 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
                 reasons.append(reason("NotYetRun", f"{spec.name} has not run yet", node=state.node, check=spec.name))
             continue
         if not suspended and expired(spec, result):
-            text = f"{spec.name}: last run {span(result.age_seconds)} ago, may be {span(spec.expires_seconds or 0)} old"
+            text = (
+                f"{spec.name}: last run {span(result.age_seconds)} ago; at most {span(spec.expires_seconds or 0)} "
+                "is allowed"
+            )
             reasons.append(reason("Stale", text, node=state.node, check=spec.name))
         if not suspended:
             reasons.extend(_untested(state, spec, result))
@@ -55,7 +58,7 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
         not any(results[spec.name].status is not Status.SKIP for spec in expected if spec.name in results)
         and not reasons
     ):
-        reasons.append(reason("NoChecks", "no check has measured anything, so nothing is known", node=state.node))
+        reasons.append(reason("NoChecks", "no check has measured anything, so the health is unknown", node=state.node))
     if state.accused is not None:
         reasons.append(state.accused)
     return health_of(reasons), sorted_reasons(reasons)
@@ -70,7 +73,7 @@ def judge_tier(state: NodeState, tier: Tier, max_age_seconds: float, *, require:
     results = {result.check: result for result in state.results}
     specs = [spec for spec in state.checks if spec.tier.rank <= tier.rank]
     reasons = [
-        reason("NotYetRun", f"{name} is required and not enabled on the node", node=state.node, check=name)
+        reason("NotYetRun", f"{name} is required but not enabled on the node", node=state.node, check=name)
         for name in require
         if name not in {spec.name for spec in specs}
     ]
@@ -80,10 +83,10 @@ def judge_tier(state: NodeState, tier: Tier, max_age_seconds: float, *, require:
         if result is None:
             reasons.append(reason("NotYetRun", f"{spec.name} has not run yet", node=state.node, check=spec.name))
         elif result.tier.rank < (tier.rank if spec.tier is not Tier.PASSIVE else 0):
-            text = f"{spec.name} has run in tier {result.tier.value} only, {tier.value} is asked"
+            text = f"{spec.name} has only run in tier {result.tier.value}; {tier.value} is required"
             reasons.append(reason("NotYetRun", text, node=state.node, check=spec.name))
         elif not result.age_seconds <= max_age_seconds:  # also catches NaN
-            text = f"{spec.name}: last run {span(result.age_seconds)} ago, {span(max_age_seconds)} is asked"
+            text = f"{spec.name}: last run {span(result.age_seconds)} ago; at most {span(max_age_seconds)} is allowed"
             reasons.append(reason("Stale", text, node=state.node, check=spec.name))
         else:
             if result.status is not Status.SKIP:
@@ -121,7 +124,7 @@ def _untested(state: NodeState, spec: CheckSpec, result: CheckResult) -> list[Re
     targets = untested_devices(spec, result, state.inventory)
     if not targets:
         return []
-    text = f"{spec.name} has not run on {some(targets, 4)} since it appeared, was reset or was swapped"
+    text = f"{spec.name} has not run on {some(targets, 4)} since the device appeared, was reset or was replaced"
     return [
         reason(
             "NotYetRun",

@@ -1,8 +1,8 @@
 """
-Who may change the files that say what runs here, whom to believe and who may ask: root and this user, nobody else.
+Files that decide what runs here, whom to believe and who may ask: only root and this user may be able to change them.
 
-A settings file names programs that are run, often as root; a token table or a CA file says who is believed. What
-anybody on the machine can write is anybody's command.
+A settings file names programs that are run, often as root; a token table or a CA file decides who is trusted. A file
+that any user can write gives every user that power.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def check_file(file: Path, what: str, *, owner: bool = True) -> None:
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return
     if status.st_mode & stat.S_IWOTH and not _read_only(file):
-        raise ConfigError(f"{file}: everybody may write this {what}; run: chmod o-w {file}")
+        raise ConfigError(f"{file}: everyone can write this {what}; run: chmod o-w {file}")
     foreign = status.st_uid not in (0, os.geteuid()) and not _is_unmapped(status.st_uid)
     if owner and foreign and not _read_only(file):
         to = "root" if os.geteuid() == 0 else _name(os.geteuid())
         raise ConfigError(
-            f"{file}: this {what} belongs to user {_name(status.st_uid)}, who may change it; run: chown {to} {file}"
+            f"{file}: this {what} belongs to user {_name(status.st_uid)}, who can change it; run: chown {to} {file}"
         )
     for folder in _folders(file):
         try:
@@ -47,8 +47,7 @@ def check_file(file: Path, what: str, *, owner: bool = True) -> None:
             continue  # a way by name only: links lead past it (`link/../file`)
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not _read_only(folder):
             raise ConfigError(
-                f"{file}: everybody may replace this {what}, because everybody may write {folder}; "
-                f"run: chmod o-w {folder}"
+                f"{file}: everyone can replace this {what} because everyone can write {folder}; run: chmod o-w {folder}"
             )
 
 
@@ -70,7 +69,7 @@ def _folders(file: Path) -> Iterator[Path]:
         ways = {Path(os.path.abspath(file)), file.resolve()}
         yield from sorted({parent for way in ways for parent in way.parents}, key=lambda one: (-len(one.parts), one))
     except (OSError, RuntimeError) as error:
-        raise ConfigError(f"{file}: cannot be followed: {words_of(error)}") from None
+        raise ConfigError(f"{file}: cannot be resolved: {words_of(error)}") from None
 
 
 def _read_only(path: Path) -> bool:

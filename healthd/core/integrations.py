@@ -1,4 +1,4 @@
-"""What an integration tells the core of itself. An integration is a leaf: the core never imports one by its name."""
+"""How an integration describes itself to the core. An integration is a leaf: the core never imports one by name."""
 
 from __future__ import annotations
 

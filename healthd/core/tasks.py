@@ -146,9 +146,9 @@ class Tasks:
             failures = 1 if loop.time() - began > MAX_RESTART_SECONDS else failures + 1
             pause = backoff.after(failures)
             if failure is None:
-                log.error("%s has ended by itself; it is started again in %g s", name, pause)
+                log.error("%s has ended unexpectedly; it is restarted in %g s", name, pause)
             else:
-                log.error("%s has failed; it is started again in %g s", name, pause, exc_info=failure)
+                log.error("%s has failed; it is restarted in %g s", name, pause, exc_info=failure)
             self.count_error(name, failure)
             self._down.add(name)
             await asyncio.sleep(pause)
@@ -157,13 +157,13 @@ class Tasks:
     async def _once(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await _stray_is_failure(work)
-            error = HealthdError(f"{name} has ended by itself, and nothing works without it; see the log")
+            error = HealthdError(f"{name} has ended unexpectedly, and the service cannot run without it; see the log")
             self.count_error(name)
         except HealthdError as told:
             error = told
             self.count_error(name, told)
         except Exception as unforeseen:
-            log.exception("%s has failed, and nothing works without it", name)
+            log.exception("%s has failed, and the service cannot run without it", name)
             self.count_error(name, unforeseen)
             error = HealthdError(f"{name} has failed ({self._messages[name]}); the log has the traceback")
         self._down.add(name)

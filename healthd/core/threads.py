@@ -1,4 +1,4 @@
-"""Threads that nobody waits for at the end: a call that hangs must not keep a process alive."""
+"""Threads that do not keep a process alive at its end, even if a call hangs."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def encode(value: Any) -> bytes:
     try:
         return printable_bytes(msgspec.json.encode(value))
     except UnicodeEncodeError as error:
-        raise BadInputError(f"{error.object[:80]!r} was no UTF-8 where it came from; write it in UTF-8") from None
+        raise BadInputError(f"{error.object[:80]!r} is not UTF-8; write it in UTF-8") from None
 
 
 def sparse(record: object) -> object:

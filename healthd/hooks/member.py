@@ -68,7 +68,7 @@ class GateLine:
             if answer.go is not None:
                 return answer
             if loop.time() > end:
-                raise UnreachableError(f"aggregator {self._endpoint.names} did not settle the start in time")
+                raise UnreachableError(f"aggregator {self._endpoint.names} did not confirm the start in time")
 
 
 async def check_node(run_executor: Callable[[], Awaitable[None]]) -> None:

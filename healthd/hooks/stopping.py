@@ -1,4 +1,4 @@
-"""A hook that a signal ends: what it has begun is taken back first, and its launcher is told to try again."""
+"""A hook that is ended by a signal: it undoes what it has begun, and its launcher gets the code for a retry."""
 
 from __future__ import annotations
 

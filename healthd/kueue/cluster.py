@@ -135,7 +135,7 @@ class KueueCluster:
             found = await self._server.get("/api/v1/namespaces/kube-system", needs="get on namespace kube-system")
             uid = members(found, "metadata", "uid")
             if not isinstance(uid, str) or not uid:
-                raise KubernetesError("API server: namespace kube-system without a uid")
+                raise KubernetesError("API server: namespace kube-system has no uid")
             self._cluster = uid
         return Queues(
             cluster=self._cluster,

@@ -150,7 +150,7 @@ def _ending(claimed: Mapping[str, Claim], pods: Iterable[GatedPod], now: float) 
             )
             text += " is gone, or the pod with kubectl delete --force"
         elif pod.ends_at is None:
-            text += f"; pod {pod.namespace}/{pod.name} runs on: delete it if it does not end by itself"
+            text += f"; pod {pod.namespace}/{pod.name} is still running: delete it if it does not end"
         yield Ending(node=pod.node, pool=claim.pool, text=text, overdue=overdue)
 
 
@@ -392,7 +392,7 @@ class Controller:
         """End a gate on those of its nodes that are not in use any more. HealthdError."""
         if not in_use:
             await self._gates.release(claim.gate)
-            log.info("gate %s is released: no Workload keeps it", claim.gate)
+            log.info("gate %s is released: no Workload needs it", claim.gate)
         elif in_use <= set(claim.nodes) and (free := [node for node in claim.nodes if node not in in_use]):
             await self._gates.release(claim.gate, free)
             log.info("gate %s is released on %s: its pods there have ended", claim.gate, some(free, MOST_TROUBLES))

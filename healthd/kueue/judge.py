@@ -219,9 +219,7 @@ def _ready(workload: Workload, check: AdmissionCheck, state: CheckState, known: 
     stale = state.attempt is None or not is_of_reservation(workload, state.attempt)
     if stale or state.since > now + READY_SECONDS or now - state.since >= READY_SECONDS:
         why = (
-            "it was given for another reservation of quota"
-            if stale
-            else f"Kueue did not admit in {span(READY_SECONDS)}"
+            "it was granted for another quota reservation" if stale else f"Kueue did not admit in {span(READY_SECONDS)}"
         )
         return Step(write=_renewed(workload, state, f"taken back: {why}; the gate is asked again", now))
     return Step(keep=keep, due=state.since + READY_SECONDS)
@@ -263,7 +261,7 @@ def _after_admission(workload: Workload, check: AdmissionCheck, state: CheckStat
     return Step(
         write=Write(
             state="Retry",
-            message=plain(f"turned bad after the admission: {told}", MOST_CHARACTERS),
+            message=plain(f"a node turned bad after the admission: {told}", MOST_CHARACTERS),
             since=max(now, state.since + 1),
             requeue_after_seconds=EVICT_SECONDS,
         )
@@ -274,13 +272,13 @@ def _pending(workload: Workload, check: AdmissionCheck, state: CheckState, known
     say = _Say(workload, state, known, now)
     others = [one for one in workload.checks if one.name != check.name]
     if mine := sorted(one.name for one in others if one.name in known.ours and one.name < check.name):
-        return say.wait(f"check {mine[0]} gates this Workload already: remove one of both from the ClusterQueue")
+        return say.wait(f"check {mine[0]} already gates this Workload: remove one of the two from the ClusterQueue")
     if why := _unusable(check, known):
         return say.wait(why)
     if waiting := [one.name for one in others if one.state != "Ready" and one.name not in known.ours]:
-        return say.wait(f"asked when the other checks are Ready: {', '.join(waiting)}")
+        return say.wait(f"asked once the other checks are Ready: {', '.join(waiting)}")
     if workload.delayed or not all(one.flavors or not one.count for one in workload.pod_sets):
-        return say.wait("asked when flavors and topology are assigned")
+        return say.wait("asked once flavors and topology are assigned")
     if _nothing_left(workload, known.flavors):
         return Step(write=say.state("Ready", "all of its pods have succeeded: there is nothing to check"))
     gated, problem = _gated(workload, known.flavors)
@@ -314,12 +312,12 @@ def _gated(workload: Workload, flavors: Mapping[str, Flavor]) -> tuple[tuple[Pod
     gated = []
     for pods in workload.pod_sets:
         if unknown := [name for name in pods.flavors if name not in flavors]:
-            return (), f"there is no ResourceFlavor {unknown[0]}"
+            return (), f"ResourceFlavor {unknown[0]} does not exist"
         if pods.count and any(flavors[name].pool for name in pods.flavors):
             gated.append(pods)
     if not gated:
         named = sorted({name for pods in workload.pod_sets for name in pods.flavors})
-        return (), f"no pool is known for its flavors: annotate ResourceFlavor {', '.join(named)} with {POOL}"
+        return (), f"its flavors have no known pool: annotate ResourceFlavor {', '.join(named)} with {POOL}"
     return tuple(gated), ""
 
 
@@ -328,11 +326,11 @@ def _conflict(gated: tuple[PodSet, ...], others: list[CheckState], flavors: Mapp
     for pods in gated:
         for key in (GATE, ATTEMPT):
             if key in pods.node_selector or key in pods.keys:
-                return f"pod set {pods.name} has {key} in its template: remove it there, this controller sets it"
+                return f"pod set {pods.name} has {key} in its template: remove it there; this controller sets it"
         if named := [name for name in pods.flavors if GATE in flavors[name].labels]:
-            return f"ResourceFlavor {named[0]} has the node label {GATE}: remove it there, this controller sets it"
+            return f"ResourceFlavor {named[0]} has the node label {GATE}: remove it there; this controller sets it"
     if taken := [one.name for one in others if one.keys & {GATE, ATTEMPT}]:
-        return f"check {taken[0]} sets {GATE} too: remove one of both from the ClusterQueue"
+        return f"check {taken[0]} also sets {GATE}: remove one of the two from the ClusterQueue"
     return ""
 
 
@@ -347,12 +345,12 @@ def _request(
         if told := next((one.topology for one in gated if one.topology), ""):
             return told
         if unplaced := [one.name for one in gated if one.hosts is None]:
-            return f"pod set {unplaced[0]} has no topology and others have: give all of them one"
+            return f"pod set {unplaced[0]} has no topology but others have: give all of them one"
         nodes = tuple(dict.fromkeys(host for one in gated for host in one.hosts or ()))
     else:
         pools = sorted({known.flavors[name].pool or "" for one in gated for name in one.flavors} - {""})
         if len(pools) > 1:
-            return f"its pods are in the pools {', '.join(pools)}, and a gate takes nodes of one"
+            return f"its pods are in the pools {', '.join(pools)}, but a gate takes nodes of one pool"
         pool, count = pools[0], math.ceil(sum(one.count for one in gated) / terms.pods_per_node)
     return GateRequest(
         job=workload.key,
@@ -385,9 +383,9 @@ def _answered(request: GateRequest, gated: tuple[PodSet, ...], terms: Terms, kno
         bad = (one.node for one in answer.excluded if any(reason.status is Status.FAIL for reason in one.reasons))
         return Step(write=dataclasses.replace(say.retry(told, cause=_cause(answer)), bad=tuple(bad)))
     if why := why_unanswered(request, answer):
-        return Step(write=say.retry(f"gate {answer.id}: its answer admits and {why}", cause=why))
+        return Step(write=say.retry(f"gate {answer.id}: its answer admits but {why}", cause=why))
     if known.age_seconds >= READY_SECONDS:
-        told = f"its admission was {span(known.age_seconds)} old before it could be told; the gate is asked again"
+        told = f"its admission was {span(known.age_seconds)} old when it arrived; the gate is asked again"
         return Step(write=say.renewed(told))
     return _admitted(request, answer, gated, known, say)
 
@@ -402,7 +400,7 @@ def _admitted(request: GateRequest, answer: Decision, gated: tuple[PodSet, ...],
         if wrong := _elsewhere(names, gated, known.flavors, known.labels):
             return Step(write=say.retry(wrong))
     some = f"{counted(len(names), 'node')}: {', '.join(names[:16])}" + (" ..." if len(names) > 16 else "")
-    regardless = "" if answer.would is None else f"; in earnest it would be {answer.would.value}, so no pod is bound"
+    regardless = "" if answer.would is None else f"; enforce mode would decide {answer.would.value}, so no pod is bound"
     return Step(
         ask=request,
         keep=answer.id,
@@ -437,8 +435,8 @@ def _elsewhere(
             for key, value in sorted(wanted.items()):
                 if labels[node].get(key) != value:
                     return (
-                        f"the gate admits node {node}, which lacks the label {key}={value} that pod set {pods.name} "
-                        "wants: make the pool of its ResourceFlavor one of such nodes alone"
+                        f"the gate admits node {node}, which lacks the label {key}={value} required by pod set "
+                        f"{pods.name}: use a pool for its ResourceFlavor that only contains such nodes"
                     )
     return ""
 

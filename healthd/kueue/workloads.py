@@ -233,11 +233,11 @@ def parse_terms(annotations: Mapping[str, str]) -> Terms:
     """The terms that annotations name; ValueError says which one cannot be read, and what would be right."""
     given = {key.removeprefix(PREFIX): value for key, value in annotations.items() if key.startswith(PREFIX)}
     if unknown := sorted(given.keys() - set(TERMS)):
-        raise ValueError(f"annotation {PREFIX}{unknown[0]} is not known; known are {', '.join(TERMS)}")
+        raise ValueError(f"annotation {PREFIX}{unknown[0]} is unknown; use one of: {', '.join(TERMS)}")
     try:
         tier = Tier(given["tier"]) if "tier" in given else None
     except ValueError:
-        raise ValueError(f"annotation {PREFIX}tier: {given['tier']!r} is no tier; write quick or deep") from None
+        raise ValueError(f"annotation {PREFIX}tier: {given['tier']!r} is not a tier; write quick or deep") from None
     pods = given.get("pods-per-node", "1")
     if not (pods.isascii() and pods.isdigit() and 1 <= int(pods[:6]) <= MOST_PODS_PER_NODE):
         raise ValueError(f"annotation {PREFIX}pods-per-node: must be 1 to {MOST_PODS_PER_NODE}, not {pods[:20]!r}")
@@ -331,7 +331,7 @@ def _hosts(assigned: object) -> tuple[str, ...]:
     """The nodes of a topology assignment, whose values Kueue writes without what they have in common. ValueError."""
     levels = members(assigned, "levels")
     if not isinstance(levels, list) or HOST not in levels:
-        raise ValueError(f"its topology ends above {HOST}: add that level to the Topology, so that nodes are known")
+        raise ValueError(f"its topology ends above {HOST}: add that level to the Topology, so that its nodes are known")
     place = levels.index(HOST)
     found: dict[str, None] = {}
     for part in records(assigned, "slices"):
@@ -352,7 +352,7 @@ def _hosts(assigned: object) -> tuple[str, ...]:
         if len(found) > MOST_HOSTS:
             raise ValueError(f"its topology assignment has more than {MOST_HOSTS} nodes")
     if not found:
-        raise ValueError("its topology assignment names no node")
+        raise ValueError("its topology assignment lists no node")
     return tuple(found)
 
 

@@ -1,5 +1,5 @@
 """
-Who is to blame for what was seen: the rules of accusation, and nothing about what to test next.
+Which members are at fault: the rules of accusation. It does not decide what to test next.
 
 All rules read the graph of passed tests; docs/localisation_rules.md has the idea and the proof.
 """
@@ -111,7 +111,7 @@ class Evidence:
             try:
                 members, shown = (frozenset(self.index[name] for name in names) for names in (one.members, one.shown))
             except KeyError as error:
-                what = f"localisation: an outcome names {error}, which is no member; leave it out"
+                what = f"localisation: an outcome names {error}, which is not a member; leave it out"
                 raise BadInputError(what) from None
             slow, fail = one.outcome is Outcome.SLOW, one.outcome is Outcome.FAIL
             if one.outcome is Outcome.UNKNOWN:

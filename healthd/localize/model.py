@@ -1,7 +1,7 @@
 """
-The words of localisation: what is asked, what was seen, what to test next, what is the verdict.
+The records of localisation: problem, outcomes, next tests, verdict.
 
-Frozen data alone. A member is a node of a job; nothing here depends on that, so ranks of one node serve as well.
+Frozen data only. A member is a node of a job; nothing here depends on that, so ranks of one node work as well.
 """
 
 from __future__ import annotations

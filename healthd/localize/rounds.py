@@ -189,12 +189,18 @@ def _needed(ev: Evidence, found: Found, failing: list[int]) -> Steps:
     """It matters who takes part: find each who must, one after another. The last of a shortest beginning is one."""
     needed, others = failing[-1:], failing[:-1]
     for drop in others[:: -(-len(others) // SPARED)]:  # where nobody can be spared it is the number after all
-        if (yield from _fails(ev, [v for v in failing if v != drop], f"can one of {len(failing)} be spared?")):
+        if (
+            yield from _fails(
+                ev,
+                [v for v in failing if v != drop],
+                f"without one of {len(failing)}",
+            )
+        ):
             break
     else:
         return
     while others and len(needed) < MOST_NEEDED:
-        why = f"those that must take part: {len(needed)} known"
+        why = f"the members that must take part: {len(needed)} known"
         upper = yield from _shortest(ev, needed, others, 0 if len(needed) == 1 else -1, why)
         needed, others = [*needed, *others[:upper][-1:]], others[: max(0, upper - 1)]
         found.scale = _scale(ev, [*needed, *others], any_group=False)
@@ -258,7 +264,7 @@ def grow(ev: Evidence, found: Found, apart: Collection[Pair]) -> Steps:
             if other := next((other for other in left[:64] if fits(one, other)), None):
                 left.remove(other)
                 unions.append(tuple(sorted(one + other)))
-        yield unions, "groups that passed, put together"
+        yield unions, "groups that passed, combined"
         passed = {union for union in unions if ev.last(union) is False}
         failed += [frozenset(union) for union in unions if union not in passed]
         taken = {v for union in passed for v in union}
@@ -327,15 +333,15 @@ def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
     _with_witnesses(ev, judged, plan, suspects, pending)
     if odd:
         plan.add(_odd(ev, judged, plan.free(), plan.busy), "pairs that failed though both pass elsewhere")
-        plan.add(_across(ev, judged, plan.free()), "what may be a broken trunk")
+        plan.add(_across(ev, judged, plan.free()), "a trunk that may be broken")
     left = plan.free(suspects)
     if not all(any(ev.passes[o] for o, _ in ev.counted(v)) for v in left):
         ev.random("among").shuffle(left)
         plan.add(fresh_pairs(ev, left, near=False), "suspects with each other")
     if not pending and not suspects:
-        plan.add(_joined(ev, judged), "what is cut off, together")
+        plan.add(_joined(ev, judged), "the members that are cut off, together")
     if plan.groups or pending:
-        plan.add(named_pairs(ev, judged, plan.busy), "those to be named with each other")
+        plan.add(named_pairs(ev, judged, plan.busy), "suspects with each other")
     if not plan.groups:
         return None
     if odd and judged.odd and ev.rounds < FILLED_ROUNDS and not ev.is_near():
@@ -355,7 +361,7 @@ def _with_witnesses(ev: Evidence, judged: Judged, plan: Plan, suspects: list[int
     # Who has no failure with a clean partner yet comes first: that decides most; of those, who failed at all.
     suspects.sort(key=lambda v: (sum(bool(ev.passes[o]) for o, _ in ev.counted(v)), v not in ev.fails))
     plan.add(witness_pairs(ev, plan.free(suspects), plan.free()), "suspects with clean partners")
-    plan.add(witness_pairs(ev, plan.free(wanting), plan.free()), "those to be named with other clean partners")
+    plan.add(witness_pairs(ev, plan.free(wanting), plan.free()), "suspects with other clean partners")
     known = [v for v in plan.free(suspects) if len(ev.met[v]) > 1 and ev.pair_tests[v] < SUSPECT_TESTS]
     plan.add(witness_pairs(ev, known, plan.free(), again=True), "suspects with clean partners again")
     plan.add(_links(ev, judged, plan.free()), "parts of the network with each other")
@@ -464,7 +470,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
         if ev.first is None:
             if ev.silent[ev.job[0]] >= SILENT:
                 return
-            yield [ev.job], "the whole again: it gave no outcome"
+            yield [ev.job], "the whole again: the first run gave no outcome"
             continue
         judged = judge(ev)
         found.rest = rest_of(ev, judged)
@@ -473,7 +479,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
             return
         if not ev.rounds and ev.shown:
             found.pair_rounds += 1
-            yield [tuple(v for v in ev.job if v not in ev.shown)], "all but who showed a fault, together"
+            yield [tuple(v for v in ev.job if v not in ev.shown)], "all without a fault so far, together"
             continue
         ask = with_rest(ev, judged, found) if found.pair_rounds or found.rest_passed is not False else None
         if ask is not None:
@@ -483,7 +489,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
         elif found.rest_passed is None:
             if min(ev.silent[v] for v in found.rest) >= SILENT:
                 return
-            yield [found.rest, *named_pairs(ev, judged)], "all that remain, together"
+            yield [found.rest, *named_pairs(ev, judged)], "all remaining members, together"
         elif (judged.paths or many(ev, judged.odd)) and len(found.rest) > 3:
             yield from grow(ev, found, {*judged.paths, *judged.odd})
             return
@@ -501,7 +507,7 @@ def with_rest(ev: Evidence, judged: Judged, found: Found) -> Ask | None:
     groups, why = ask
     ready = found.rest_passed is None and judged.explains() and not judged.suspects and len(found.rest) > 1
     if ready and all(map(set(found.rest).isdisjoint, groups)) and min(ev.silent[v] for v in found.rest) < SILENT:
-        return [*groups, found.rest], f"{why}; beside that all that remain, together"
+        return [*groups, found.rest], f"{why}; at the same time all remaining members, together"
     return ask
 
 
@@ -511,7 +517,7 @@ def final(ev: Evidence, groups: list[Ids], why: str) -> Ask:
     if len(rest) < 2 or rest_state(ev, rest) is not None:
         return groups, why
     kept = [group for group in groups if not set(rest).intersection(group)]
-    return [*kept, rest], "the last round: all that remain, together"
+    return [*kept, rest], "the last round: all remaining members, together"
 
 
 def rest_of(ev: Evidence, judged: Judged) -> Ids:

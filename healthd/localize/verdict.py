@@ -59,10 +59,12 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> ValidationVerdict:
     decided = not one_of and not silent and rest == remain and (named or not failed or gone)
     decided = decided and (passed is True or scale is not None or (named and not rest))
     if rest != remain:
-        reasons.append(f"the {len(remain)} that remain fail together; {len(rest)} of them is the largest group to pass")
+        reasons.append(
+            f"the {len(remain)} remaining members fail together; the largest group that passed has {len(rest)}"
+        )
     reasons += _of_rest(ev, rest, passed, named=named, failed=failed)
     if spent:
-        reasons.append("ended by the bound on rounds, or by the caller: this is what is known so far")
+        reasons.append("stopped by the limit on rounds, or by the caller: this is the result so far")
     return replace(verdict, decided=decided, reasons=tuple(reasons))
 
 
@@ -112,54 +114,54 @@ def _faults(verdict: ValidationVerdict, whole: int) -> Iterator[str]:
     """A sentence for each statement but that on the rest."""
     for culprit in verdict.culprits:
         how = {Manner.ALWAYS: "fails always", Manner.SOMETIMES: "fails sometimes", Manner.SLOW: "is slow"}
-        partners = f"with {names(culprit.failed_with)}, who are otherwise clean" if culprit.failed_with else "alone"
+        partners = f"with {names(culprit.failed_with)}, which otherwise pass" if culprit.failed_with else "alone"
         counts = f"{culprit.failed} of {culprit.failed + culprit.passed} tests"
         yield f"{culprit.member} {how[culprit.manner]}: {counts}, failed {partners}"
     for path in verdict.paths:
         yield (
             f"the path between {' and '.join(path.ends)} {'is slow' if path.slow else 'fails'}: {path.failed} tests "
-            "with both, none passed, and each passes with others; neither is accused"
+            "with both failed, none passed, and each passes with others; neither is accused"
         )
     for group in verdict.groups:
         what = f"{group.label} {group.value}: all its" if group.label else "cut off:"
         inside = {
-            True: "they pass among themselves, so it is their way out",
-            False: "they fail among themselves too",
-            None: "among themselves they were not measured",
+            True: "they pass among themselves, so their link to the others is at fault",
+            False: "they also fail among themselves",
+            None: "they were not tested among themselves",
         }[group.inside]
         fail = f"{len(group.members)} members ({names(group.members)}) fail with all others"
         yield f"{what} {fail}; {inside}; none is accused"
     for trunk in verdict.trunks:
         yield (
-            f"the trunk between {trunk.label} {' and '.join(trunk.values)}: {trunk.failed} pairs across fail and none "
-            "passed, while both pass with others; none of their members is accused"
+            f"the trunk between {trunk.label} {' and '.join(trunk.values)}: {trunk.failed} pairs across it fail and "
+            "none passed, while both members pass with others; no member is accused"
         )
     if verdict.scale:
         yield _of_scale(verdict.scale, whole)
     for part in verdict.one_of:
         yield _of_one(part)
     if verdict.not_measured:
-        yield f"no outcome from any test with {names(verdict.not_measured)}: nothing is known of them"
+        yield f"no test with {names(verdict.not_measured)} gave an outcome: their health is unknown"
 
 
 def _of_scale(one: ScaleFault, whole: int) -> str:
     size = len(one.members)
     others = {
-        True: f"another group of {size} fails too, so the number matters",
-        False: f"another group of {size} passes, so it matters who takes part",
+        True: f"another group of {size} also fails, so the number matters",
+        False: f"another group of {size} passes, so the members matter",
         None: "no other group of that size was measured",
     }[one.any_group]
     return (
-        f"seen only at scale: the smallest failing group of the {whole} has {size} ({names(one.members)}), the largest "
-        f"that passed {one.largest_passing}; {others}; nobody is accused"
+        f"only at scale: the smallest failing group of the {whole} has {size} ({names(one.members)}), the largest "
+        f"passing group {one.largest_passing}; {others}; no member is accused"
     )
 
 
 def _of_one(part: tuple[str, ...]) -> str:
     if len(part) == 1:
-        return f"{part[0]} failed, and whether it is at fault cannot be told; a known-good partner would decide it"
+        return f"{part[0]} failed, and whether it is at fault is unknown; a known-good partner would decide it"
     kind, path = ("one of", "the path") if len(part) == 2 else ("at least one of", "a path")
-    return f"{kind} {names(part)}, or {path} between them: more cannot be told; a known-good partner would decide it"
+    return f"{kind} {names(part)}, or {path} between them, is at fault; a known-good partner would decide which"
 
 
 def _of_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, failed: bool) -> list[str]:
@@ -167,14 +169,14 @@ def _of_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, faile
     whole = len(rest) == len(ev.job)
     subject = f"all {len(rest)}" if whole else f"the other {len(rest)}"
     if passed is True:
-        why = "they passed together" + (", without those named" if named and not whole else "")
+        why = "they passed together" + (", without the suspects" if named and not whole else "")
         if whole and failed and not named:
-            why = "the whole failed before and passes now, and nobody else failed for certain"
+            why = "the whole failed before and passes now, and no other member certainly failed"
         return [f"{subject} are healthy: {why}"]
     if len(rest) < 2:
-        return [] if failed else ["no test gave an outcome: nothing is known"]
+        return [] if failed else ["no test gave an outcome"]
     well = sum(ev.passes[v] > 0 for v in rest)
-    why = f"{well} of them passed in other groups, so nobody of these is accused" if well else "none of them passed yet"
+    why = f"{well} of them passed in other groups, so none is accused" if well else "none of them has passed yet"
     if passed is None:
         return [f"{subject} were not measured together; {why}"]
     return [f"{subject} fail together" + ("" if named else " and no smaller cause was found") + f"; {why}"]

@@ -83,10 +83,10 @@ def _own(state: NodeState, name: str) -> Condition:
         kept = state.quarantine
         return Condition(type=name, status="False", reason="Quarantined", message=_line(f"{kept.owner}: {kept.reason}"))
     if state.health is Health.UNKNOWN:
-        return _condition(name, "Unknown", worst, "Unknown", "nothing is known of this node")
+        return _condition(name, "Unknown", worst, "Unknown", "the node's health is unknown")
     if state.health is Health.DEGRADED:
         return _condition(name, "True", worst, "Degraded", "warnings only")
-    return Condition(type=name, status="True", reason="Healthy", message="all checks that are enabled pass")
+    return Condition(type=name, status="True", reason="Healthy", message="all enabled checks pass")
 
 
 def _accelerated(state: NodeState) -> Condition:
@@ -100,7 +100,7 @@ def _accelerated(state: NodeState) -> Condition:
         return Condition(type=name, status="Unknown", reason="InMaintenance", message=text)
     if real and (state.allocated or state.leases):
         why = _condition(name, "Unknown", real[0], "Unhealthy", "")
-        text = _line(f"said to be not ready once no job has the node: {why.message}")
+        text = _line(f"reported as not ready once no job uses the node: {why.message}")
         return Condition(type=name, status="Unknown", reason=why.reason, message=text)
     if real:
         return _condition(name, "False", real[0], "Unhealthy", "a fault of the accelerators")
@@ -109,7 +109,7 @@ def _accelerated(state: NodeState) -> Condition:
     if state.health in (Health.HEALTHY, Health.DEGRADED):
         return Condition(type=name, status="True", reason="Healthy", message="no fault of the accelerators was found")
     worst = state.reasons[0] if state.reasons else None
-    return _condition(name, "Unknown", worst, "Unknown", "nothing is known of this node")
+    return _condition(name, "Unknown", worst, "Unknown", "the accelerators' health is unknown")
 
 
 def _is_of_accelerators(reason: Reason, check: CheckSpec | None) -> bool:
@@ -260,7 +260,7 @@ class ConditionWriter:
         path = node_path(self._node) + "/status"
         await self._server.patch(path, {"status": {"conditions": items}}, kind=STRATEGIC, needs=NEEDS)
         if self._written is None:
-            log.info("condition %s is written to node %s", ", ".join(one.type for one in wanted), self._node)
+            log.info("condition %s is being written to node %s", ", ".join(one.type for one in wanted), self._node)
         if self._settings.events:
             await self._tell(wanted, now)
         self._since.update({one.type: (one.status, since[one.type]) for one in wanted})
@@ -321,7 +321,7 @@ class ConditionWriter:
     def _complaint(self, what: str, error: HealthdError) -> str:
         text = f"{what}: {error}"
         if isinstance(error, KubernetesError) and error.status == 404:
-            text += f"; no node is named {self._node} there: set node.kubernetes.node"
+            text += f"; no node is named {self._node}: set node.kubernetes.node"
         return text
 
 

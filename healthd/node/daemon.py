@@ -264,7 +264,9 @@ def _condition_writers(settings: NodeSettings, store: NodeStore, clock: Clock) -
     except ConfigError as error:
         raise ConfigError(f"node.kubernetes: {error}") from None
     if wanted.accelerated_hardware_ready:
-        log.warning("AcceleratedHardwareReady is written: where node repair is on, a hardware fault ends this instance")
+        log.warning(
+            "AcceleratedHardwareReady is being written: if node repair is on, a hardware fault replaces this instance"
+        )
     return [ConditionWriter(store, wanted, server, clock=clock)]
 
 
@@ -286,7 +288,7 @@ class LeasesFile:
             write_leases_file(self._run_dir, self._store.boot_id, jobs)
         except OSError as error:
             if not self._failed:
-                log.error("%s: the leases cannot be recorded there: %s", self._run_dir, error.strerror or error)
+                log.error("%s: leases cannot be recorded there: %s", self._run_dir, error.strerror or error)
             self._failed = True  # it is tried again at the next change
         else:
             self._written, self._failed = jobs, False
@@ -321,7 +323,7 @@ def _lock_state_dir(state_dir: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise files.StateDirError(
-                f"{state_dir}: another node daemon uses it; stop that one or name another --state-dir"
+                f"{state_dir}: another node daemon uses it; stop that daemon or name another --state-dir"
             ) from None
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Finds the address and network interface by which the ranks of this node talk to those of others. Sends nothing."""
+"""Finds the address and network interface through which the ranks of this node reach other nodes. Sends nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_interface(name: str | None) -> None:
     """Raise ConfigError, with the names that there are, for an interface that this machine does not have."""
     names = [known for _, known in socket.if_nameindex()]
     if name is not None and name not in names:
-        raise ConfigError(f"node.interface: there is no {name!r} here; there are {', '.join(sorted(names)) or 'none'}")
+        raise ConfigError(f"node.interface: {name!r} does not exist; choose from: {', '.join(sorted(names)) or 'none'}")
 
 
 def address_of(interface: str) -> str | None:

@@ -1,9 +1,10 @@
 """
-Whether the node is in maintenance, as its Kubernetes node says: by taints, conditions, labels or annotations that
+Whether the node is in maintenance, by taints, conditions, labels or annotations of its Kubernetes node that
 operators set. `maintenance_of` is pure; `MaintenanceWatch` follows the node's own object.
 
-What fails on a node in maintenance is no fault of it: the rules of quarantine do not count it, and gates leave the node
-out with that reason. What is not known is no maintenance; what was known last stands until the server says otherwise.
+A failure on a node in maintenance is not a fault of the node: the rules of quarantine do not count it, and gates
+exclude the node with that reason. Without information the node is not in maintenance; the last known state stays until
+the server reports a change.
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ class MaintenanceWatch:
                     for node in records(answer, "items"):
                         self._note(node)
                 else:
-                    raise KubernetesError(f"API server {self._server.url}: its answer is no list of nodes")
+                    raise KubernetesError(f"API server {self._server.url}: its answer is not a list of nodes")
 
     def _note(self, node: object) -> None:
         found = maintenance_of(node, self._signs)
         if found != self._store.maintenance:
-            log.info("node %s: %s", self._node, f"in maintenance: {found}" if found else "in maintenance no more")
+            log.info("node %s: %s", self._node, f"in maintenance: {found}" if found else "no longer in maintenance")
             self._store.set_maintenance(found)

@@ -89,11 +89,11 @@ class NccomRound:
         """Run to the end of the group, as far as this node sees it. Raises RefusedError; no process is left."""
         order, nccom = self._order, self._order.nccom
         if nccom is None:
-            raise RefusedError("it is no order for nccom-test")
+            raise RefusedError("it is not an order for nccom-test")
         node = own_node(order, nccom)
         if node is None or node != self._settings.node:
             raise RefusedError(
-                f"group {order.group}: the order is for {node or 'nobody'}, and this is {self._settings.node}"
+                f"group {order.group}: the order is for {node or 'no node'}, but this is {self._settings.node}"
             )
         if not order.checks:
             raise RefusedError("it names no check")
@@ -101,7 +101,7 @@ class NccomRound:
             return RoundProgress(findings=await self._run_checks(nccom))
         # The aggregator withdraws the order when the main node has ended, which cancels this.
         await asyncio.sleep(max(0.0, self._deadline - time.monotonic()))
-        return RoundProgress(message="was still waiting for the main node when the time of the order was up")
+        return RoundProgress(message="was still waiting for the main node when the order's time was over")
 
     async def _run_checks(self, nccom: NccomGroup) -> dict[str, tuple[Finding, ...]]:
         """The findings of each check up to the first that did not pass."""
@@ -137,7 +137,7 @@ class NccomRound:
         whole = order.join_seconds + order.timeout_seconds
         seconds = min(whole, self._deadline - time.monotonic())
         if seconds < _LEAST_SECONDS:
-            return (_unknown("Timeout", f"{check} was not run: the time of the order was up"),)
+            return (_unknown("Timeout", f"{check} was not run: the order's time was over"),)
         step = step_over_nodes(check, order.size)
         plan = plan_over_nodes(
             mode=nccom.mode,

@@ -31,7 +31,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise ProtobufError(f"wire type {kind}")
         if at + size > len(message):
-            raise ProtobufError("cut in the middle of a field")
+            raise ProtobufError("the field is incomplete")
         part, at = message[at : at + size], at + size
         yield number, part if kind == _BYTES else int.from_bytes(part, "little")
 
@@ -53,19 +53,19 @@ def text(message: bytes, number: int) -> str:
     try:
         return last.decode()
     except UnicodeDecodeError:
-        raise ProtobufError(f"field {number} is no text") from None
+        raise ProtobufError(f"field {number} is not text") from None
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = 0
     for index in range(MAX_VARINT_BYTES):
         if at + index >= len(message):
-            raise ProtobufError("cut in the middle of a number")
+            raise ProtobufError("the number is incomplete")
         byte = message[at + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value, at + index + 1
-    raise ProtobufError("a number without end")
+    raise ProtobufError("the number does not end")
 
 
 def field(number: int, value: int | bytes | str) -> bytes:
@@ -79,7 +79,7 @@ def field(number: int, value: int | bytes | str) -> bytes:
 def _number(value: int) -> bytes:
     """A varint."""
     if value < 0:
-        raise ValueError(f"{value}: a negative number has no place in these messages")
+        raise ValueError(f"{value}: negative numbers do not occur in these messages")
     groups = [value & 0x7F]
     while value := value >> 7:
         groups.append(value & 0x7F)

@@ -82,13 +82,13 @@ class ActiveSettings:
 
     interval_seconds: float = 3600.0
     """How often the quick tier repeats while the node is idle. One hour: about ten seconds of device time an hour are
-    0.3 % of an idle machine, and a gate seldom has to wait for a fresh run."""
+    0.3 % of an idle machine, and a gate rarely has to wait for a fresh run."""
 
     jitter_ratio: float = 0.1
-    """By how much of itself an interval may vary, so that a fleet that booted together does not probe together."""
+    """Random variation of the interval, so that nodes that booted together do not probe together."""
 
     retry_seconds: float = 120.0
-    """How soon a quick tier that did not end well is repeated. Two minutes: a repaired node is back soon, and a broken
+    """How soon a quick tier that did not succeed is repeated. Two minutes: a repaired node is back soon, and a broken
     one is not worn out."""
 
 
@@ -97,7 +97,7 @@ class SyncSettings:
     """Synchronization with the aggregator."""
 
     aggregators: tuple[str, ...] = ()
-    """URLs in order of preference; the first that answers is used, or the leader that it names. Empty: the node stands
+    """URLs in order of preference; the first that responds is used, or the leader that it names. Empty: the node stands
     alone."""
 
     token_file: Path | None = None
@@ -112,20 +112,22 @@ class SyncSettings:
     to a leader that `aggregators` does not list."""
 
     wait_seconds: float = 25.0
-    """How long the aggregator may hold an answer back. Load balancers cut at 30 s or later."""
+    """How long the aggregator may wait before it answers a sync. Load balancers close connections after 30 s or
+    more."""
 
     full_seconds: float = 60.0
-    """The whole state is sent at least this often, so that measured values in the fleet's views are never older."""
+    """The whole state is sent at least this often, so that values in the fleet's views are never older."""
 
     executor: str | None = field(default=None, metadata={"internal": True})
     """The member of a group as which a hook speaks beside the node's daemon; none in a daemon. No setting."""
 
     backoff_max_seconds: float = 30.0
-    """Longest pause between attempts while no aggregator answers. Short, since a gate may be waiting for this node."""
+    """Longest pause between attempts while no aggregator responds. Short, because a gate may be waiting for this
+    node."""
 
     def __post_init__(self) -> None:
         if self.instance_identity and self.token_file is not None:
-            raise ValueError("instance_identity: is sent instead of a token; leave token_file out, or it")
+            raise ValueError("instance_identity: replaces a token; leave out token_file or instance_identity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +135,12 @@ class LeaseSettings:
     """How the end of a job is seen."""
 
     settle_seconds: float = 60.0
-    """How long devices must be free after a job held them until its lease ends, where the lease names no process. A
-    minute: launchers that restart their ranks do it in less."""
+    """If a lease names no process: how long devices must be free after a job held them until its lease ends. A minute:
+    launchers restart their ranks faster."""
 
     watch_seconds: float = 5.0
-    """How often a workload that is a process or a pod of this host is looked at. It costs one read of /proc, or one
-    call on the kubelet's socket."""
+    """How often a workload that is a process or a pod of this host is checked. It costs one read of /proc, or one call
+    to the kubelet's socket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,24 +162,24 @@ class AllocationSettings:
     """How the job schedulers of the host are asked for their allocations."""
 
     read: bool = True
-    """Whether they are asked at all. A hook that a scheduler has started does not: the allocation that it would see is
-    its own job's. One that was started by hand or over ssh does."""
+    """Whether schedulers are queried at all. A hook started by a scheduler does not query it, because it would see its
+    own job's allocation; one started by hand or over ssh does."""
 
     kubelet_socket: Path | None = None
     """Unix socket of the kubelet's pod resources; None: /var/lib/kubelet/pod-resources/kubelet.sock of the host."""
 
     ecs_url: str = "http://127.0.0.1:51678"
-    """Introspection of the ECS agent, where it always listens."""
+    """Introspection endpoint of the ECS agent, at its fixed address."""
 
     ignore: tuple[str, ...] = ()
     """Workloads that never use the devices, as patterns: `pod:NAMESPACE/NAME`, `ecs-family:FAMILY`, `slurm:ID`. Empty:
-    what a scheduler has on the host counts."""
+    every allocation counts."""
 
     timeout_seconds: float = 2.0
-    """Within which a scheduler must answer; all are on this host, and answer in milliseconds."""
+    """Time limit for a scheduler's answer. All run on this host and answer within milliseconds."""
 
     pause_seconds: float = 2.0
-    """A look that is younger than this is used again: looks come with every round of checks and before active runs."""
+    """A reading younger than this is reused. Allocations are read with every round of checks and before active runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,21 +187,21 @@ class KubernetesSettings:
     """The node's health as a condition of its Kubernetes node, written from inside the cluster."""
 
     condition: str | None = None
-    """Type of the condition, such as `healthd.internal/Fit` (`.internal` is a domain that is reserved for private use).
-    None: none is written."""
+    """Type of the condition, such as `healthd.internal/Fit` (`.internal` is a domain reserved for private use). None:
+    no condition is written."""
 
     accelerated_hardware_ready: bool = False
-    """Write `AcceleratedHardwareReady` as well. Dangerous: where node repair is on, False has the instance replaced or
-    rebooted after ten minutes without a drain. Default no: turn it on only to get exactly that."""
+    """Also write `AcceleratedHardwareReady`. Dangerous: if node repair is on, False replaces or reboots the instance
+    after ten minutes, without a drain. Turn it on only if you want exactly that."""
 
     events: bool = False
-    """Make a Kubernetes Event whenever the condition's status or reason changes, so that `kubectl describe node` says
-    what befell it. Needs the right to create events; the manifests give it and turn this on."""
+    """Create a Kubernetes Event when the condition's status or reason changes, for `kubectl describe node`. Needs the
+    right to create events; the manifests grant it and turn this on."""
 
     watch_pods: bool = True
     """Watch the pod that a lease names at the API server, so that the lease ends with it. Needs the rights to list and
-    to watch pods, which the manifests give; nothing is asked while no lease names a pod. Without it the control groups
-    and the kubelet's list of pods say when it has ended."""
+    watch pods, which the manifests grant; nothing is requested while no lease names a pod. Without it, the control
+    groups and the kubelet's list of pods show when the pod has ended."""
 
     maintenance: tuple[str, ...] = MAINTENANCE
     """What the Kubernetes node bears while it is in maintenance: `taint:KEY`, `condition:TYPE`, `label:KEY[=VALUE]`,
@@ -211,27 +213,27 @@ class KubernetesSettings:
     """Name of the node in Kubernetes; None: the node's name here."""
 
     heartbeat_seconds: float = 300.0
-    """The condition is written again this often though nothing changed. Five minutes, as the kubelet and others do:
-    every write goes to etcd."""
+    """The condition is rewritten this often even if nothing changed. Five minutes, like the kubelet: every write goes
+    to etcd."""
 
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     """Directory with `token` and `ca.crt`, where Kubernetes puts it. Both are read again for each request."""
 
     api_server: str | None = None
-    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+    """URL of the API server; None: from the variables of every pod (KUBERNETES_SERVICE_HOST)."""
 
     def __post_init__(self) -> None:
         if self.heartbeat_seconds < 30:
             raise ValueError(
-                f"heartbeat: must be 30 s at least, not {self.heartbeat_seconds:g} s; each write costs etcd"
+                f"heartbeat: must be at least 30 s, not {self.heartbeat_seconds:g} s; each write costs etcd"
             )
         for sign in self.maintenance:
             parse_maintenance_sign(sign)
         if self.events and not self.on:
-            raise ValueError("events: tell of changes of the condition; set 'condition' too")
+            raise ValueError("events: report changes of the condition; set 'condition' too")
         if self.condition is not None and not _CONDITION.fullmatch(self.condition):
             raise ValueError(
-                f"condition: {self.condition!r} must be DOMAIN/Name; without a domain it is Kubernetes' own"
+                f"condition: {self.condition!r} must be DOMAIN/Name; names without a domain belong to Kubernetes"
             )
 
     @property
@@ -245,51 +247,52 @@ class NodeSettings:
     """All of the daemon. Every field is followed by its meaning, its unit and the reason for its default."""
 
     name: str
-    """Name of the node in the fleet. The instance id where there is one, since host names get reused; no default here,
-    because two nodes of one name are an error that is found late."""
+    """Name of the node in the fleet. Prefer the instance id, because host names get reused. There is no default here:
+    two nodes with one name are an error that is found late."""
 
     state_dir: Path
-    """Directory for what must survive the daemon: results, leases, the node's key. The user decides."""
+    """Directory for everything that must survive the daemon: results, leases, the node's key."""
 
     run_dir: Path
-    """Directory for what must not survive a reboot: the control socket, lock files, device files of CPU devices."""
+    """Directory for everything that must not survive a reboot: the control socket, lock files, device files of CPU
+    devices."""
 
     listen: str = "0.0.0.0:8080"
-    """HOST:PORT of the read-only HTTP port. All addresses: it is made for Prometheus, load balancers and people."""
+    """HOST:PORT of the read-only HTTP port, on all addresses by default, for Prometheus, load balancers and people."""
 
     address: str | None = None
-    """HOST:PORT under which others reach that port. None: `listen`, or the host's name where it listens on all
+    """HOST:PORT under which others reach that port. None: `listen`, or the host's name if it listens on all
     addresses."""
 
     interface: str | None = None
-    """Network interface (`eth1`) by which the ranks of this node talk to those of others. None: the one by which this
-    machine would speak to them, which on a host with one network is the only one there is."""
+    """Network interface (`eth1`) that the ranks of this node use to reach other nodes. None: the interface of the route
+    to them."""
 
     aliases: tuple[str, ...] = ()
     """Other names of the node that a gate may use, such as the scheduler's."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the node; `pool` is what gates choose by."""
+    """Labels of the node; gates choose nodes by `pool`."""
 
     host_root: Path | None = None
     """Directory that stands for the machine (recorded machines, containers with the host mounted); None is this one."""
 
     checks: tuple[str, ...] = ()
-    """Names of the checks that are enabled; empty means all. A name that matches nothing is an error at the start."""
+    """Names of the enabled checks; empty: all. An unknown name is an error at the start."""
 
     disabled: tuple[str, ...] = ()
-    """Names of checks that are left out of those."""
+    """Names of checks that are not run."""
 
     faults: tuple[str, ...] = ()
     """Faults to inject from the start, as `CHECK[@TARGET]=KIND[:VALUE]`."""
 
     passive_floor_seconds: float = 5.0
-    """No passive check runs by its interval more often than this. A new line in the kernel log that may be a fault
-    runs `kernel_log` at once, at most once a second."""
+    """Minimum interval of passive checks. A new line in the kernel log that may be a fault runs `kernel_log` at once,
+    at most once a second."""
 
     look_seconds: float = 30.0
-    """The holders of the devices are read at least this often, so that the end of a job is seen, whatever checks are
-    enabled. Half a minute: the passive checks, which read them too, run as often."""
+    """The holders of the devices are read at least this often, so that the end of a job is seen whichever checks are
+    enabled. Half a minute, like the passive checks that read them too."""
 
     active: ActiveSettings = field(default_factory=ActiveSettings)
     """When active checks run."""
@@ -313,22 +316,21 @@ class NodeSettings:
     """The tables of integrations that are set, by key; see `of`."""
 
     step_reports: bool = True
-    """Whether jobs of this host may report their steps, at `steps.sock` in `run_dir`, which every user may write to.
-    What they report leads to a warning at most."""
+    """Whether jobs on this host may report their steps, at `steps.sock` in `run_dir`. Every user may write to it;
+    reports lead to warnings at most."""
 
     executor: str = field(default=DAEMON, metadata={"internal": True})
     """Who runs the checks, as results say it. No setting."""
 
     history_results: int = 16
-    """Number of recent results kept of each check; as many that did not pass are kept in addition. Shows a day of quick
-    runs."""
+    """Number of recent results kept per check, plus as many that did not pass. Shows a day of quick runs."""
 
     save_seconds: float = 60.0
-    """Results of passive checks are written to the state directory at most this often: disks are small and slow.
-    Active results and leases are written at once."""
+    """Results of passive checks are written to the state directory at most this often, because disks are small and
+    slow. Active results and leases are written at once."""
 
     stop_seconds: float = 3.0
-    """Time that children and requests have to end after SIGTERM. With the flush the daemon is gone in under 5 s."""
+    """Time for children and requests to end after SIGTERM. With the flush, the daemon stops in under 5 s."""
 
     def __post_init__(self) -> None:
         # Workers run in a directory of their own: a relative path would mean another place to them.

@@ -91,9 +91,9 @@ def why_not_followed(leader: str, told_by: str, settings: SyncSettings) -> str |
     if leader.rstrip("/") in (url.rstrip("/") for url in settings.aggregators):
         return None
     if settings.ca_file is None:
-        return "it is not among node.sync.aggregators; add it there, or name the CA of the aggregators as ca_file"
+        return "it is not in node.sync.aggregators; add it there, or name the aggregators' CA as ca_file"
     if not (leader.startswith("https://") and told_by.startswith("https://")):
-        return "it is not among node.sync.aggregators, and without TLS nothing says whose it is; add it there"
+        return "it is not in node.sync.aggregators, and without TLS its identity is unverified; add it there"
     return None
 
 
@@ -156,7 +156,7 @@ class AggregatorConnection:
             ):
                 body = await read_stream(response.aiter_raw(), MAX_ANSWER_BYTES, what="its answer")
         except TimeoutError:
-            raise UnreachableError(f"aggregator {self.url}: its answer has no end") from None
+            raise UnreachableError(f"aggregator {self.url}: its answer does not end") from None
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile.
             raise UnreachableError(f"aggregator {self.url} cannot be reached: {connection_words(error)}") from None
@@ -393,9 +393,9 @@ class SyncClient:
         except Exception as error:
             self._on_error(error)
             url = self._connection.url if self._connection is not None else ""
-            log.exception("the exchange with aggregator %s failed unexpectedly", url)
+            log.exception("the sync with aggregator %s failed unexpectedly", url)
             text = f"{type(error).__name__}: {error}"[:300]
-            raise UnforeseenError(f"aggregator {url}: an unforeseen error: {text}") from None
+            raise UnforeseenError(f"aggregator {url}: unexpected error: {text}") from None
 
     async def _ask(self, wait_seconds: float) -> None:
         request = self.compose()

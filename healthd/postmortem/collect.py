@@ -70,7 +70,7 @@ def _log_files(notes: Notes, patterns: Iterable[str], unread: list[str]) -> Iter
             if len(found) < MAX_FILES:
                 found[name] = None
     if len(found) == MAX_FILES:
-        unread.append(f"more than {MAX_FILES} log files match: the others are not read")
+        unread.append(f"more than {MAX_FILES} log files match; the others are not read")
     for name in found:
         words = _tail(name, notes, unread)
         if words is not None:
@@ -188,7 +188,7 @@ def read_ras(host: str, port: int) -> str:
 
 def _next_of(line: socket.socket, deadline: float) -> bytes:
     if _too_late(line, deadline):
-        raise TimeoutError("it did not answer in time")
+        raise TimeoutError("it did not respond in time")
     part = line.recv(READ_BYTES)
     if not part:
         raise ConnectionError("it closed the connection")
@@ -291,7 +291,7 @@ def measure(tier: str, host: str, seconds: float, *, config: Path | None = None,
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return Measured(node=host, tier=tier, status="unknown", note=f"not done within {seconds:.0f} s")
+        return Measured(node=host, tier=tier, status="unknown", note=f"not finished within {seconds:.0f} s")
     except OSError as error:
         return Measured(node=host, tier=tier, status="unknown", note=words_of(error))
     try:

@@ -48,10 +48,10 @@ class _Plain(pickle.Unpickler):
     """Takes numbers, text, lists, tuples and dictionaries, and refuses everything that names code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and a dump has plain values alone")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump has only plain values")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError("it names something outside of it")
+        raise pickle.UnpicklingError("it refers to something outside of it")
 
 
 def read_dump(content: bytes, rank: int, where: str) -> Dump:
@@ -65,9 +65,9 @@ def read_dump(content: bytes, rank: int, where: str) -> Dump:
     try:
         whole = parse_json(content) if content.lstrip()[:1] == b"{" else _Plain(io.BytesIO(content)).load()
     except Exception as error:  # noqa: BLE001  a broken pickle raises anything
-        raise BadInputError(f"{where}: no dump of the Flight Recorder: {type(error).__name__}: {error}") from None
+        raise BadInputError(f"{where}: not a Flight Recorder dump: {type(error).__name__}: {error}") from None
     if not isinstance(whole, dict) or not isinstance(whole.get("entries", []), list | tuple):
-        raise BadInputError(f"{where}: no dump of the Flight Recorder: it has no list of entries")
+        raise BadInputError(f"{where}: not a Flight Recorder dump: it has no list of entries")
     entries = [each for each in whole.get("entries", [])[:MAX_ENTRIES] if isinstance(each, dict)]
     operations = [operation for each in entries if (operation := _operation(each)) is not None]
     return Dump(
@@ -151,8 +151,8 @@ def _older(waits: Mapping[int, Mapping[str, Operation]]) -> tuple[Late, ...]:
         for rank, each in sorted(behind.items()):
             late.setdefault(
                 rank,
-                f"its oldest unfinished collective in {_named(each)} is number {each.sequence} ({each.name}), "
-                f"that of its peers number {last}",
+                f"its oldest unfinished collective in {_named(each)} is number {each.sequence} ({each.name}), its "
+                f"peers' is number {last}",
             )
     return tuple(Late(rank=rank, why=why) for rank, why in late.items())
 

@@ -1,14 +1,14 @@
 """
-From what is noted of a job's end to a verdict: pure. No files, no clock, no processes.
+From the notes of a job's end to a verdict. Pure: no files, no clock, no processes.
 
-1. Lines become observations by the catalogue (`observations`), and so does what is known of the processes: exit codes,
+1. Lines become observations by the catalogue (`observations`), and so do facts about the processes: exit codes,
    signals, the kernel's count of OOM kills, torch's Flight Recorder. Each has a strength and a subject.
-2. A record of the kernel counts as a fact only if it is tied to the job: by a pid, by the control group, or by time,
-   between the last sign of progress and one minute after the first failure.
-3. Waits, lost peers, aborts and what a launcher ends are consequences. The cause is an observation that is none: on one
-   node the first in time, since one clock orders them. Clocks of several nodes are counted from the start of the job
-   there, and what lies within a minute is not ordered: there a fact goes before a report, and what is particular
-   before what is general.
+2. A kernel record counts as a fact only if it is tied to the job: by a pid, by the control group, or by time, between
+   the last sign of progress and one minute after the first failure.
+3. Waits, lost peers, aborts and processes ended by a launcher are consequences. The cause is an observation that is not
+   a consequence: on one node the first in time, since one clock orders them. Clocks of several nodes are counted from
+   the start of the job there, and events within a minute are not ordered: there a fact precedes a report, and a
+   specific observation a general one.
 4. The verdict follows from the strongest observation that explains the end and from measurement (`verdicts`). Only the
    subject of an observation is named.
 """
@@ -174,11 +174,11 @@ def _own(
 _FACT, _REPORT, _AFTER = Strength.FACT, Strength.REPORT, Strength.CONSEQUENCE
 _CRASHES = {
     4: _own("illegal instruction", Kind.SOFTWARE, _REPORT, Subject.RANK, Outlook.NONE,
-            "Look whether a library was built for another processor.", general=True, device=True),
+            "Check whether a library was built for another processor.", general=True, device=True),
     6: _own("abort", Kind.SOFTWARE, _REPORT, Subject.RANK, Outlook.NONE, "Read its lines before the abort.",
             general=True, device=True),
     7: _own("bus error", Kind.HOST, _REPORT, Subject.RANK, Outlook.HERE,
-            "Look at the size of /dev/shm and at files that were cut while they were mapped.", general=True),
+            "Check the size of /dev/shm, and look for files that were truncated while mapped.", general=True),
     8: _own("arithmetic error", Kind.SOFTWARE, _REPORT, Subject.RANK, Outlook.NONE, "Get a core dump.",
             general=True, device=True),
     11: replace(BY_NAME["segmentation fault"], source="", suggests="The process ended by a segmentation fault."),
@@ -186,23 +186,24 @@ _CRASHES = {
 _OOM = _own("OOM kill, by the control group's count", Kind.HOST, _FACT, Subject.NODE, Outlook.HERE,
             BY_NAME["kernel OOM kill"].action)  # fmt: skip
 _KILLED = _own("killed by SIGKILL, and the kernel counts no OOM kill", Kind.UNKNOWN, _REPORT, Subject.RANK,
-               Outlook.HERE, "Find out who sent it: a scheduler, an operator, another control group's OOM killer.",
+               Outlook.HERE, "Find out who sent it: a scheduler, an operator, or the OOM killer of another control "
+                             "group.",
                general=True)  # fmt: skip
 _PERSON = _own("stopped from the terminal", Kind.STOPPED, _FACT, Subject.NOBODY, Outlook.STOPPED, "None.")
 _SCHEDULER = _own("stopped by a scheduler or container runtime", Kind.STOPPED, _FACT, Subject.NOBODY,
-                  Outlook.ELSEWHERE, "Retry when the nodes can be had again.")  # fmt: skip
+                  Outlook.ELSEWHERE, "Retry when the nodes are available again.")  # fmt: skip
 _SOMEBODY = _own("stopped by a signal from outside", Kind.STOPPED, _FACT, Subject.NOBODY, Outlook.STOPPED,
-                 "None, if it was meant.")  # fmt: skip
+                 "None, if this was intended.")  # fmt: skip
 _FAILED = _own("a rank ended with an error first", Kind.UNKNOWN, _REPORT, Subject.RANK, Outlook.HERE,
                "Read the last lines of that rank.", general=True)  # fmt: skip
 _LAUNCHER = _own("ended by its launcher", Kind.UNKNOWN, _AFTER, Subject.NOBODY, Outlook.HERE, "See the other ranks.")
-_GAVE_UP = _own("a rank aborted itself after it had waited", Kind.UNKNOWN, _AFTER, Subject.PEER, Outlook.HERE,
-                "See the rank that did not come.")  # fmt: skip
-_EARLY = _own("a rank ended without an error while others still worked", Kind.SOFTWARE, _REPORT, Subject.RANK,
+_GAVE_UP = _own("a rank aborted itself after waiting", Kind.UNKNOWN, _AFTER, Subject.PEER, Outlook.HERE,
+                "See the rank that did not arrive.")  # fmt: skip
+_EARLY = _own("a rank ended without an error while others were still working", Kind.SOFTWARE, _REPORT, Subject.RANK,
               Outlook.NONE, "Look for an end that depends on the rank or on its share of the data.",
               general=True, device=True)  # fmt: skip
-_ABSENT = _own("a rank did not come to what the others waited in", Kind.UNKNOWN, _REPORT, Subject.RANK,
-               Outlook.HERE, "Look at what that rank did: a stack trace (py-spy), the checks of its node.",
+_ABSENT = _own("a rank did not arrive where the others waited", Kind.UNKNOWN, _REPORT, Subject.RANK,
+               Outlook.HERE, "Find out what that rank was doing: a stack trace (py-spy), the checks of its node.",
                general=True)  # fmt: skip
 
 _SCHEDULERS = re.compile(
@@ -275,7 +276,7 @@ def _of_processes(case: Case, findings: Sequence[Finding], summary: Sequence[End
             found.append(_process(_KILLED, ended, f"{_who(ended)} was ended by SIGKILL"))
         elif ended.signal == 6 and any(each.node == ended.node for each in waits):
             # The watchdog of a rank that waited in vain aborts it, as libraries do that have lost a peer.
-            found.append(_process(_GAVE_UP, ended, f"{_who(ended)} aborted itself after it had waited"))
+            found.append(_process(_GAVE_UP, ended, f"{_who(ended)} aborted itself after waiting"))
         elif ended.signal in _CRASHES:
             found.append(_process(_CRASHES[ended.signal], ended, f"{_who(ended)} was ended by signal {ended.signal}"))
     told = {ended.node for ended in case.ended if ended.signal == 9}
@@ -287,7 +288,7 @@ def _of_processes(case: Case, findings: Sequence[Finding], summary: Sequence[End
     failed = {ended.node for ended in case.ended if ended.code != 0}
     for stop in case.stops:
         if stop.signal in _STOPPING and stop.node in failed:
-            sender = f"{stop.by or 'a process that is gone'} (process {stop.pid}, user {stop.uid})"
+            sender = f"{stop.by or 'a process that has exited'} (process {stop.pid}, user {stop.uid})"
             line = f"signal {stop.signal} from {sender}"
             found.append(
                 Finding(signature=_by(stop), node=stop.node, rank=None, at=stop.at, line=line, source="signal")
@@ -621,7 +622,7 @@ def _settle(
     if failed is not None and signature.strength is not _FACT and _names_the_check(row):
         node, problem = failed
         rank = cause.rank if own else None
-        action = f"Keep {node} out: {problem.reason}, and see its runbook."
+        action = f"Keep {node} out: {problem.reason}; see its runbook."
         certainty = "suspected " if row.suspected else ""
         sentence = f"{certainty}{kind.value}: {node} fails now: {problem.reason} {problem.target}; "
         sentence += _sentence(case, cause, signature.kind, True)
@@ -786,18 +787,18 @@ def _unknown(case: Case, findings: Sequence[Finding], bad: Mapping[str, list[tup
         node: str | None
         node, kind, problem = first
         # That a node is bad now does not say that the job died of it.
-        sentence = f"suspected {kind.value}: nothing in the output explains the end; {node} fails now: {problem.reason}"
-        action = f"Keep {node} out: {problem.reason}, and see its runbook."
+        sentence = f"suspected {kind.value}: the output does not explain the end; {node} fails now: {problem.reason}"
+        action = f"Keep {node} out: {problem.reason}; see its runbook."
     else:
         node, action = None, "Read the last lines of each rank."
-        sentence = "unknown: nothing in the output or on the nodes explains the end"
+        sentence = "unknown: neither the output nor the nodes explain the end"
         if waited:
-            sentence += f"; ranks {listed(waited)} only waited or were ended"
+            sentence += f"; ranks {listed(waited)} only waited or were stopped"
         if silent := {each.silent for each in findings if each.silent is not None}:
-            sentence += f"; task{'s' if len(silent) > 1 else ''} {listed(silent)} stopped answering"
+            sentence += f"; task{'s' if len(silent) > 1 else ''} {listed(silent)} stopped responding"
         if peers := sorted({each.peer for each in findings if each.peer}):
-            sentence += f"; {', '.join(peers[:3])} did not answer"
-            action = "Look at the nodes that did not answer, and their logs."
+            sentence += f"; {', '.join(peers[:3])} did not respond"
+            action = "Look at the nodes that did not respond, and their logs."
     return JobVerdict(
         kind=kind,
         suspected=row.suspected,

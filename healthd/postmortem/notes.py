@@ -1,5 +1,5 @@
 """
-The notes of a job's end as one node has them, and those of all nodes as the judge takes them: pure.
+The notes of a job's end: of one node, and of all nodes as the judge takes them. Pure.
 
 One node's notes are one JSON file, or one body on their way to the aggregator (`pack`). Every part is bounded.
 """
@@ -108,7 +108,7 @@ def read_notes(body: bytes, where: str) -> Notes:
     """The notes of a node; BadInputError, with `where`, for anything else."""
     notes = wire.decode(body, Notes, what=where)
     if notes.version != 1:
-        raise BadInputError(f"{where}: notes of version {notes.version}; this healthd knows version 1")
+        raise BadInputError(f"{where}: notes of version {notes.version}; this healthd supports version 1")
     return notes
 
 
@@ -260,7 +260,7 @@ def pack(notes: Notes) -> bytes:
 def unpack(packed: bytes, where: str) -> Notes:
     """What `pack` made; BadInputError, with `where`, for anything else, and for what is larger."""
     if len(packed) > MAX_PACKED_BYTES:
-        raise BadInputError(f"{where}: {len(packed)} bytes; notes have {MAX_PACKED_BYTES} at most")
+        raise BadInputError(f"{where}: {len(packed)} bytes; notes have at most {MAX_PACKED_BYTES}")
     stream = zlib.decompressobj()
     try:
         body = stream.decompress(packed, MAX_SENT_BYTES + 1)

@@ -1,6 +1,6 @@
 """
-What observations and measurement come to, as one table: the strongest observation that explains the end, by what checks
-said afterwards. `judge` goes by it, and docs/postmortem.md prints it.
+The verdict for each combination of the strongest explaining observation and the checks afterwards, as one table.
+`judge` uses it, and docs/postmortem.md prints it.
 """
 
 from __future__ import annotations

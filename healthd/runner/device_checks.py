@@ -68,7 +68,7 @@ class ProgramProfiles:
             now = time.monotonic()
             self._until = self._until or now + RUN_SECONDS
             if now + SECONDS > self._until:
-                log.warning("no profile of %s on %s: others of this run took their time", check, outcome.target)
+                log.warning("no profile of %s on %s: other profiles used up the time", check, outcome.target)
                 return
             lane = WorkerLane(self._workers, None)
             command = {"kind": "capture", "program": outcome.program, "target": outcome.target}

@@ -86,10 +86,10 @@ class DeviceClaim:
 def busy_by(surveyed: Outcome) -> str | None:
     """Who holds the devices according to a survey; None when they are free."""
     if surveyed.missing is not None:
-        return f"who holds the devices is not known: {surveyed.missing.message}"
+        return f"the holders of the devices are unknown: {surveyed.missing.message}"
     holders = surveyed.answers[0]["holders"] if surveyed.answers else None
     if holders is None:
-        return "who holds the devices cannot be seen: run as root, in a container in the host's PID namespace"
+        return "the holders of the devices cannot be seen: run as root, and in a container in the host's PID namespace"
     return f"in use by {', '.join(holders[:4])}{' and others' if len(holders) > 4 else ''}" if holders else None
 
 
@@ -111,7 +111,7 @@ async def device_lock(path: Path, wait_seconds: float) -> AsyncIterator[bool]:
     try:
         descriptor = _open_lock(path)
     except OSError as error:
-        text = f"cannot lock {path}: {error.strerror or error}; set run_dir to a directory of ours"
+        text = f"cannot lock {path}: {error.strerror or error}; set run_dir to a directory of your own"
         raise ClaimError("NoPermission", text) from None
     deadline = time.monotonic() + wait_seconds
     waited = False
@@ -181,7 +181,7 @@ def _who_holds(descriptor: int, path: Path) -> str:
     who = _described(locked_by)
     if str(locked_by) == written:
         return f"another healthd ({who}) is running active checks"
-    return f"{who} holds {path} and is not healthd: no active check can run until it ends"
+    return f"{who} holds {path} and is not healthd: active checks can only run after it exits"
 
 
 def _locked_by(descriptor: int) -> int | None:
@@ -206,7 +206,7 @@ def _described(pid: int) -> str:
         uid = place.stat().st_uid
         command = (place / "comm").read_text(errors="replace").strip()
     except OSError:
-        return f"pid {pid}, which has ended and left the lock to a process that it started"
+        return f"pid {pid}, which has exited and left the lock to a child process"
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -246,7 +246,7 @@ def read_leases_file(run_dir: Path, boot_id: str | None, *, past: str | None = N
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        return f"whether the node is leased cannot be seen: {path}: {error.strerror}"
+        return f"cannot see whether the node is leased: {path}: {error.strerror}"
     boot, _, jobs = text.partition("\n")
     if not text.strip() or (boot and boot_id is not None and boot != boot_id):
         return None

@@ -67,7 +67,7 @@ def compose(
         # Where all ranks say that they have nothing to compare, as the only rank of a node does, nothing is judged.
         compared = any(outcome.evidence or outcome.missing is not None for outcome in outcomes)
         if compared and not judgement.findings and judgement.missing is None and _none_bad(found):
-            found.append(_no_data("node", "its judge compared what was measured and gave no finding"))
+            found.append(_no_data("node", "its judge returned no finding"))
         if judgement.missing is not None:
             text = f"comparing what was measured: {judgement.missing.message}"
             found.append(make_finding(Status.UNKNOWN, judgement.missing.reason, text))
@@ -91,7 +91,7 @@ def _findings_of(outcome: Outcome, *, judged: bool) -> list[Finding]:
         found.append(_no_data(outcome.target, "the check ended without a finding"))
     if outcome.crashes and outcome.missing is None:
         # A probe that crashed is no healthier for having passed once: at best a warning, with both attempts.
-        text = f"attempt 1: {outcome.crashes[0]}; attempt {outcome.attempts} ended well"
+        text = f"attempt 1: {outcome.crashes[0]}; attempt {outcome.attempts} succeeded"
         found.append(make_finding(Status.WARN, "Crashed", shorten(text), outcome.target))
     return found
 

@@ -89,7 +89,7 @@ class Execution:
         if not self.workers.inventory.get("devices"):
             infos = record.refuse_devices(infos, "MissingDevice", "no devices were found, so nothing was measured")
         elif not worker_targets(self.workers.inventory):
-            text = "the devices are there and which cores could be probed is not known; see the passive checks"
+            text = "the devices are present, but which of their cores can be probed is unknown; see the passive checks"
             infos = record.refuse_devices(infos, "NoData", text)
         if not infos:
             return
@@ -312,9 +312,9 @@ class Runner:
             execution.give_up("CheckError", str(error))
         except Exception as error:  # the one place where any error of our own becomes a result
             if isinstance(error, TimeoutError) and limit.expired():
-                execution.give_up("Timeout", f"the run's time of {plan.timeout_seconds or 0.0:g} s was up")
+                execution.give_up("Timeout", f"the run's time of {plan.timeout_seconds or 0.0:g} s was over")
             else:
-                log.exception("the runner failed; the checks that were not done are unknown")
+                log.exception("the runner failed; unfinished checks are unknown")
                 execution.give_up("CheckError", f"internal error of healthd: {_innermost(error)}")
         finally:
             await execution.clean_up()
@@ -404,6 +404,6 @@ def _catalogue_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, CheckInfo]:
         try:
             info = wire.convert(answer, CheckInfo, what=f"check {answer.get('name')} of {answer.get('origin')}")
         except BadInputError as error:
-            raise ConfigError(f"checks: {error}; mend what @check is given") from None
+            raise ConfigError(f"checks: {error}; correct the arguments of @check") from None
         found[info.name] = info
     return found

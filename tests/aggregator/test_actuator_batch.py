@@ -125,7 +125,7 @@ def test_an_operators_drain_is_neither_marked_nor_undone(aws: Aws) -> None:
     node.set("DRAINING")
     left = remove(hand, removal(node))
     assert left.done is Done.LEFT
-    assert "whoever did that" in left.note
+    assert "only its owner" in left.note
     assert node.marks == {}
     assert asyncio.run(hand.restore(f"name-of-{node.id}")).done is Done.LEFT
     assert node.status == "DRAINING"
@@ -199,9 +199,9 @@ def test_a_drained_empty_quarantined_machine_is_terminated_where_that_is_asked_f
     ("changes", "said"),
     [
         ({"injected": True}, "injected"),
-        ({"by_person": True}, "a person"),
-        ({"allocated": True}, "a job has it"),
-        ({"why": Why.GATE}, "a gate's reject alone"),
+        ({"by_person": True}, "an operator"),
+        ({"allocated": True}, "a job uses it"),
+        ({"why": Why.GATE}, "a gate's rejection alone"),
     ],
 )
 def test_nothing_is_terminated_as_long_as_anything_speaks_against_it(
@@ -257,7 +257,7 @@ def test_what_aws_refuses_is_told_and_throttling_makes_us_wait(code: str, pause:
 
 def test_an_aws_that_cannot_be_reached_is_an_error_in_one_line() -> None:
     hand = actuator(Aws("http://127.0.0.1:9"))
-    with pytest.raises(ActuatorError, match="could not be asked") as caught:
+    with pytest.raises(ActuatorError, match="could not be reached") as caught:
         asyncio.run(hand.marked())
     assert "\n" not in str(caught.value)
 
@@ -316,7 +316,7 @@ def test_the_clusters_of_compute_environments_are_asked_of_batch(aws: Aws) -> No
 
 
 def test_settings_that_name_no_cluster_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="name clusters"):
+    with pytest.raises(ConfigError, match="name ECS clusters"):
         make(ActuatorSettings(kind="batch"))
 
 
@@ -369,7 +369,7 @@ def test_call_that_nobody_waits_for_any_more_terminates_nothing(monkeypatch: pyt
     )
 
     async def late() -> None:
-        with pytest.raises(ActuatorError, match="did not answer within"):
+        with pytest.raises(ActuatorError, match="did not respond within"):
             await hand.remove(asked)
         aws.go.set()  # and the loop waits for the thread when it closes
 

@@ -166,7 +166,10 @@ def test_quarantine_takes_a_node_out_and_its_end_gives_it_back() -> None:
         assert scheduler.marks == {}
 
     asyncio.run(play())
-    assert [(name, kind) for name, kind, _ in scene.history] == [("n1", "taken out of the way"), ("n1", "given back")]
+    assert [(name, kind) for name, kind, _ in scene.history] == [
+        ("n1", "removed from scheduling"),
+        ("n1", "given back"),
+    ]
 
 
 def counted(scene: Scene) -> dict[tuple[str, str], float]:
@@ -251,7 +254,7 @@ def test_observe_touches_nothing_and_says_what_it_would_do(caplog: pytest.LogCap
 
     asyncio.run(play())
     assert scheduler.asked == []
-    assert len([r for r in caplog.records if "n1 would be taken out of the way" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "n1 would be removed from scheduling" in r.getMessage()]) == 1
 
 
 async def test_no_more_than_so_many_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -264,7 +267,7 @@ async def test_no_more_than_so_many_a_minute(caplog: pytest.LogCaptureFixture) -
     scene.now += 30.0
     await scene.hand.turn()
     assert len(scheduler.marks) == 3
-    assert caplog.text.count("3 nodes a minute") == 1
+    assert caplog.text.count("3 nodes per minute") == 1
     scene.now += 31.0
     await scene.hand.turn()
     assert len(scheduler.marks) == 5
@@ -351,7 +354,7 @@ def test_reject_is_answered_after_its_time_though_the_scheduler_is_away(caplog: 
             assert await scene.hand.settle("g-1", answer, 5.0) is answer
 
     asyncio.run(play())
-    assert "could not be taken out of the way in time" in caplog.text
+    assert "could not be removed from scheduling in time" in caplog.text
 
 
 async def test_node_out_for_a_reject_comes_back_after_a_while() -> None:
@@ -542,7 +545,7 @@ def test_taint_of_somebody_else_survives(kube: Cluster) -> None:
         made = tainter(kube)
         outcome = await made.remove(removal())
         assert outcome.done is Done.LEFT
-        assert "not ours" in outcome.note
+        assert "does not belong to healthd" in outcome.note
         assert (await made.restore("n1")).done is Done.LEFT
 
     asyncio.run(play())
@@ -596,7 +599,7 @@ def test_node_is_found_by_any_of_its_names(kube: Cluster) -> None:
 def test_node_that_the_cluster_does_not_have_is_left(kube: Cluster) -> None:
     outcome = asyncio.run(tainter(kube).remove(removal("gone")))
     assert outcome.done is Done.LEFT
-    assert "no node of the cluster is named gone" in outcome.note
+    assert "the cluster has no node named gone" in outcome.note
 
 
 def test_node_that_changes_meanwhile_is_read_anew(kube: Cluster) -> None:

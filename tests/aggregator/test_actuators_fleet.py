@@ -71,7 +71,7 @@ def test_reject_comes_when_the_node_is_tainted_and_the_retry_is_admitted_elsewhe
             again = {"job": "train", "attempt": 1, "nodes": ["n1", "n3"]}
             assert (await client.post("/v1/gates?wait=25", json=again)).json()["decision"] == "admit"
             told = (await client.get("/v1/nodes/n2/history")).json()["events"]
-            assert any(event["kind"] == "taken out of the way" for event in told), told
+            assert any(event["kind"] == "removed from scheduling" for event in told), told
 
     with cluster(tmp_path / "account") as kube:
         for name in ("n1", "n2", "n3"):

@@ -231,7 +231,7 @@ MANY_NODES = json.dumps({"job": "j", "nodes": [f"n{number}" for number in range(
     ("method", "path", "body", "status", "text"),
     [
         ("GET", "/nowhere", None, 404, "no such path"),
-        ("DELETE", "/v1/fleet", None, 405, "DELETE is not for"),
+        ("DELETE", "/v1/fleet", None, 405, "DELETE is not supported for"),
         ("GET", "/v1/nodes/none", None, 404, "no node 'none'"),
         ("GET", "/v1/gates/none", None, 404, "no gate and no job 'none'"),
         ("GET", "/v1/nodes?limit=0", None, 400, "limit"),
@@ -261,18 +261,18 @@ MANY_NODES = json.dumps({"job": "j", "nodes": [f"n{number}" for number in range(
         ("POST", "/v1/gates", b'{"job":"","nodes":["a"]}', 400, "job"),
         ("POST", "/v1/gates", b'{"job":"j"}', 400, "nodes"),
         ("POST", "/v1/gates", MANY_NODES, 400, "nodes"),
-        ("POST", "/v1/gates", b'{"job":"' + b"x" * 3_000_000 + b'"}', 413, "bytes at most"),
+        ("POST", "/v1/gates", b'{"job":"' + b"x" * 3_000_000 + b'"}', 413, "at most"),
         ("PUT", "/v1/nodes/a%2Fb/quarantine", b'{"reason":"x"}', 404, ""),
         ("PUT", "/v1/nodes/a%20b/quarantine", b'{"reason":"x"}', 400, "cannot name a node"),
         ("PUT", "/v1/nodes/a/quarantine", b'{"reason":" "}', 400, "'reason'"),
         ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"a\\nb"}', 400, "one line"),
-        ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"x","for_seconds":-1}', 400, "passed already"),
+        ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"x","for_seconds":-1}', 400, "in the past"),
         ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"x","for_seconds":1,"until":9e9}', 400, "either"),
         ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"x"}', 404, "--unseen"),
         ("DELETE", "/v1/nodes/a/quarantine", None, 404, "no node 'a'"),
         ("PUT", "/v1/overrides/j", b'{"reason":"x"}', 400, "within 30 days"),
         ("PUT", "/v1/overrides/j", b'{"reason":"x","for_seconds":1e9}', 400, "within 30 days"),
-        ("GET", "/v1/overrides/j", None, 404, "no override"),
+        ("GET", "/v1/overrides/j", None, 404, "no active override"),
         ("POST", "/v1/gates/none/outcome", b'{"status":"ok"}', 404, "no gate"),
         ("POST", "/v1/gates/none/outcome", b'{"status":""}', 400, "$.status"),
         ("DELETE", "/v1/gates/none/lease", None, 404, "no gate"),
@@ -379,7 +379,7 @@ def test_a_node_whose_protocol_is_not_spoken_here_is_told_to_update(tmp_path: Pa
         headers = {"x-healthd-node-key": KEY}
         refused = await client.post("/v1/nodes/n1/sync", content=request, headers=headers)
         assert refused.status_code == 400
-        assert f"protocol {PROTOCOL + 1} is not spoken here, only {PROTOCOL}; update the older side" in refused.text
+        assert f"protocol {PROTOCOL + 1} is not supported, only {PROTOCOL}; update the older side" in refused.text
         assert (await client.get("/v1/nodes/n1")).status_code == 404
 
     scenario(test, tmp_path)
@@ -516,7 +516,7 @@ def test_a_validation_by_hand_that_could_end_without_any_collective_is_refused(
     async def test(client: httpx.AsyncClient) -> None:
         async with living(client, "n1", "n2"):
             answer = await client.post("/v1/validations", json=asked)
-            assert (answer.status_code, "two nodes at least" in answer.text) == (400, True)
+            assert (answer.status_code, "at least two nodes" in answer.text) == (400, True)
 
     scenario(test, tmp_path)
 

@@ -58,7 +58,7 @@ def test_a_token_of_some_nodes_speaks_for_names_that_match_a_pattern_whole(tmp_p
     assert [name for name in ("trn-a-1", "trn-a-", "head1") if not caller.speaks_for(name)] == []
     assert [name for name in ("trn-b-1", "x-trn-a-1", "Trn-a-1", "head", "head12", "") if caller.speaks_for(name)] == []
     caller.check_speaks_for(["trn-a-1", "head1"])
-    with pytest.raises(AuthError, match="token 'trn-a' may not speak for node 'trn-b-1', only for trn-a") as refused:
+    with pytest.raises(AuthError, match="token 'trn-a' may not act for node 'trn-b-1', only for trn-a") as refused:
         caller.check_speaks_for(["trn-a-1", "trn-b-1"])
     assert refused.value.status == 403
 
@@ -136,7 +136,7 @@ def test_tokens_in_clear_work_when_nobody_else_can_read_them(tmp_path: Path) -> 
     file = write(tmp_path / "tokens", text, 0o640)
     assert Guard(file).identify("Bearer sixteen-chars-at-least").scopes == {Scope.READ}
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match="everybody may read it; run: chmod"):
+    with pytest.raises(ConfigError, match="everyone can read it; run: chmod"):
         read_tokens(file)
 
 
@@ -146,23 +146,23 @@ HASH = "a" * 64
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds 0 tokens"),
-        ("x = 1", "nothing else"),
-        ("token = 3", "nothing else"),
+        ("", "contains 0 tokens"),
+        ("x = 1", "must contain only tables"),
+        ("token = 3", "must contain only tables"),
         ('[[token]]\nname = "a b"\nscopes = ["read"]', "needs a 'name'"),
         ('[[token]]\nname = "a"\nscopes = []', "'scopes' must be"),
         ('[[token]]\nname = "a"\nscopes = ["root"]', "'scopes' must be"),
         ('[[token]]\nname = "a"\nscopes = ["read"]', "either 'sha256' or 'token'"),
         ('[[token]]\nname = "a"\nscopes = ["read"]\ntoken = "short"', "at least 16"),
-        ('[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "ABC"', "64 hexadecimal"),
+        ('[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "ABC"', "64 lower-case hexadecimal"),
         ('[[token]]\nname = "a"\nscopes = ["read"]\nsha265 = "x"', "unknown key 'sha265'"),
-        (f'[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "{HASH}"\n' * 2, "there twice"),
+        (f'[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "{HASH}"\n' * 2, "used twice"),
         (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = "n1"', "'nodes' must be a list"),
-        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = []', "names 0 patterns"),
+        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = []', "has 0 node patterns"),
         (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = {["n"] * 33}', "1 to 32"),
-        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = ["n[12]"]', "no pattern"),
+        (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = ["n[12]"]', "not a pattern"),
         (f'[[token]]\nname = "a"\nscopes = ["sync"]\nsha256 = "{HASH}"\nnodes = ["{"*" * 9}"]', "at most 8"),
-        (f'[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "{HASH}"\nnodes = ["n*"]', "not with read"),
+        (f'[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "{HASH}"\nnodes = ["n*"]', "not read"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
@@ -199,7 +199,7 @@ def test_beyond_loopback_needs_tls_and_tokens_or_a_clear_word() -> None:
 
 
 def test_names_and_scopes_of_new_tokens_are_checked() -> None:
-    with pytest.raises(ConfigError, match="cannot name a token"):
+    with pytest.raises(ConfigError, match="is not a token name"):
         new_token('a"\n', [Scope.READ])
     with pytest.raises(ConfigError, match="at least one scope"):
         new_token("a", [])

@@ -102,7 +102,7 @@ async def test_group_whose_attempts_are_used_up_is_told_so() -> None:
         gate = await run.engine.ask(GateRequest(job="train", attempt=LARGEST_ATTEMPT, nodes=("n1",)))
         await run.engine.release(gate.id)
         join = Join(group="train", size=1, rank=0, member="pod-1", node="n1")
-        with pytest.raises(ConflictError, match="name the job otherwise"):
+        with pytest.raises(ConflictError, match="use another job name"):
             await run.engine.ask(GateRequest(job="train", join=join))
 
 

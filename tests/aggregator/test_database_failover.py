@@ -107,7 +107,9 @@ async def test_leader_of_a_history_that_was_lost_in_a_failover_writes_nothing_mo
     servers.promote()
     await first.write([PutMeta(key="goes on", value="x")])  # nobody has followed it, in the history that there is
     third = Store.open(servers.url)
-    with pytest.raises(FencedError, match=r"taken over by .* \(term 2\), so this aggregator \(term 2\) leads no more"):
+    with pytest.raises(
+        FencedError, match=r"taken over by .* \(term 2\), so this aggregator \(term 2\) no longer leads"
+    ):
         await lost.write([PutMeta(key="late", value="x")])
     await third.write([PutMeta(key="third", value="x")])
     for store in (first, lost, third):

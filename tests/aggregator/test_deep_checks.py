@@ -19,7 +19,7 @@ def test_deep_gate_leaves_out_what_an_old_node_does_not_know_and_says_so() -> No
     assert decision.decision is Verdict.ADMIT
     (note,) = decision.reasons
     assert (note.code, note.status) == ("CheckUnknown", Status.WARN)
-    assert f"n3 does not know {OWN}: upgrade it" in note.message
+    assert f"n3 does not have {OWN}: upgrade it" in note.message
     (validation,) = lab.last.ended
     assert validation.checks == ("all_reduce",)
 
@@ -35,7 +35,7 @@ def test_training_steps_that_a_node_does_not_know_are_refused_with_its_name() ->
     lab = Lab(("n1", "n2", "n3"), policy=DEEP, knows=KNOWN)
     decision = lab.decide(lab.ask(nodes=("n1", "n2", "n3"), kind=ValidationKind.TRAINING))
     assert decision.decision is Verdict.REJECT
-    assert f"n3 does not know {OWN}: upgrade it" in decision.reasons[0].message
+    assert f"n3 does not have {OWN}: upgrade it" in decision.reasons[0].message
     assert lab.groups == []
     assert lab.accused() == set()
 

@@ -71,7 +71,7 @@ def test_neuron_device_is_known_by_its_number() -> None:
         ((published("a", uuid=GPU), published("b", uuid=GPU)), "cuda:0 may be a of gpu.nvidia.com in pool n1 or b of"),
         # A partition of the GPU would be given to jobs though the GPU is tainted.
         ((published("gpu-0", uuid=GPU, pci=PCI), published("gpu-0-mig-1g", uuid="MIG-1", pci=PCI)), "may be gpu-0"),
-        ((published("a", uuid="GPU-1", pci=PCI),), "agrees only in a part with a"),
+        ((published("a", uuid="GPU-1", pci=PCI),), "matches a"),
     ],
 )
 def test_device_that_is_not_known_for_certain_is_none(devices: tuple[PublishedDevice, ...], why: str) -> None:
@@ -240,7 +240,7 @@ async def test_each_change_of_what_is_to_be_out_is_made_so_at_once() -> None:
     scene.suspects["n1"] = suspect("n1", quarantine)
     await scene.hand.turn()
     assert scheduler.out[2:] == [([], True)]
-    assert [kind for _, kind, _ in scene.history] == ["taken out of the way"] * 3
+    assert [kind for _, kind, _ in scene.history] == ["removed from scheduling"] * 3
 
 
 async def test_reject_for_the_quarantine_alone_is_held_until_the_node_is_out_and_ends_with_it() -> None:

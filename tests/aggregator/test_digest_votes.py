@@ -119,8 +119,7 @@ def test_the_accusation_names_device_layer_operation_step_and_the_nodes_that_dif
         "cpu:1",
     )
     assert first.message == (
-        "bf16 step 1: layer block1, operation gelu has other bits than on 4 of 5 nodes of its kind (n0, n1, n2 and 1 "
-        "more)"
+        "bf16 step 1: layer block1, operation gelu differs from 4 of 5 nodes of its kind (n0, n1, n2 and 1 more)"
     )
     assert found.judge("n0") == {}
     assert first.action is Action.INSPECT  # what the next run takes back must not latch
@@ -132,7 +131,7 @@ def test_one_of_two_is_said_of_both() -> None:
         (finding,) = found.judge(name)["train_step"]
         assert (finding.status, finding.reason) == (Status.UNKNOWN, "DigestMismatch")
         assert "layer block1, operation gelu differs between 2 nodes of one kind" in finding.message
-        assert "no majority can say which are wrong" in finding.message
+        assert "no majority shows which are wrong" in finding.message
         assert "n0" in finding.message
         assert "n1" in finding.message
 
@@ -228,7 +227,7 @@ def test_an_injected_fault_is_judged_and_judges_nobody() -> None:
     for name in ("n1", "n2"):
         (finding,) = found.judge(name)["train_step"]
         assert (finding.status, finding.reason) == (Status.FAIL, "SilentCorruption")
-        assert "has other bits than on 2 of 3 nodes of its kind (n0, n3); a fault is injected here" in finding.message
+        assert "differs from 2 of 3 nodes of its kind (n0, n3); a fault is injected here" in finding.message
     found.put("n4", reported("n4", "a", injected=True))  # a fault that changes nothing
     assert found.judge("n4") == {}
     found.put("n1", reported("n1", "a"))
@@ -469,7 +468,7 @@ def test_half_of_a_fleet_against_the_other_accuses_nobody() -> None:
     assert found == {Health.UNKNOWN}
     view = nodes.fleet.view("n000")
     assert view is not None
-    assert "no majority can say which are wrong: n000, n001, n002 and 127 more on one side, n130" in (
+    assert "no majority shows which are wrong: n000, n001, n002 and 127 more on one side, n130" in (
         view.reasons[0].message
     )
 

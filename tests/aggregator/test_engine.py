@@ -80,9 +80,9 @@ async def test_the_same_job_and_attempt_gets_the_same_answer_and_another_request
         again = await run.engine.ask(request)
         assert (again.id, again.decision) == (gate.id, decision)
         for changed, said in (
-            ({"min_nodes": 1}, "another request .*: min_nodes was not given and is 1 now"),
+            ({"min_nodes": 1}, "with other parameters .*: min_nodes was not given and is 1 now"),
             ({"mode": Mode.OBSERVE}, "mode was not given and is observe now"),
-            ({"nodes": ("n1", "n2")}, "1 nodes were named and 2 are now: newly n2"),
+            ({"nodes": ("n1", "n2")}, "1 nodes were named before, 2 now: newly n2"),
         ):
             with pytest.raises(ConflictError, match=said):
                 await run.engine.ask(dataclasses.replace(request, **changed))  # type: ignore[arg-type]
@@ -490,10 +490,10 @@ async def fill(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("request_of", "words"),
     [
-        ({"nodes": ()}, "either nodes or a pool"),
-        ({"nodes": ("n1",), "pool": "a", "count": 1}, "either nodes or a pool"),
+        ({"nodes": ()}, "name nodes, or a pool"),
+        ({"nodes": ("n1",), "pool": "a", "count": 1}, "name nodes, or a pool"),
         ({"nodes": ("n1", "n1")}, "node named twice: n1"),
-        ({"nodes": ("n1",), "count": 1}, "count goes with a pool"),
+        ({"nodes": ("n1",), "count": 1}, "count belongs to a pool"),
         ({"pool": "a"}, "give a count"),
         ({"pool": "a", "count": -1}, "not -1"),
         ({"pool": "a", "count": 10**9}, "not 1000000000"),

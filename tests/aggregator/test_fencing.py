@@ -128,7 +128,7 @@ async def test_aggregator_that_is_at_rest_ends_when_another_took_over(tmp_path: 
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
     async with aggregator(settings, Policy()) as (_, tasks):
         taken_over(settings.database_url)
-        with pytest.raises(FencedError, match="writes nothing more and ends"):
+        with pytest.raises(FencedError, match="stops writing and exits"):
             await asyncio.wait_for(tasks.failure(), 10 * PATIENCE)
 
 

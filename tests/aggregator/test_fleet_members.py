@@ -116,7 +116,7 @@ async def test_a_quarantined_node_that_is_silent_is_forgotten_and_its_quarantine
     async with running(World("n1", "n2")) as run:
         await run.engine.quarantine("n1", QUARANTINE)
         run.world.now += POLICY.silent_seconds
-        with pytest.raises(ConflictError, match=r"still reports \(last heard 60 s ago\)"):
+        with pytest.raises(ConflictError, match=r"still reports \(last report 60 s ago\)"):
             await run.engine.forget("n1", "ops")
         run.world.now += 1
         assert (await run.engine.forget("n1", "ops")).quarantine == QUARANTINE
@@ -131,7 +131,7 @@ def test_what_goes_with_a_node_that_is_forgotten_is_said(tmp_path: Path) -> None
             admitted = (await client.post("/v1/gates?wait=5", json={"job": "train", "nodes": ["n1"]})).json()
             assert admitted["decision"] == "admit"
         # Its daemon is gone: the lease that is given back is never seen to end.
-        assert (await client.delete("/v1/nodes/n1")).status_code == 409, "a job has it"
+        assert (await client.delete("/v1/nodes/n1")).status_code == 409, "a job uses it"
         await client.delete(f"/v1/gates/{admitted['id']}/lease")
         said = (await client.delete("/v1/nodes/n1")).json()
         assert [row["lease"]["job"] for row in said["leases"]] == ["train"]

@@ -203,7 +203,7 @@ def test_where_nothing_was_measured_no_limit_is_learned_and_that_is_said(tmp_pat
     async def test(client: httpx.AsyncClient) -> None:
         said = await asyncio.to_thread(healthd, tmp_path, "baseline", "--aggregator", str(client.base_url))
         assert (said.code, said.out) == (1, "")
-        assert "no limit can be learned: no healthy, idle node has measured anything within a day" in said.err
+        assert "no limit can be learned: no healthy, idle node has measured anything in the last day" in said.err
 
     scenario(test, tmp_path)
 

@@ -354,9 +354,7 @@ def test_a_node_of_another_gate_is_held_for_and_the_other_is_named(kind: ClaimKi
     assert sorted(after.granted) == ["n1", "n2"]
 
 
-@pytest.mark.parametrize(
-    ("by", "holder"), [("process", "pid 7"), ("unseen", "it cannot be seen who holds the devices")]
-)
+@pytest.mark.parametrize(("by", "holder"), [("process", "pid 7"), ("unseen", "holders of the devices cannot be seen")])
 def test_an_allocated_node_is_held_for_until_time_is_up(by: str, holder: str) -> None:
     used = node("n1", state("n1", allocated=(Allocation(by=by, holder=holder),)))
     after, _ = step(NOW, gate(nodes=("n1",)), view(used), POLICY)
@@ -437,7 +435,9 @@ def test_a_pool_does_not_choose_a_node_that_the_scheduler_must_avoid() -> None:
     assert sorted(after.granted) == ["n2"]
     held, _ = step(NOW, gate(pool="a", count=2), fleet(n1="12:00"), POLICY)
     assert (held.decision, held.reserved) == (None, ())
-    assert [(why.code, why.message) for why in held.waiting] == [("Removed", "n1 is removed by healthd until 12:00")]
+    assert [(why.code, why.message) for why in held.waiting] == [
+        ("Removed", "n1 is removed from scheduling by healthd until 12:00")
+    ]
     back, _ = step(NOW + 1, held, fleet(), POLICY)
     assert sorted(back.granted) == ["n1", "n2"]
     named, _ = step(NOW, gate(nodes=("n1",)), fleet(n1="12:00"), POLICY)
@@ -611,7 +611,7 @@ def test_of_many_bad_nodes_the_last_reason_counts_the_rest_and_is_of_no_node() -
     names = tuple(f"n{i:02}" for i in range(40))
     after, _ = step(NOW, gate(nodes=names), view(*(node(name, state(name, with_wrong())) for name in names)), POLICY)
     reasons = decided(after).reasons
-    assert (len(reasons), reasons[-1].node, reasons[-1].message) == (32, None, "and 9 nodes more")
+    assert (len(reasons), reasons[-1].node, reasons[-1].message) == (32, None, "and 9 more nodes")
     assert all(one.node for one in reasons[:-1])
 
 

@@ -110,7 +110,7 @@ def test_a_hooks_token_cannot_have_an_unhealthy_node_admitted_by_asking_to_obser
             refused = await as_[Scope.GATE].post("/v1/gates?wait=5", json=question)
             assert refused.status_code == 403, refused.text
             told = refused.json()["detail"]
-            assert "token 'gate' may not ask for less than the aggregator's settings: mode observe" in told
+            assert "token 'gate' may not weaken the aggregator's settings: mode observe" in told
             assert "policy.mode is enforce" in told
             assert '[gate] callers_may = ["mode"]' in told
             assert (await as_[Scope.GATE].get("/v1/gates")).json()["gates"] == [], "nothing was opened"

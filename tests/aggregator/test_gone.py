@@ -65,7 +65,7 @@ async def test_names_of_nodes_that_are_gone_do_not_make_a_pool_large() -> None:
             measured(run, name, with_wrong(1.0), after=1.0)
         await run.engine.run_once()
         assert [name for name in fleet(10) if kept(run, name)] == ["n00", "n01"]
-        assert "rules keep 2 of 10 nodes out and may keep 2" in run.engine.breakers()["a"].reason
+        assert "rules quarantine 2 of 10 nodes and may quarantine 2" in run.engine.breakers()["a"].reason
 
 
 async def test_after_a_restart_who_has_not_spoken_yet_still_counts_and_who_was_gone_does_not(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_nodes_that_are_gone_take_no_place_of_those_that_can_be_taken_out() -> N
     live = [suspect(f"n{i}", kept_out()) for i in range(4)]
     plan = make_plan(NOW, fleet_of(*dead, *live), frozenset({"dead0"}))
     assert sorted(plan.out) == ["dead0", "n0", "n1", "n2", "n3"], "a mark on one that is gone stays"
-    assert plan.kept_back["dead1"] == "it was not heard for a day"
+    assert plan.kept_back["dead1"] == "it has not reported for a day"
     person: Candidate = dataclasses.replace(suspect("dead9", kept_out("ada")), gone=True)
     assert list(make_plan(NOW, fleet_of(person), frozenset()).out) == ["dead9"]
 

@@ -206,7 +206,7 @@ def test_tls_and_tokens_between_node_hook_and_aggregator(cluster: Cluster) -> No
     cluster.healthy("n1", "n2")
     until(lambda: f"aggregator {url} answers" in good.said())
     assert hook("gate", "train")[0] == 0
-    for token, words in (("wrong", "this token is not known here"), ("read", "lacks scope 'gate'")):
+    for token, words in (("wrong", "this token is unknown"), ("read", "lacks scope 'gate'")):
         code, text = hook(token, "other")
         assert code == 2, "no second try can help"
         assert words in text
@@ -216,8 +216,8 @@ def test_tls_and_tokens_between_node_hook_and_aggregator(cluster: Cluster) -> No
     assert code == 2, "no second try can help"
     assert "certificate verify failed" in text.lower()
     assert "name its CA with --ca-file" in text
-    assert "this token is not known here" in wrong.said()
-    assert wrong.said().count("not known here") == 1, "one line, not one a second"
+    assert "this token is unknown" in wrong.said()
+    assert wrong.said().count("token is unknown") == 1, "one line, not one a second"
     trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     with httpx.Client(verify=trust, trust_env=False) as plain:
         assert plain.get(f"{url}/v1/nodes").status_code == 401

@@ -66,13 +66,13 @@ def test_sync_under_a_name_that_the_token_does_not_cover_is_refused_and_changes_
             refused = await sync(client("b-nodes"), node, OTHER_KEY, "i9")
             assert refused.status_code == 403
             assert refused.json()["detail"] == (
-                f"token 'b-nodes' may not speak for node '{node}', only for trn-b-?; use a token of that node"
+                f"token 'b-nodes' may not act for node '{node}', only for trn-b-?; use a token of that node"
             )
         after = (await client("all").get("/v1/nodes/trn-a-1")).json()
         assert not after["duplicate"]
         assert [one["code"] for one in after["reasons"]] == [one["code"] for one in before["reasons"]]
         assert [one["node"] for one in (await client("all").get("/v1/nodes")).json()["nodes"]] == ["trn-a-1"]
-        assert (await client("all").post("/v1/nodes/trn-a-1/rekey")).status_code == 409, "no other key came"
+        assert (await client("all").post("/v1/nodes/trn-a-1/rekey")).status_code == 409, "no other key is waiting"
 
     scenario(test, tmp_path)
 
@@ -156,7 +156,7 @@ def test_token_of_some_nodes_stops_nobody_by_many_open_gates_and_held_requests(t
         held += [asyncio.create_task(client("a-hooks").get("/v1/gates/a-0?wait=20")) for _ in range(57)]
         done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
         (more,) = (one.result() for one in done)
-        assert (more.status_code, "64 requests are held" in more.text) == (429, True)
+        assert (more.status_code, "64 requests are waiting" in more.text) == (429, True)
         for number in range(65):  # of all nodes
             assert (await asked("hooks", f"other-{number}", "trn-a-1")).status_code == 200
         for job in ("a-0", "a-8"):
@@ -314,7 +314,7 @@ def test_daemon_in_a_pod_speaks_for_its_own_node_alone(tmp_path: Path) -> None:
             refused = await pods.sync(other, node, OTHER_KEY, "i9")
             assert refused.status_code == 403
             assert refused.json()["detail"] == (
-                "service account healthd-system/healthd-node (pod healthd-system/healthd-node-x1) may not speak for "
+                "service account healthd-system/healthd-node (pod healthd-system/healthd-node-x1) may not act for "
                 f"node '{node}', only for n2; use a token of that node"
             )
         assert not (await pods.get("/v1/nodes/n1"))["duplicate"]
@@ -330,7 +330,7 @@ def test_daemon_without_a_token_or_with_a_bad_one_is_nobody(tmp_path: Path) -> N
         pods.server.away = (500, "etcd is away")
         away = await pods.sync(pods.server.token(), "n1")
         assert (away.status_code, away.headers["retry-after"]) == (503, "5")
-        assert "etcd is away; whose token this is cannot be told until it answers" in away.json()["detail"]
+        assert "etcd is away; the token cannot be verified until the API server responds" in away.json()["detail"]
         ready = await pods.client.get("/readyz")
         assert ready.status_code == 200
         assert "tokens of service accounts cannot be reviewed: API server" in ready.text
@@ -497,7 +497,7 @@ def test_jobs_of_two_namespaces_are_two_whatever_they_are_called(tmp_path: Path)
             await pods.client.post(f"{path}/handshake", json={"node": "n2", "event": "wait"}, headers=headers),
         ):
             assert refused.status_code == 403
-            assert "jobs of namespace eval alone" in refused.json()["detail"]
+            assert "may only end and follow jobs of namespace eval" in refused.json()["detail"]
         ended = await pods.client.delete("/v1/gates/lease", params={"job": "nightly"}, headers=headers)
         assert ended.json()["decision"]["request"]["job"] == "eval/nightly"
         assert (await pods.client.delete(f"{path}/lease", headers=pods.bearer(train))).status_code == 200

@@ -72,7 +72,7 @@ def test_the_sentences_name_the_culprit_its_partners_and_the_rest() -> None:
     verdict = verdict_on(problem, *history)
     (culprit,) = verdict.culprits
     assert (culprit.member, culprit.manner, culprit.failed_with) == ("a", Manner.ALWAYS, ("b", "c"))
-    assert verdict.reasons[0] == "a fails always: 2 of 2 tests, failed with b, c, who are otherwise clean"
+    assert verdict.reasons[0] == "a fails always: 2 of 2 tests, failed with b, c, which otherwise pass"
     assert verdict.rest == ("b", "c", "d")
 
 
@@ -124,7 +124,7 @@ def test_a_fault_of_scale_reports_the_smallest_failing_group_and_accuses_nobody(
     assert verdict.scale is not None
     assert (len(verdict.scale.members), verdict.scale.any_group) == (7, True)
     assert not verdict.culprits
-    assert "seen only at scale" in verdict.reasons[0]
+    assert "only at scale" in verdict.reasons[0]
 
 
 def test_a_node_that_passes_at_times_is_accused_only_once_one_of_its_failed_pairs_has_passed() -> None:
@@ -228,11 +228,11 @@ def test_bounds_are_kept_and_said() -> None:
     verdict, _ = play(Fleet(seed=1, bad=frozenset(["n0007"])), problem)
     assert (verdict.rounds, verdict.tests) == (1, 32)
     assert not verdict.culprits
-    assert "ended by the bound" in verdict.reasons[-1]
+    assert "stopped by the limit" in verdict.reasons[-1]
 
 
 def test_a_stranger_or_a_name_twice_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(BadInputError, match="'z', which is no member; leave it out"):
+    with pytest.raises(BadInputError, match="'z', which is not a member; leave it out"):
         localize(Problem(members=("a", "b")), [seen(0, "az", FAIL)])
     with pytest.raises(BadInputError, match="named twice: a"):
         Problem(members=("a", "b", "a"))

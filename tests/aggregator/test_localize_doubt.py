@@ -181,15 +181,18 @@ def test_a_bound_leaves_the_largest_group_that_passed_to_run_and_nothing_decided
     problem = Problem(members=tuple("abcd"), max_rounds=1)
     verdict = verdict_on(problem, seen(0, "abcd", FAIL), seen(1, "abc", PASS))
     assert (verdict.rest, verdict.rest_passed, verdict.decided) == (("a", "b", "c"), True, False)
-    assert "the 4 that remain fail together; 3 of them is the largest group to pass" in verdict.reasons
+    assert "the 4 remaining members fail together; the largest group that passed has 3" in verdict.reasons
 
 
 @pytest.mark.parametrize(
     ("fleet", "said"),
     [
         (Fleet(seed=1), "all 8 are healthy: they passed together"),
-        (Fleet(seed=1, bad=frozenset(["n0003"])), "the other 7 are healthy: they passed together, without those named"),
-        (Fleet(seed=1, scale=5), "8 of them passed in other groups, so nobody of these is accused"),
+        (
+            Fleet(seed=1, bad=frozenset(["n0003"])),
+            "the other 7 are healthy: they passed together, without the suspects",
+        ),
+        (Fleet(seed=1, scale=5), "8 of them passed in other groups, so none is accused"),
     ],
     ids=["whole", "rest", "scale"],
 )

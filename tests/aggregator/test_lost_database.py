@@ -204,7 +204,7 @@ async def test_quarantines_that_the_database_should_know_show_that_it_is_an_old_
         world.renew(name, quarantine=dataclasses.replace(PERSON, number=1))
         world.daemons[name].issuer = world.issuer
     async with running(world, url) as run:
-        assert "quarantines that this database does not know" in (run.engine.recovering() or "")
+        assert "quarantines that this database does not contain" in (run.engine.recovering() or "")
 
 
 def lost(world: World, name: str, word: Quarantine, *, confirmed: bool = True) -> None:

@@ -119,7 +119,7 @@ def test_a_name_that_two_nodes_have_is_refused_with_both(tmp_path: Path) -> None
         async with living(client, "n1", "n2", aliases=("gpu-box",)):
             got = (await client.post("/v1/gates?wait=5", json=ask("train", "gpu-box"))).json()
             assert (got["decision"], got["retryable"]) == ("reject", False)
-            assert "gpu-box: n1 and n2 are known by this name" in got["reasons"][0]["message"]
+            assert "gpu-box: n1 and n2 both have this name" in got["reasons"][0]["message"]
             assert "own name" in got["reasons"][0]["message"]
 
     scenario(test, tmp_path)
@@ -143,7 +143,7 @@ def test_a_slip_in_a_name_makes_no_node_and_one_that_has_yet_to_come_is_meant_on
         refused = await client.put("/v1/nodes/trn-71/quarantine", json=word)
         assert (refused.status_code, refused.headers["content-type"]) == (404, "application/problem+json")
         detail = refused.json()["detail"]
-        assert detail.startswith("no node 'trn-71' was ever heard of; did you mean trn-17")
+        assert detail.startswith("no node 'trn-71' has ever reported; did you mean trn-17")
         assert "--unseen" in detail
         other = (await client.put(f"/v1/nodes/{INSTANCE}/quarantine", json=word)).json()["detail"]
         assert f"trn-17 is also known as '{INSTANCE}'" in other
@@ -183,7 +183,7 @@ def test_people_may_call_a_node_by_any_of_its_names_and_by_none_that_two_have(tm
             for method, path in (("GET", "/v1/nodes/gpu-box"), ("DELETE", "/v1/nodes/gpu-box/quarantine")):
                 refused = await client.request(method, path)
                 assert refused.status_code == 409
-                assert "gpu-box: n1 and n2 are known by this name" in refused.json()["detail"]
+                assert "gpu-box: n1 and n2 both have this name" in refused.json()["detail"]
             released = (await client.delete("/v1/nodes/slurm-1/quarantine")).json()
             assert (released["node"], released["quarantine"]) == ("n1", None)
             assert (await client.get("/v1/nodes/n1")).json()["quarantine"] is None
@@ -215,6 +215,6 @@ def test_a_job_with_slashes_in_its_name_is_overridden_explained_and_left_as_any_
             gate = (await client.post("/v1/gates", json={"job": "g", "join": join})).json()["id"]
             assert (await client.delete(f"/v1/gates/{gate}/members/ns%2Fpod")).status_code == 200
             waits = (await client.get(f"/v1/gates/{gate}")).json()["reasons"][0]["message"]
-            assert "0 of 2 members have come" in waits
+            assert "0 of 2 members have joined" in waits
 
     scenario(test, tmp_path)

@@ -60,7 +60,7 @@ def test_a_node_that_was_not_looked_at_to_the_end_is_not_well() -> None:
     fleet = (node("n1"), node("n2", state("n2", STALE), orders={"g-1:run:1:n2": OrderReport(status="running")}))
     decision = decided(*fleet, at=11.0, nodes=("n1", "n2"), wait_seconds=10.0)
     assert shown(decision) == ([], ["n1"], ["n2"])
-    assert decision.excluded[0].reasons[0].message.startswith("n2 runs tier quick")
+    assert decision.excluded[0].reasons[0].message.startswith("n2 is running tier quick")
 
 
 def test_of_a_pool_with_too_few_good_nodes_those_that_are_good_are_shown() -> None:
@@ -113,7 +113,7 @@ def test_what_people_read_names_all_nodes_what_was_asked_and_what_was_applied() 
     assert in_short[2:] == ["  not verified: n4 (Stale)", "  passed: n1, n3"]
     whole = plain(*render.decision_report(decision, whole=True))
     assert whole[1] == "  asked for: n1, n2, n3, n4"
-    assert "tier quick (asked for), evidence not older than 60 s (asked for), wait 5 s, " in whole[2]
+    assert "tier quick (asked for), maximum age of the evidence 60 s (asked for), wait 5 s, " in whole[2]
     assert "  left out: n2 (see above)" in whole
     assert "  left out: n4" in whole
     assert whole[-1] == "  passed: n1, n3"
@@ -130,11 +130,11 @@ def test_the_page_and_the_api_of_a_rejected_gate_show_all_nodes(tmp_path: Path) 
             assert sorted(one["node"] for one in kept["states"]) == ["n1", "n2"], "the evidence of both is kept"
             page = (await client.get(f"/gates/{decision.id}")).text
             text = " ".join(page.split())
-            assert "Asked for: n1, n2. The job was given none of them." in text
+            assert "Requested: n1, n2. The job got none of them." in text
             assert text.index("<h3>Well</h3>") < text.index('href="/nodes/n1"') < text.index("<h3>Left out</h3>")
             assert "see above" in text, "what is wrong with n2 is told once"
-            assert '<th scope="row">evidence not older than</th><td>60 s</td><td>60 s</td>' in text
-            assert '<th scope="row">tier</th><td><span class="muted">left to the settings</span></td><td>quick' in text
+            assert '<th scope="row">maximum age of the evidence</th><td>60 s</td><td>60 s</td>' in text
+            assert '<th scope="row">tier</th><td><span class="muted">from the settings</span></td><td>quick' in text
 
     scenario(test, tmp_path, policy=dataclasses.replace(POLICY, rules=False))
 

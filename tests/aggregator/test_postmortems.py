@@ -140,10 +140,10 @@ async def test_an_aggregator_that_restarts_goes_on_with_what_it_was_told(tmp_pat
 @pytest.mark.parametrize(
     ("node", "change", "words"),
     [
-        ("n3", {}, "no node that gate"),
+        ("n3", {}, "was not admitted by gate"),
         ("n1", {"notes": "$"}, "no base64"),
         ("n1", {"notes": base64.b64encode(b"no zlib at all").decode()}, "not compressed by zlib"),
-        ("n1", {"notes": base64.b64encode(pack(notes_of("", code=0))).decode()}, "a good end"),
+        ("n1", {"notes": base64.b64encode(pack(notes_of("", code=0))).decode()}, "a successful end"),
     ],
 )
 async def test_what_is_no_notes_is_refused_in_one_line(

@@ -221,7 +221,7 @@ def test_labels_and_targets_of_a_main_node_are_only_words(odd: str) -> None:
 
 
 def test_port_that_another_program_has_is_no_evidence_of_any_node() -> None:
-    why = "port 30000 is in use on this node; the group needs another"
+    why = "port 30000 is in use on this node; use another port for the group"
     lost = rank(0, None, events=0, last="", reason="StartFailed", message=why)
     waits = [rank(i, None, events=1, last="rendezvous entered", reason="Cancelled", message="off") for i in (1, 2)]
     seen = read(lost, *waits)

@@ -163,7 +163,7 @@ async def test_silent_node_is_unknown_never_healthy_and_says_so() -> None:
     seen = registry.view("n1")
     assert seen is not None
     assert seen.reasons[0].code == "Silent"
-    assert "last heard 61 s ago" in seen.reasons[0].message
+    assert "last report 61 s ago" in seen.reasons[0].message
 
 
 async def test_evidence_that_expires_while_the_node_says_nothing_new_is_unknown_as_stale() -> None:

@@ -237,26 +237,26 @@ def test_schema_that_older_code_cannot_use_waits_until_its_aggregators_are_stopp
     refused = after.healthd("aggregator", "--database", url, "--listen", "127.0.0.1:0")
     assert refused.code == 1, refused.err
     assert f"schema {made} to {made + 1}" in refused.err
-    assert f"the older healthd of {first.url} cannot go on; stop these aggregators, then start this one" in refused.err
+    assert f"the older healthd of {first.url} cannot use; stop these aggregators, then start this one" in refused.err
     assert (schema_of(url), readiness(first).startswith("leader")) == (made, True)
     first.signal(signal.SIGSTOP)
     until(lambda: prepared(url, after), 20)
     first.signal(signal.SIGCONT)
     until(lambda: "it cannot take over: database" in first.said(), 20, first.said)
-    assert "leads no more" in first.said() or "leads now" in first.said()
+    assert "no longer leads" in first.said() or "leads now" in first.said()
     assert not leads(first)()
-    with pytest.raises(StoreError, match="is of a newer healthd"):
+    with pytest.raises(StoreError, match="is from a newer healthd"):
         Store.prepare(url)
     second = after.aggregator("--database", url, name="second").start()
     until(leads(second), 10, second.said)
     again = today.healthd("aggregator", "--database", url, "--listen", "127.0.0.1:0")
     assert again.code == 1, again.err
-    assert f"is of a newer healthd, or of a development version before 0.1.0 (schema {made + 1})" in again.err
+    assert f"is from a newer healthd, or of a development version before 0.1.0 (schema {made + 1})" in again.err
 
 
 def prepared(url: str, cluster: Cluster) -> bool:
     """Have the code of this cluster bring the schema up to date, as it does at a start; False where it refuses."""
     code = "import sys; from healthd.aggregator.store import Store; Store.prepare(sys.argv[1])"
     done = subprocess.run([EXECUTED, "-P", "-c", code, url], env=cluster.env, capture_output=True, text=True)
-    assert done.returncode == 0 or "cannot go on" in done.stderr, done.stderr
+    assert done.returncode == 0 or "cannot use" in done.stderr, done.stderr
     return done.returncode == 0

@@ -76,7 +76,7 @@ async def test_the_latch_follows_the_device_to_another_node(tmp_path: Path) -> N
         assert moved is not None
         assert "serial:S0" in moved.reason
         assert waits is not None
-        assert "serial:S9 took the place of serial:S0" in waits.reason
+        assert "serial:S9 replaced the latched serial:S0" in waits.reason
         assert {"replaced", "device replaced", "booted"} <= set(await kinds(run, "n1"))
         await run.engine.quarantine("n1", None)
         measured(run, "n2", good_results(1.0))
@@ -135,7 +135,7 @@ async def test_the_breaker_trips_at_a_tenth_of_the_pool_says_so_and_stays_open_o
             measured(run, f"n{i:02}", with_wrong(1.0), after=1.0)
         await run.engine.run_once()
         assert [name for name in sorted(world.daemons) if kept(run, name)] == ["n00", "n01", "n02"]
-        assert "rules keep 3 of 30 nodes out and may keep 3" in run.engine.breakers()["a"].reason
+        assert "rules quarantine 3 of 30 nodes and may quarantine 3" in run.engine.breakers()["a"].reason
         assert run.engine.rule_words()["hard", RuleMode.HELD.value] == 2
         assert await kinds(run, "fleet") == ["breaker tripped"]
         measured(run, "lone", with_wrong(1.0))

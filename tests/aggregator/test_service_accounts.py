@@ -94,10 +94,10 @@ def test_accounts_without_a_node_are_readers_and_admins_as_the_settings_say(tmp_
         ({"good": False}, 401, "Kubernetes does not accept this token (invalid bearer token"),
         ({"audience": "vault"}, 401, "is for vault, not for audience 'healthd'"),
         ({"account": "other/job"}, 403, "service account other/job is not authorized"),
-        ({"pod": None}, 403, "is bound to no pod"),
-        ({"node": None}, 403, "does not say on which node pod healthd-system/healthd-node-x1 runs (Kubernetes 1.32"),
-        ({"node": "a node"}, 403, "does not say on which node"),
-        ({"account": HOOKS, "node": None}, 403, "does not say on which node"),
+        ({"pod": None}, 403, "is not bound to a pod"),
+        ({"node": None}, 403, "does not report on which node pod healthd-system/healthd-node-x1 runs (Kubernetes 1.32"),
+        ({"node": "a node"}, 403, "does not report on which node"),
+        ({"account": HOOKS, "node": None}, 403, "does not report on which node"),
     ],
 )
 def test_who_is_not_vouched_for_is_refused_in_one_line(
@@ -300,7 +300,7 @@ def test_while_the_api_server_is_away_what_it_said_lately_goes_on_and_nobody_els
         with caplog.at_level(logging.INFO):
             assert await bench.who(new) is not None
         said = [record.message for record in caplog.records if record.name.endswith("service_accounts")]
-        assert [("go on" in line, "reviewed again" in line) for line in said] == [(True, False), (False, True)]
+        assert [("stay valid" in line, "reviews work again" in line) for line in said] == [(True, False), (False, True)]
 
     scenario(test, tmp_path)
 
@@ -375,7 +375,7 @@ def test_guard_asks_for_what_no_file_has_and_knows_it_without_asking_then(tmp_pa
         assert (await guard.admit(f"Bearer {secret}", Scope.ADMIN)).name == "ops"
         assert bench.server.asked == []
         token = bench.server.token(HOOKS)
-        with pytest.raises(AuthError, match="not known here"):
+        with pytest.raises(AuthError, match="token is unknown"):
             guard.require(f"Bearer {token}", Scope.READ)
         assert (await guard.admit(f"Bearer {token}", Scope.GATE)).name == HOOKS
         assert guard.require(f"Bearer {token}", Scope.READ).name == HOOKS

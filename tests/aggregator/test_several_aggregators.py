@@ -178,7 +178,7 @@ def test_over_tls_a_node_goes_to_the_leader_that_its_settings_do_not_list(tmp_pa
         assert leader.url in cluster.services["n1"].said()
         with httpx.Client(verify=trust_in(files.folder), trust_env=False) as stranger:
             wrong = stranger.get(f"{standby.url}/v1/nodes", headers={"authorization": "Bearer nobody-knows-this-one"})
-            assert (wrong.status_code, "not known here" in wrong.text) == (401, True)
+            assert (wrong.status_code, "token is unknown" in wrong.text) == (401, True)
             assert stranger.get(f"{standby.url}/v1/nodes").status_code == 401
         with files.http(Scope.SYNC) as node:
             assert node.get(f"{standby.url}/v1/nodes").status_code == 403
@@ -211,7 +211,7 @@ def test_hook_and_commands_that_know_both_go_on_with_the_other_one(pair: Pair) -
     nobody = pair.cluster.healthd("fleet", "status", *both)
     assert nobody.code == 1
     (line,) = nobody.err.splitlines()
-    assert line.startswith("healthd: none of 2 aggregators answers: ")
+    assert line.startswith("healthd: none of 2 aggregators responds: ")
     assert pair.leader.url in line
     assert pair.standby.url in line
 
@@ -231,7 +231,7 @@ def test_release_and_hook_go_on_with_the_next_aggregator_when_the_first_one_free
         assert again.json["released_at"] == given.json["released_at"]
         said = hook.said(60)
         assert said.code == 0, said.err
-        assert f"aggregator {pair.leader.url} does not answer" in said.err
+        assert f"aggregator {pair.leader.url} does not respond" in said.err
         assert f"aggregator {pair.standby.url}" not in said.err
     finally:
         pair.leader.signal(signal.SIGCONT)

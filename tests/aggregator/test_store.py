@@ -303,7 +303,7 @@ def test_a_record_of_a_newer_healthd_is_told_at_the_start(url: str) -> None:
         connection.exec_driver_sql("INSERT INTO records (kind, key, record) VALUES ('wish', 'n1', '{}')")
     engine.dispose()
     store = Store.open(url)
-    with pytest.raises(HealthdError, match="n1 is of kind 'wish', which a newer healthd wrote; upgrade healthd"):
+    with pytest.raises(HealthdError, match="n1 of kind 'wish' was written by a newer healthd; upgrade healthd"):
         store.load()
     store.close()
 
@@ -354,19 +354,19 @@ def line_of(url: str, kind: type[HealthdError]) -> str:
 @every(
     ("url", "text"),
     [
-        ("my database", "not the URL of a database"),
+        ("my database", "not a database URL"),
         ("hunter2", "write sqlite:///PATH"),
-        ("sqlite:/relative.db", "not the URL of a database"),
+        ("sqlite:/relative.db", "not a database URL"),
         ("sqlite://folder/aggregator.db", "a file has no host"),
-        ("mysql://u:hunter2@db/healthd", "mysql is none of the databases"),
-        ("https://u:hunter2@db/healthd", "https is none of the databases"),
+        ("mysql://u:hunter2@db/healthd", "mysql is not a supported database"),
+        ("https://u:hunter2@db/healthd", "https is not a supported database"),
         ("postgresql+psycopg://u:hunter2@db:port/healthd", "is its port a number?"),
-        ("postgresql+psycopg://u:hunter2@db:99999/healthd", "port 99999 is none"),
+        ("postgresql+psycopg://u:hunter2@db:99999/healthd", "99999 is not a port"),
         ("postgresql+psycopg://u:x@hunter2@db/healthd", "write it as %40"),
         ("postgresql+nodriver://u:hunter2@db/healthd", "pip install psycopg[binary]"),
         ("postgresql+pg8000://u:hunter2@db/healthd", "needs pg8000, which is not installed"),
         ("sqlite+pysqlcipher://:hunter2@/x.db", "sqlite+pysqlcipher needs"),
-        ("postgresql+psycopg://u:hunter2@127.0.0.1:1/healthd?hosst=x", "correct what follows the ?"),
+        ("postgresql+psycopg://u:hunter2@127.0.0.1:1/healthd?hosst=x", "correct the part after ?"),
     ],
 )
 def test_a_url_that_cannot_be_right_is_a_fault_of_the_configuration(url: str, text: str) -> None:

@@ -72,10 +72,10 @@ async def test_everybody_is_answered_in_time_and_what_was_not_begun_is_never_don
     begun = asyncio.create_task(store.run(held, seconds=0.3))
     await asyncio.to_thread(held.stands.wait)
     behind = store.run(lambda connection: apply_changes(connection, put), seconds=0.1)
-    with pytest.raises(StoreError, match=r"did not answer within 0\.1 s") as late:
+    with pytest.raises(StoreError, match=r"did not respond within 0\.1 s") as late:
         await behind
     assert not isinstance(late.value, UnsureError), "it was not begun"
-    with pytest.raises(UnsureError, match=r"did not answer within 0\.3 s"):
+    with pytest.raises(UnsureError, match=r"did not respond within 0\.3 s"):
         await begun
     held.go.set()
     await store.write([PutMeta(key="after", value="x")])
@@ -103,7 +103,7 @@ def test_store_that_hangs_is_closed_in_time_and_answers_who_waits() -> None:
         await asyncio.to_thread(held.stands.wait)
         stuck = asyncio.create_task(store.give_up_when_stuck())
         for work in works:
-            with pytest.raises(StoreError, match="does not answer, and the aggregator is stopping"):
+            with pytest.raises(StoreError, match="does not respond, and the aggregator is stopping"):
                 await work
         await stuck
         began = time.monotonic()
@@ -202,7 +202,7 @@ async def test_readiness_tells_of_a_server_that_was_stopped_and_of_its_return(se
 async def test_statement_of_a_server_that_froze_is_ended_and_the_store_goes_on(server: Server) -> None:
     async with running(World("n1"), server.url) as run:
         with server.frozen():
-            with pytest.raises(UnsureError, match=r"did not answer within 0\.2 s"):
+            with pytest.raises(UnsureError, match=r"did not respond within 0\.2 s"):
                 await run.store.run(lambda c: c.exec_driver_sql("SELECT 1"), seconds=0.2)
             with pytest.raises(StoreError):
                 await run.store.run(lambda c: c.exec_driver_sql("SELECT 1"), seconds=0.2)

@@ -61,7 +61,7 @@ def test_a_slow_device_is_suspect_at_first_and_named_by_its_next_run() -> None:
     first = find(fleet(64, slow={7: 0.8}))
     assert nodes(first) == {"n7"}
     assert not first[0].confirmed
-    assert "to be measured again before anybody is named" in first[0].message
+    assert "it is measured again before a device is named" in first[0].message
     again = find(fleet(64, slow={7: 0.8}, run="1"), first)
     assert not again[0].confirmed  # the same measurement twice is one measurement
     second = find(fleet(64, slow={7: 0.8}, run="2"), again)
@@ -177,7 +177,9 @@ def test_a_late_rank_makes_its_group_slow_whatever_its_size(count: int) -> None:
     assert set(tested.accused) == {"n0"}
     reason = tested.accused["n0"]
     assert reason.code == "SlowNode"
-    assert reason.message.startswith("n0: rank:0 needs 500 ms to come to all_reduce of 1048576 bytes, the others 10 ms")
+    assert reason.message.startswith(
+        "n0: rank:0 arrives at all_reduce of 1048576 bytes after 500 ms, the others after 10 ms"
+    )
 
 
 def test_a_node_whose_ranks_are_all_late_is_named_in_a_pair_too() -> None:
@@ -263,7 +265,7 @@ def test_a_late_node_is_measured_again_in_pairs_before_it_is_named() -> None:
     assert decision.decision is Verdict.ADMIT
     (out,) = decision.excluded
     assert (out.node, out.reasons[0].code) == ("n3", "SlowNode")
-    assert "to come to all_reduce" in out.reasons[0].message
+    assert "arrives at all_reduce" in out.reasons[0].message
     assert lab.accused() == {"n3"}
     assert sum("n3" in group for group in lab.groups) >= 2
 

@@ -43,8 +43,8 @@ async def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_show
         await eventually(lambda: tasks.errors["planted"] > 0)
         plain, verbose = await client.get("/readyz"), await client.get("/readyz?verbose")
         assert plain.status_code == 200
-        assert "not started again yet: planted" in plain.text
-        assert "task planted is started again soon after 1 failures; the last: ZeroDivisionError" in verbose.text
+        assert "not restarted yet: planted" in plain.text
+        assert "task planted restarts soon after 1 failures; the last: ZeroDivisionError" in verbose.text
         metrics = (await client.get("/metrics")).text
         assert 'healthd_task_errors_total{task="planted"} 1.0' in metrics
         assert 'healthd_task_errors_total{task="stragglers"} 0.0' in metrics
@@ -83,7 +83,7 @@ async def is_told() -> None:
 @pytest.mark.parametrize(
     ("work", "said", "traceback"),
     [
-        (returns, "engine has ended by itself, and nothing works without it", False),
+        (returns, "engine has ended unexpectedly, and the service cannot run without it", False),
         (raises, "engine has failed (KeyError: 'nobody thought of this'); the log has the traceback", True),
         (is_cancelled_by_chance, "engine has failed (RuntimeError: something that it waited for was cancelled)", True),
         (is_told, "another one has the database", False),

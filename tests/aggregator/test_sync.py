@@ -206,7 +206,7 @@ def test_what_is_no_sync_gets_one_clear_problem(tmp_path: Path) -> None:
             (good, "?wait=-1", {}, 400, "wait="),
             (good, "?wiat=1", {}, 400, "'wiat'"),
             (good, "", {"x_healthd_node_key": "short"}, 401, "X-Healthd-Node-Key"),
-            (b"x" * 400_000, "", {}, 413, "bytes at most"),
+            (b"x" * 400_000, "", {}, 413, "at most"),
         ]
         for body, wait, headers, status, text in cases:
             response = await line.post(body, wait, **headers)

@@ -51,7 +51,7 @@ def test_every_name_has_all_functions_of_an_accelerator() -> None:
 
 
 def test_unknown_accelerator_is_an_error_that_names_the_known() -> None:
-    with pytest.raises(ValueError, match="no such accelerator: 'tpu'; known are auto, cpu"):
+    with pytest.raises(ValueError, match="no such accelerator: 'tpu'; choose one of: auto, cpu"):
         find_accelerator("tpu", HERE)
 
 

@@ -267,7 +267,7 @@ def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(
         "except RuntimeError as error: print(error)\n"
     )
     done = run_with_torch(code, str(Path(cuda.__file__).parents[2]))
-    assert "is built without CUDA; set python of [probe] to" in done.stdout, done.stderr
+    assert "is built without CUDA; set python under [probe] to" in done.stdout, done.stderr
 
 
 PART = "MIG-3f5c5e2a-6b1c-5d2e-9a77-0c1d2e3f4a5b"
@@ -276,18 +276,18 @@ PART = "MIG-3f5c5e2a-6b1c-5d2e-9a77-0c1d2e3f4a5b"
 @pytest.mark.parametrize(
     ("visible", "parts", "gpus", "container", "words"),
     [
-        ("all", [0], 1, False, "switch MIG off (nvidia-smi -mig 0), or disable the checks"),
-        (PART, [0], 1, False, "CUDA shows one part of it (NVIDIA H100 80GB HBM3 MIG 1g.10gb)"),
+        ("all", [0], 1, False, "turn MIG off (nvidia-smi -mig 0), or disable the checks"),
+        (PART, [0], 1, False, "CUDA shows only one partition (NVIDIA H100 80GB HBM3 MIG 1g.10gb)"),
         (PART, [0, 1], 1, True, f"opened {PART}"),
         (PART, None, 1, True, f"opened {PART}"),
         ("void", [3], 1, True, "opened GPU-"),  # given by CDI
         (f"{PART},{PART}", [0], 1, True, "opened GPU-"),
         (PART, [0], 2, True, "opened GPU-"),
-        (PART, [0, 1], 2, True, "give the container one part alone"),  # it may be the other GPU's
-        (f"{PART},{PART}", [0, 1], 1, True, "give the container one part alone"),
-        ("all", [0, 1], 1, True, "give the container one part alone"),  # the daemon's own pod
-        ("all", None, 1, True, "give the container one part alone"),
-        ("", [], 1, True, "give the container one part alone"),
+        (PART, [0, 1], 2, True, "give the container a single MIG partition"),  # it may be the other GPU's
+        (f"{PART},{PART}", [0, 1], 1, True, "give the container a single MIG partition"),
+        ("all", [0, 1], 1, True, "give the container a single MIG partition"),  # the daemon's own pod
+        ("all", None, 1, True, "give the container a single MIG partition"),
+        ("", [], 1, True, "give the container a single MIG partition"),
     ],
 )
 def test_part_of_a_gpu_is_not_taken_for_the_gpu_unless_a_container_was_given_it_alone(

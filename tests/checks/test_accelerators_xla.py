@@ -224,7 +224,7 @@ class TestOnRealXla:
         assert statuses(results["train_step"])["xla:0"] == ("pass", None)
         found = [f for f in results["train_step"].findings if f.status is Status.FAIL]
         assert [(f.target, f.reason) for f in found] == [("xla:1", "SilentCorruption")] * 2
-        assert all("layer block1, gradient of gelu has other bits in repeat 2" in f.message for f in found)
+        assert all("layer block1, gradient of gelu differs in repeat 2" in f.message for f in found)
         assert statuses(results["all_reduce"]) == {"rank:1": ("fail", "CollectiveMismatch"), "node": ("pass", None)}
         # One process is all ranks: when it hangs nobody can tell which, and nobody is accused.
         assert statuses(results["all_gather"]) == {"node": ("unknown", "Timeout")}
@@ -238,7 +238,7 @@ class TestOnRealXla:
         name = "data_parallel_step"
         sound = on_xla(name)[name]
         assert statuses(sound) == {"node": ("pass", None)}
-        assert "in 4 steps gradients and parameters are the same on all ranks" in sound.findings[0].message
+        assert "gradients and parameters match on all ranks in 4 steps" in sound.findings[0].message
         faulty = on_xla(name, faults=[f"{name}.block1.gelu_grad@rank:1=corrupt:0.001"])[name]
         assert statuses(faulty) == {"rank:1": ("fail", "SilentCorruption"), "node": ("pass", None)}
         found = next(finding for finding in faulty.findings if finding.status is Status.FAIL)

@@ -90,7 +90,7 @@ def test_rank_that_never_joins_is_absent_and_those_who_waited_are_not_accused(ru
     evidence, missing = run_ranks(["all_reduce"], size=3, params=SMALL, faults=absent, waits_at=waits_at)
     findings = judged("all_reduce", evidence[0], missing)
     assert accused(findings) == [("rank:2", "RankAbsent")]
-    assert "waited for it in vain: rank:0, rank:1" in findings[0].message
+    assert "waiting for it: rank:0, rank:1" in findings[0].message
 
 
 def test_rank_that_hangs_before_an_operation_is_named(run_ranks: Any) -> None:
@@ -115,7 +115,7 @@ def test_rank_that_dies_is_named_and_those_that_lost_it_are_victims(run_ranks: A
     assert len(missing) == 3
     findings = judged("reduce_scatter", evidence[0], missing)
     assert accused(findings) == [("rank:1", "RankDied")]
-    assert "waited for it in vain: rank:0, rank:2" in findings[0].message
+    assert "waiting for it: rank:0, rank:2" in findings[0].message
 
 
 def test_rank_that_raises_is_unknown_and_nobody_is_accused(run_ranks: Any) -> None:
@@ -378,7 +378,7 @@ def test_culprit_is_named_and_never_its_victims(missing: list[Missing], expected
 def test_rank_that_died_beside_a_missing_one_is_no_victim_of_it() -> None:
     missing = [gone(0, "MissingTool"), gone(1, "DeviceLost", *READY, order=0), gone(2, "Timeout", "joined")]
     for finding in judged("all_reduce", [], missing):
-        assert "(waited for it in vain: rank:2)" in finding.message
+        assert "(waiting for it: rank:2)" in finding.message
 
 
 def test_rank_that_does_not_go_on_after_the_others_ended_hangs() -> None:

@@ -108,10 +108,10 @@ def test_installed_check_is_found_by_its_entry_point_and_others_are_not_imported
     ("name", "words"),
     [
         ("fan_sped", "did you mean 'fan_speed'?"),
-        ("zzzzz", "there are: broken, fan_speed, quits, text, unwanted"),
+        ("zzzzz", "choose from: broken, fan_speed, quits, text, unwanted"),
         ("broken", "RuntimeError: no such bus"),
         ("quits", "SystemExit: 0"),
-        ("text", "is no check made with @check"),
+        ("text", "is not made with @check"),
     ],
 )
 def test_name_that_leads_to_no_check_is_one_line_naming_it(installed: Path, name: str, words: str) -> None:
@@ -123,7 +123,7 @@ def test_name_that_leads_to_no_check_is_one_line_naming_it(installed: Path, name
 
 
 def test_where_nothing_is_installed_the_error_says_so(tmp_path: Path) -> None:
-    assert "none is installed here" in json.loads(run_child(LOAD, tmp_path, "fan_speed"))
+    assert "none is installed" in json.loads(run_child(LOAD, tmp_path, "fan_speed"))
 
 
 @pytest.fixture
@@ -147,4 +147,4 @@ def test_entry_point_that_two_packages_bring_is_refused_naming_both(second: Path
 def test_two_entry_points_with_checks_of_one_name_are_refused(second: Path) -> None:
     points = second / "other_fans-1.0.dist-info/entry_points.txt"
     points.write_text("[healthd.checks]\nfans = other_fans:fan_speed\n")
-    assert "two are named fan_speed" in json.loads(run_child(LOAD, second, "fan_speed", "fans"))
+    assert "two have the name fan_speed" in json.loads(run_child(LOAD, second, "fan_speed", "fans"))

@@ -106,7 +106,7 @@ def test_program_that_is_missing_or_cannot_start_is_a_missing_tool(machine: Mach
 
 def test_program_that_hangs_is_a_timeout_that_names_it(machine: Machine) -> None:
     program(machine, "sleep 60")
-    with pytest.raises(HostError, match=r"probe did not end within 0\.3 s") as caught:
+    with pytest.raises(HostError, match=r"probe did not finish within 0\.3 s") as caught:
         machine.host.run(["probe"], timeout_seconds=0.3)
     assert caught.value.reason == "Timeout"
 

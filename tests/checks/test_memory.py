@@ -25,7 +25,7 @@ def test_good_memory_passes_with_its_bandwidth(context: Any, cpu_device: Any) ->
     assert measured.name == "memory_bandwidth_bytes_per_second"
     assert measured.value is not None
     assert measured.value > 1e6
-    assert "33.6 MB gave back address, walking, random and their inverses" in finding.message
+    assert "33.6 MB returned address, walking, random and their inverses" in finding.message
 
 
 @pytest.mark.parametrize("read", range(1, 13))
@@ -96,7 +96,7 @@ def test_device_that_fails_while_memory_is_taken_is_not_said_to_have_too_little(
 
 def test_share_of_the_available_memory_is_not_exceeded(context: Any, tampering: Any) -> None:
     finding = run(context(memory, device=tampering(available_bytes=lambda: 8 * MIB), share_ratio=0.25))
-    assert "2.1 MB gave back" in finding.message
+    assert "2.1 MB returned" in finding.message
 
 
 def test_block_that_is_no_multiple_of_a_chunk_is_tested_to_its_end(context: Any, tampering: Any) -> None:

@@ -272,10 +272,10 @@ def test_hang_is_told_with_the_last_words_and_the_log(machine: NeuronMachine) ->
     wrap(machine, f"echo 'Timeout waiting for RX from rank 3' >&2; echo 'neuron-bench - log file {log}'; exec sleep 60")
     (finding,) = run(machine, params={"step_seconds": 1.0})
     assert (finding.status, finding.reason) == (Status.FAIL, "Timeout")
-    assert f"the collective hangs; log {log}; its last words: " in finding.message
+    assert f"the collective hangs; log {log}; its last output: " in finding.message
     assert "Timeout waiting for RX from rank 3" in finding.message
     (machine.root / log.lstrip("/")).write_text("Connect to 10.0.0.7:40011 failed\n")
-    assert "its last words: Connect to 10.0.0.7:40011 failed" in run(machine, params={"step_seconds": 1.0})[0].message
+    assert "its last output: Connect to 10.0.0.7:40011 failed" in run(machine, params={"step_seconds": 1.0})[0].message
 
 
 def test_step_that_had_too_little_time_left_is_unknown(machine: NeuronMachine) -> None:

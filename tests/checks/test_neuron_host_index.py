@@ -77,7 +77,7 @@ def test_without_minor_numbers_and_neighbours_it_is_unknown_and_nothing_is_read(
     assert indices(found) == [None, None]
     assert [device["serial"] for device in found["devices"]] == [None, None]
     assert (finding.status, finding.reason, finding.target) == (Status.UNKNOWN, "NoData", "node")
-    assert "cannot be told in this container" in finding.message
+    assert "this container cannot determine" in finding.message
 
 
 def test_minor_numbers_of_the_device_files_tell_whatever_neighbours_say(share: NeuronMachine) -> None:

@@ -236,10 +236,10 @@ def test_stream_without_end_is_ended_with_its_children_after_the_first_line(tmp_
 @pytest.mark.parametrize(
     ("script", "reason", "words"),
     [
-        ("sleep 30", "Timeout", "did not end"),
+        ("sleep 30", "Timeout", "did not finish"),
         ("echo no driver >&2; exit 1", "NoData", "no driver"),
-        ("printf half", "NoData", "wrote no line"),
-        ("head -c 3000000 /dev/zero; sleep 30", "NoData", "wrote no line"),
+        ("printf half", "NoData", "printed nothing"),
+        ("head -c 3000000 /dev/zero; sleep 30", "NoData", "printed nothing"),
     ],
 )
 def test_program_without_a_line_is_an_error_that_says_why(script: str, reason: str, words: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from checks.profiling.operations import MAX_EVENTS
 from tests.fakes.neuron import NeuronMachine
 from tests.node.node_daemon_kit import until
 
-SAID = "most of the time of one more run went to dot 75 %, add 20 %, SEMAPHORE 5 %"
+SAID = "in one more run, most time was spent in dot 75 %, add 20 %, SEMAPHORE 5 %"
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def test_a_program_that_is_gone_a_target_that_is_no_core_and_nonsense_are_one_li
     host = Host(trn1.root)
     with pytest.raises(ProfileError, match=r"neuron-profile capture ended with code 1: .*cannot read"):
         capture(host, str(tmp_path / "none.neff"), "neuroncore:5", "matmul")
-    with pytest.raises(ProfileError, match="neuron:x is no core"):
+    with pytest.raises(ProfileError, match="neuron:x is not a core"):
         capture(host, program, "neuron:x", "matmul")
     spoil(trn1, "half_json")
-    with pytest.raises(ProfileError, match="what it has written is not understood"):
+    with pytest.raises(ProfileError, match="its output is not understood"):
         capture(host, program, "neuroncore:5", "matmul")
 
 
@@ -82,7 +82,7 @@ def test_a_tool_that_is_not_installed_or_hangs_is_an_error_of_the_host(
 def test_all_instructions_count_and_those_without_a_time_do_not(trn1: NeuronMachine, program: str) -> None:
     spoil(trn1, "long")
     found = capture(Host(trn1.root), program, "neuroncore:5", "matmul")
-    assert found.said == "most of the time of one more run went to LATE 100 %"
+    assert found.said == "in one more run, most time was spent in LATE 100 %"
     assert json.loads(gzip.decompress(found.content))["otherData"]["events_left_out"] == 100_001 - MAX_EVENTS
 
 

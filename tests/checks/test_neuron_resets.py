@@ -270,4 +270,4 @@ def test_state_of_a_device_is_read_where_the_driver_tells_it(
     assert (finding.status, finding.reason) == expected
     if finding.status is Status.FAIL:
         assert (finding.target, finding.action) == ("neuron:0", Action.REBOOT)
-        assert "load the driver again or reboot" in finding.message
+        assert "reload the driver or reboot" in finding.message

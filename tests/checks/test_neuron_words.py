@@ -47,7 +47,7 @@ def test_device_whose_dma_aborted_is_reset_and_probed_again_before_it_is_replace
     found = diagnose(text)
     assert found is not None
     assert (found.reason, found.action) == ("DeviceLost", Action.RESET_DEVICE)
-    assert "run the check again; when it aborts again" in found.remedy
+    assert "run the check again; if it aborts again" in found.remedy
 
 
 # --- nccom-test -------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_example_of_the_docs_is_asked_what_the_built_in_step_is(context: Any, cp
     said = list(train_step(context(train_step, device=cpu_device, step=example)))
     assert [item.status for item in findings(said)] == [Status.PASS, Status.PASS]
     right, fast = findings(said)
-    assert re.match(r"own step right in \d+ places; of the error that rounding explains, at most", right.message)
+    assert re.match(r"own step correct in \d+ places; largest error, relative to what rounding explains", right.message)
     assert fast.measurements[0].name == "train_step_steps_per_second"
     (item,) = evidence(said)
     assert {"own.inner.1.output", "own.inner.1.output_grad", "own.loss", "own.classes.weight_grad"} < set(
@@ -64,7 +64,7 @@ def test_every_place_of_it_can_be_corrupted_and_is_found(cpu_device: Any, exampl
         repeated, _ = repeat(device, work, 2, ())
         (found,) = repeated.findings(device, work)
         assert (found.reason, found.target) == ("SilentCorruption", "cpu:0")
-        assert f"{describe(place)} has other bits in repeat 2" in found.message
+        assert f"{describe(place)} differs in repeat 2" in found.message
 
 
 def test_parameters_in_bf16_have_the_bounds_of_bf16(context: Any, cpu_device: Any, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_module_that_works_in_place_is_the_same_each_time(context: Any, cpu_devi
         (EXAMPLE, "made", "cannot be loaded: AttributeError"),
         ("import no_such_module", "make", "cannot be loaded: ModuleNotFoundError"),
         ("make = 1", "make", "is int, not a function"),
-        ("def make(): return 1", "make", "it must give (model, batch, loss)"),
+        ("def make(): return 1", "make", "it must return (model, batch, loss)"),
         ("def make(): return 1, 2, print", "make", "its model is int, not a torch.nn.Module"),
         ("import torch\ndef make(): return torch.nn.ReLU(), 2, print", "make", "its model has no parameters"),
     ],

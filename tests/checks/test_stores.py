@@ -217,7 +217,9 @@ def test_store_that_hangs_costs_no_more_than_its_time_and_the_step_is_named(
     with fuse(tmp_path / "store", {operation: "hang"}):
         (finding,) = [one for one in save(tmp_path / "store", seconds=2.0) if one.status is not Status.PASS]
     assert finding.reason == "StoreHangs"
-    step = {"STATFS": "look for room", "MKDIR": "make a folder", "READ": "read back"}.get(operation, "write and flush")
+    step = {"STATFS": "check the free space", "MKDIR": "make a folder", "READ": "read back"}.get(
+        operation, "write and flush"
+    )
     assert step in finding.message
 
 
@@ -253,7 +255,7 @@ def test_checks_go_on_while_the_kernel_holds_a_process_in_a_store(tmp_path: Path
     runner = Runner(RunnerSettings(params=params))
     plan = Plan(tier=Tier.PASSIVE, checks=("store_access", "memory_free"), executor="test")
     with fuse(tmp_path / "store", {"OPENDIR": "hang"}):
-        for message in ("look at the mount: did not end", "of an earlier run still hangs"):
+        for message in ("look at the mount: did not finish", "of an earlier run still hangs"):
             access, memory = asyncio.run(runner.run(plan))
             (finding,) = access.findings
             assert finding.reason == "StoreHangs"
@@ -350,7 +352,7 @@ def test_marker_that_is_not_whole_is_said_and_an_old_one_is_not_seen(tmp_path: P
     head, _, rest = whole.partition(b"\n")
     marker.write_bytes(json.dumps({**json.loads(head), "written_at": time.time() - 3600}).encode() + b"\n" + rest)
     ((reason, message),) = exchange(tmp_path, "n2", "n1")
-    assert (reason, "younger than 60 s" in message) == ("StoreNotShared", True)
+    assert (reason, "under 60 s" in message) == ("StoreNotShared", True)
 
 
 @needs_root

@@ -290,7 +290,7 @@ def test_counter_that_was_set_back_is_no_rate_and_counts_again_from_there(trn1: 
     trn1.count("rdmap16s25", "rx_drops", 5)
     findings, before = look(trn1, before)
     assert bad(findings) == []
-    assert any("counters of rdmap16s25/1 began anew" in item.message for item in findings)
+    assert any("counters of rdmap16s25/1 were reset" in item.message for item in findings)
     trn1.count("rdmap16s25", "rx_drops", 6006)
     assert bad(look(trn1, before)[0]) == [(Status.WARN, "LinkErrors", "efa:rdmap16s25")]
 
@@ -388,7 +388,7 @@ def test_program_that_is_not_installed_is_neither_a_fault_nor_a_pass(trn1: Trn1)
     trn1.remove(AWS_FI_INFO)
     findings, previous = look(trn1)
     assert bad(findings) == [(Status.SKIP, "NotApplicable", "node")]
-    assert "libfabric was not asked: fi_info is not installed" in findings[-1].message
+    assert "libfabric was not checked: fi_info is not installed" in findings[-1].message
     assert worst_of(findings)[0] is Status.PASS, "the interfaces were counted, and their links are up"
     assert bad(look(trn1, previous)[0]) == [(Status.SKIP, "NotApplicable", "node")]
 

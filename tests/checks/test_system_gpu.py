@@ -101,7 +101,7 @@ def test_module_that_is_not_installed_is_unknown_with_the_remedy(check: Check, m
     machine.remove("/python/pynvml")
     (finding,) = look(machine, check)[0]
     assert (finding.status, finding.reason) == (Status.UNKNOWN, "MissingTool")
-    assert f"nvidia-ml-py is neither installed beside healthd nor for {sys.executable}" in finding.message
+    assert f"nvidia-ml-py is installed neither beside healthd nor for {sys.executable}" in finding.message
     assert "install the extra nvidia of healthd" in finding.message
 
 
@@ -387,7 +387,7 @@ def test_nvlink_that_is_down_fails_where_all_must_be_up(tmp_path: Path) -> None:
     machine.gpu(0, nvlinks=[1] * 17 + [0])
     (finding,) = [item for item in look(machine, gpu_links)[0] if item.status is not Status.PASS]
     assert (finding.status, finding.reason, finding.target) == (Status.FAIL, "LinkDown", "cuda:0")
-    assert finding.message == "17 NVLinks are active of 18 (down: 17)"
+    assert finding.message == "17 of 18 NVLinks are active (down: 17)"
 
 
 def test_elsewhere_a_gpu_with_fewer_than_the_others_has_lost_one(tmp_path: Path) -> None:
@@ -656,7 +656,7 @@ def test_gpus_with_a_process_that_only_the_driver_shows_are_not_probed(machine: 
     )
     (finding,) = results["matmul"].findings
     assert (finding.status, finding.reason) == (Status.SKIP, "Busy")
-    assert "cuda:1: the driver shows processes that cannot be seen here (4711)" in finding.message
+    assert "cuda:1: the driver reports processes that are not visible here (4711)" in finding.message
 
 
 def test_stand_in_has_the_names_and_codes_of_the_real_module() -> None:
@@ -708,7 +708,7 @@ def test_module_is_found_by_a_child_that_starts_without_site_packages() -> None:
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "is not installed" not in done.stdout
-    assert "libnvidia-ml.so.1 is not here" in done.stdout or "Versions(" in done.stdout
+    assert "libnvidia-ml.so.1 is missing" in done.stdout or "Versions(" in done.stdout
 
 
 def test_place_on_the_bus_and_version_of_the_driver_are_known_without_nvml(machine: GpuMachine) -> None:

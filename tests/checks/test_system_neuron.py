@@ -173,7 +173,7 @@ def test_words_and_actions_of_faults_tell_what_to_do(trn1: NeuronMachine) -> Non
     assert "neuron-ls failed with 1: FATA" in by_reason["NoData"].message  # by its words, although the driver is there
     (trn1.root / "dev/neuron4").chmod(0o666)
     (stuck,) = [item for _, item in findings(trn1) if item.reason == "StuckCores"]
-    assert "pid 900 (python3) is gone and still has cores of it (among 6-7)" in stuck.message
+    assert "pid 900 (python3) has exited but still holds its cores (among 6-7)" in stuck.message
     assert (blame_of("StuckCores").value, action_of("StuckCores")) == ("node", Action.RESET_DEVICE)
 
 

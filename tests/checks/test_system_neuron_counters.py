@@ -189,11 +189,11 @@ def test_counters_that_were_set_back_count_from_zero_and_the_damage_is_not_forgo
     for _ in range(2):
         (finding,) = looks.look()
         assert (finding.status, finding.reason, finding.target) == (Status.WARN, "EccErrors", "neuron:0")
-        assert "held 3 before the counters were set back" in finding.message
+        assert "was 3 before the counters were reset" in finding.message
     machine.fault("ecc", "neuron:0", "mem_ecc_uncorrected=1")
     (finding,) = looks.look()
     assert (finding.status, finding.measurements[0].value) == (Status.FAIL, 1.0)
-    assert "1 of 1 within the last hours, set back since it held 3" in finding.message
+    assert "1 of 1 within the last hours, reset after it reached 3" in finding.message
 
 
 def test_driver_that_was_loaded_again_repairs_what_is_repairable_and_that_is_said(machine: NeuronMachine) -> None:
@@ -203,7 +203,7 @@ def test_driver_that_was_loaded_again_repairs_what_is_repairable_and_that_is_sai
     machine.fault("ecc_reset")
     (finding,) = looks.look()
     assert finding.status is Status.PASS
-    assert "set back" in finding.message
+    assert "were reset" in finding.message
 
 
 def test_counter_that_one_core_does_not_tell_for_a_moment_was_not_set_back(machine: NeuronMachine) -> None:
@@ -216,7 +216,7 @@ def test_counter_that_one_core_does_not_tell_for_a_moment_was_not_set_back(machi
     machine.write(leaf, "5\n")
     (finding,) = looks.look()
     assert finding.status is Status.PASS
-    assert "set back" not in finding.message
+    assert "were reset" not in finding.message
 
 
 def test_corrected_errors_before_the_first_look_pass_and_are_told(machine: NeuronMachine) -> None:
@@ -242,7 +242,7 @@ def test_register_that_outlives_the_driver_has_not_counted_everything_anew(machi
     load_again(machine)
     (finding,) = looks.look()
     assert finding.status is Status.PASS
-    assert "set back" not in finding.message
+    assert "were reset" not in finding.message
 
 
 def test_driver_that_was_loaded_again_is_seen_although_the_counter_has_grown_beyond(machine: NeuronMachine) -> None:

@@ -60,8 +60,8 @@ def test_open_chain_that_is_listed_as_a_ring_is_told(machine: Machine) -> None:
 def test_list_of_another_type_is_a_warning_that_accuses_no_link(machine: Machine) -> None:
     (finding,) = look(machine, with_links({**TORUS, 5: [1, 4, 9]}))
     assert (finding.status, finding.reason, finding.target) == (Status.WARN, "WrongTopology", "neuron:5")
-    assert "lists links to 1, 4, 9, and trn1.32xlarge has 1, 4, 6, 9" in finding.message
-    assert "fixed by type and number" in finding.message
+    assert "lists links to 1, 4, 9, but trn1.32xlarge has 1, 4, 6, 9" in finding.message
+    assert "depends only on the type and number" in finding.message
     assert action_of("WrongTopology") is Action.INSPECT
 
 
@@ -69,7 +69,7 @@ def test_missing_device_is_why_no_links_are_listed_and_no_update_is_advised(mach
     none: dict[int, list[int] | None] = dict.fromkeys(set(range(16)) - {5})
     (finding,) = look(machine, with_links(none))
     assert (finding.status, finding.reason, finding.target) == (Status.UNKNOWN, "NoData", "node")
-    assert "only when it finds all 16 devices of trn1.32xlarge, and 15 are shown; see device_count" in finding.message
+    assert "only if it finds all 16 devices of trn1.32xlarge, but 15 are shown; see device_count" in finding.message
     assert "update" not in finding.message
     assert judged(machine, dict.fromkeys(TORUS)) == [("unknown", "NoData", "node")]
     assert judged(machine, {}) == [("unknown", "NoData", "node")]
@@ -82,7 +82,7 @@ def test_stand_in_lists_no_links_when_a_device_is_gone(tmp_path: Path) -> None:
     found = neuron.find(whole.host, {})
     assert [device["connected_to"] for device in found["devices"]] == [None] * 5
     (finding,) = whole.findings(neuron_topology, inventory=found)
-    assert "and 5 are shown" in finding.message
+    assert "but 5 are shown" in finding.message
 
 
 def test_device_without_a_list_among_others_is_unknown(machine: Machine) -> None:

@@ -106,7 +106,7 @@ def test_installed_driver_that_is_not_loaded_yet_is_a_warning(machine: NeuronMac
     install(machine, driver="2.30.9.0")
     (finding,) = findings(machine)
     assert (finding.status, finding.reason, finding.action) == (*DOUBT, Action.REBOOT)
-    assert "2.30.2.0 is loaded and 2.30.9.0 is installed" in finding.message
+    assert "2.30.2.0 is loaded but 2.30.9.0 is installed" in finding.message
 
 
 def test_driver_that_is_not_the_one_that_started_last_is_a_warning(machine: NeuronMachine) -> None:

@@ -128,7 +128,7 @@ def test_server_of_a_network_file_system_is_not_asked_for_a_path(machine: Machin
 def test_path_that_is_not_there_is_not_known_to_be_writable(machine: Machine) -> None:
     findings = machine.findings(mounts, writable=["/tmp", "/nowhere"])
     assert worst_of(findings) == (Status.UNKNOWN, "NoData")
-    assert "/nowhere is not there" in findings[0].message
+    assert "/nowhere does not exist" in findings[0].message
     (machine.root / "file").touch()
     assert worst_of(machine.findings(mounts, writable=["/file/x"])) == (Status.UNKNOWN, "NoData")
     (machine.root / "tmp").rename(machine.root / "gone")

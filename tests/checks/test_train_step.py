@@ -91,7 +91,7 @@ def test_healthy_device_passes_with_numbers_for_each_question(context: Any, cpu_
     }
     (verdict,) = judge_steps(evidence_of(said), [])
     assert (verdict.status, verdict.target) == (Status.PASS, "cpu:0")
-    assert "no other to compare with" in verdict.message
+    assert "nothing to compare with" in verdict.message
 
 
 def test_the_same_step_has_the_same_digests_in_every_run(context: Any, cpu_device: Any) -> None:
@@ -194,7 +194,7 @@ def test_injected_fault_is_found_with_device_layer_operation_and_repeat(
     said = list(train_step(context(train_step, device=faulty(cpu_device, [fault]), **SHORT)))
     assert [(item.reason, item.target) for item in wrong(said)] == [("SilentCorruption", "cpu:0")] * 2
     for dtype, item in zip(("fp32", "bf16"), wrong(said), strict=True):
-        assert f"{dtype} step repeated 2 times from one state: {words} has other bits in repeat 2" in item.message
+        assert f"{dtype} step repeated 2 times from the same state: {words} differs in repeat 2" in item.message
     assert not list(judge_steps(evidence_of(said), []))  # no vote, and no pass
 
 
@@ -255,7 +255,7 @@ def test_a_soak_repeats_for_as_long_as_it_is_told_and_names_the_one_step_that_di
     said = list(train_step(context(train_step, device=tampering(flip), **options)))
     (found,) = wrong(said)
     assert found.reason == "SilentCorruption"
-    assert "has other bits in repeat 120 (1 of " in found.message
+    assert "differs in repeat 120 (1 of " in found.message
     assert evidence_of(said)[0].data["repeats"] >= 150
 
 
@@ -272,7 +272,7 @@ def test_a_fault_of_one_step_in_many_strikes_by_chance_and_each_step_that_it_hit
     assert (evidence_of(said)[0].data["stable"], bool(hit)) in ((True, False), (False, True))
     found = [one.message for one in wrong(said) if one.reason == "SilentCorruption"]
     if hit:
-        words = f"layer block1, gradient of gelu has other bits in repeat {hit[0] + 1} ({len(hit)} of 60 differ)"
+        words = f"layer block1, gradient of gelu differs in repeat {hit[0] + 1} ({len(hit)} of 60 differ)"
         assert [words in message for message in found] == [True]
     else:
         assert found == []
@@ -333,14 +333,14 @@ def test_places_that_a_device_does_not_repeat_are_left_out_and_said(context: Any
     options = {**SHORT, "left_out": left, "dtypes": ["fp32"]}
     said = list(train_step(context(train_step, device=cpu_device, **options)))
     (verdict,) = judge_steps(evidence_of(said), [])
-    assert "left out, because the device does not repeat them: embed.token_weight_grad" in verdict.message
+    assert "left out because the device does not repeat them: embed.token_weight_grad" in verdict.message
     # What follows from it is still seen.
     said = list(train_step(context(train_step, device=faulty(cpu_device, [fault]), **options)))
     assert "layer embed, token_weight after the optimizer" in wrong(said)[0].message
 
 
 def test_dtype_and_place_that_are_not_there_are_one_line(context: Any, cpu_device: Any) -> None:
-    with pytest.raises(ValueError, match="no such dtype 'fp4'; known are fp32, bf16, fp16, fp8"):
+    with pytest.raises(ValueError, match="no such dtype 'fp4'; choose from: fp32, bf16, fp16, fp8"):
         list(train_step(context(train_step, device=cpu_device, dtypes=["fp4"])))
     with pytest.raises(ValueError, match=r"no place 'embed\.tokn'; did you mean 'embed\.token'"):
         list(train_step(context(train_step, device=cpu_device, left_out=["embed.tokn"])))
@@ -353,7 +353,7 @@ def skips(said: Sequence[Any]) -> list[tuple[str | None, str]]:
 def test_device_with_narrow_sums_skips_fp16_in_deep(context: Any, tampering: Any) -> None:
     device = tampering(narrow_sums=("fp16",))
     said = list(train_step(context(train_step, device=device, tier=Tier.DEEP, large=False, **SHORT)))
-    text = "no fp16 step on this device: its sums are not kept in fp32, so no bound holds"
+    text = "no fp16 step on this device: its sums are not kept in fp32, so no error bound applies"
     assert ("NotApplicable", text) in skips(said)
 
 
@@ -375,7 +375,7 @@ def test_fp8_is_done_in_deep_where_the_kind_of_device_declares_it_and_is_right(c
 
 @pytest.mark.parametrize(
     ("accelerator", "words"),
-    [(None, "its kind"), ("xla", "xla"), ("neuron", "neuron"), ("another", "another")],
+    [(None, "this accelerator"), ("xla", "xla"), ("neuron", "neuron"), ("another", "another")],
 )
 def test_fp8_is_skipped_with_the_reason_where_the_kind_of_device_does_not_declare_it(
     context: Any, cpu_device: Any, accelerator: Any, words: str
@@ -493,11 +493,11 @@ def test_minority_of_at_least_three_is_accused_and_two_are_one_of_both(values: s
 def test_accusation_names_the_first_place_and_step_that_differ() -> None:
     accused = [f for f in judge_steps([item(f"cpu:{i}", v) for i, v in enumerate("aab")], []) if f.reason]
     assert [f.message for f in accused] == [
-        "fp32 step 1: layer block1, operation gelu has other bits than on the 2 others of its kind"
+        "fp32 step 1: layer block1, operation gelu differs from the 2 others of its kind"
     ]
     later = [item(f"cpu:{i}", v, place="after/200") for i, v in enumerate("aab")]
     (after,) = [f.message for f in judge_steps(later, []) if f.reason]
-    assert after.startswith("fp32 after step 200: a parameter has other bits")
+    assert after.startswith("fp32 after step 200: a parameter differs from")
     both = [f.message for f in judge_steps([item("cpu:0", "a"), item("cpu:1", "b")], [])]
     assert all("one of cpu:0, cpu:1" in text for text in both)
 

@@ -111,7 +111,7 @@ def bundled(folder: Path, machine: Machine, *options: str, python: Path | str = 
         timeout=90,
     )
     assert (said.code, said.err) == (0, "")
-    assert "could not be had" in said.out  # no daemon is there
+    assert "not available" in said.out  # no daemon is there
     return opened(folder / "b.tgz")
 
 
@@ -129,7 +129,7 @@ def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path:
     found = bundled(tmp_path, machine)
     assert next(iter(found)) == "README.txt"
     assert "state.json: " in found["README.txt"]
-    assert "is 'healthd node' running there?" in found["README.txt"]
+    assert "is 'healthd node' running?" in found["README.txt"]
     assert "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on host-" in found["kernel.txt"]
     assert "cake" not in found["kernel.txt"]
     assert json.loads(found["tools/neuron-ls.json"])[0]["neuron_processes"][0] == {
@@ -209,14 +209,14 @@ def test_options_that_make_no_sense_are_no_bundle(tmp_path: Path) -> None:
     words = ("bundle", "--output", str(tmp_path / "b.tgz"), "--host-root", str(tmp_path / "none"))
     said = healthd(tmp_path, *words)
     assert (said.code, said.out) == (2, "")
-    assert "no such directory; --host-root names one" in said.err
+    assert "no such directory; --host-root needs a directory" in said.err
     assert not (tmp_path / "b.tgz").exists()
 
 
 def test_journal_of_this_host_is_not_taken_for_that_of_another_machine(tmp_path: Path) -> None:
     with pytest.raises(NoLogError, match="--host-root names another machine"):
         journal(Host(tmp_path), 5.0)
-    assert nccom_logs(Host(tmp_path), 1000) == "(there is none)\n"
+    assert nccom_logs(Host(tmp_path), 1000) == "(empty)\n"
 
 
 def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:

@@ -156,11 +156,11 @@ def test_people_get_a_table_without_colour_where_it_is_no_terminal(tmp_path: Pat
     ("arguments", "said"),
     [
         (("matmull",), "'matmull'"),
-        (("--tier", "quik"), "--tier 'quik' is none of: passive, quick, deep, soak"),
+        (("--tier", "quik"), "--tier 'quik': choose one of: passive, quick, deep, soak"),
         (("--fault", "matmul"), "write CHECK[@TARGET]=KIND[:VALUE]"),
         (("--fault", "matmul=melt"), "no such kind: 'melt'"),
         (("--fault", "matmull=fail"), "did you mean 'matmul'?"),
-        (("--fault", "memory_free=corrupt"), "makes no sense"),
+        (("--fault", "memory_free=corrupt"), "cannot be injected into"),
         (("--fault", "matmul=slow:-3"), "slow needs a factor above 1"),
         (("--fault", "matmul=slow:nan"), "slow needs a factor above 1"),
         (("--no-such-option",), "--no-such-option"),
@@ -296,7 +296,7 @@ def test_a_fault_on_what_is_not_there_is_an_error_and_no_pass(tmp_path: Path, ta
     check = "all_reduce" if target.startswith("rank") else "matmul"
     said = healthd(tmp_path, "check", check, "--config", small(tmp_path), "--fault", f"{check}@{target}=fail")
     assert said.code == 2
-    assert f"there is no '{target}' here" in said.err
+    assert f"this node has no '{target}'" in said.err
 
 
 def test_a_reader_that_goes_away_changes_no_exit_code(tmp_path: Path) -> None:
@@ -377,5 +377,5 @@ def test_bytes_that_are_no_text_are_told_in_one_line(tmp_path: Path, words: tupl
     env = {"HEALTHD_NODE_NAME": "n\udcff", "HEALTHD_AGGREGATOR": "http://127.0.0.1:1"}
     said = healthd(tmp_path, *words, env=env, executed=True)
     assert (said.code, said.out) == (code, "")
-    assert "no UTF-8" in said.err
+    assert "not UTF-8" in said.err
     assert said.err.count("\n") == 1

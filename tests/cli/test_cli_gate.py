@@ -94,7 +94,7 @@ def test_an_admission_whose_json_nobody_reads_any_more_is_taken_back(world: Worl
         hook.stdout.close()
         assert hook.stderr is not None
         err = hook.stderr.read()
-    assert (hook.returncode, "its reader has gone away; its gate is withdrawn" in err) == (75, True), err
+    assert (hook.returncode, "its reader has closed; its gate is withdrawn" in err) == (75, True), err
 
 
 def test_standard_error_that_cannot_be_written_changes_no_answer(world: World) -> None:
@@ -129,10 +129,10 @@ def test_what_can_never_be_is_1_and_what_cannot_be_meant_is_2(world: World) -> N
     assert world.gate("c", "--pool", "no-such-pool", "--count", "1").code == 1
     assert world.gate("c2", "--pool", "train", "--count", "400").code == 1
     for arguments, said in (
-        ((), "say which nodes"),
+        ((), "choose the nodes"),
         (("--pool", "train"), "--pool needs --count"),
-        (("--count", "2", *nodes("n1")), "--count goes with --pool"),
-        (nodes("n1", "n1"), "node 'n1' is named twice"),
+        (("--count", "2", *nodes("n1")), "--count belongs to --pool"),
+        (nodes("n1", "n1"), "node 'n1' is listed twice"),
         ((*nodes("n1"), "--min-nodes", "2"), "--min-nodes 2 is more than the 1 nodes"),
         ((*nodes("n1"), "--min-nodes", "-1"), "--min-nodes must be at least 1, not -1"),
         (("--hostfile", "/no/such/file"), "cannot be read"),
@@ -154,7 +154,7 @@ def test_gate_that_is_told_how_long_its_job_runs_takes_no_node_whose_events_are_
     assert said.code == 75, said.err
     (reason,) = said.json["excluded"][0]["reasons"]
     assert reason["code"] == "ScheduledEvent"
-    assert "the job says that it runs for 12 h, so this must be known" in reason["message"]
+    assert "the job declares a runtime of 12 h, so this must be known" in reason["message"]
     assert said.json["policy"]["runtime_seconds"] == 43200.0
 
 
@@ -285,10 +285,10 @@ def test_token_of_a_client_and_table_of_the_aggregator_have_names_of_their_own(t
 
         swapped = healthd(tmp_path, *asked, env={"HEALTHD_TOKEN_FILE": str(tmp_path / "away")})
         assert swapped.code == 2
-        assert f"HEALTHD_TOKEN_FILE names it and won over gate.token_file in {config}:4" in swapped.err
+        assert f"the variable HEALTHD_TOKEN_FILE overrides gate.token_file in {config}:4" in swapped.err
     swapped = healthd(tmp_path, "aggregator", "--config", str(config), env={"HEALTHD_TOKEN_TABLE": str(token)})
     assert swapped.code == 2
-    assert f"HEALTHD_TOKEN_TABLE names it and won over aggregator.token_table in {config}:2" in swapped.err
+    assert f"the variable HEALTHD_TOKEN_TABLE overrides aggregator.token_table in {config}:2" in swapped.err
     assert healthd(tmp_path, "aggregator", "--token-file", str(table)).code == 2
     unknown = healthd(tmp_path, "aggregator", env={"HEALTHD_AGGREGATOR_TOKEN_FILE": str(table)})
     assert (unknown.code, "HEALTHD_AGGREGATOR_TOKEN_TABLE" in unknown.err) == (2, True), unknown
@@ -339,7 +339,7 @@ def test_people_see_the_fleet_keep_nodes_out_and_let_them_in_again(world: World)
     assert world.run("fleet", "quarantine", "to-come", "--reason", "burn-in", "--unseen").code == 0
     gone = world.run("fleet", "forget", "to-come")
     assert gone.code == 0
-    assert gone.out.startswith("to-come is forgotten, and with it its quarantine by ")
+    assert gone.out.startswith("to-come is removed, and with it its quarantine by ")
     assert gone.out.endswith(" (burn-in)\n")
     assert world.gate("q", *nodes("n3"), wait="0s").code == 75
     assert world.run("fleet", "release", "n3").code == 0
@@ -359,7 +359,7 @@ def test_a_slip_in_a_name_is_told_with_the_nearest_and_quarantines_nobody(world:
     said = world.run("fleet", "quarantine", "n33", "--reason", "new cable")
     assert (said.code, said.out) == (2, "")
     assert said.err.count("\n") == 1
-    assert "no node 'n33' was ever heard of; did you mean n3" in said.err
+    assert "no node 'n33' has ever reported; did you mean n3" in said.err
     assert "--unseen" in said.err
     assert [node["node"] for node in world.run("fleet", "status", "--json").json["nodes"]] == ["bad", "n1", "n2", "n3"]
 
@@ -389,7 +389,7 @@ def test_a_name_that_two_keys_claim_is_given_to_one_of_them_by_hand(world: World
     assert "healthd fleet forget twice" in world.gate("w", *nodes("twice"), wait="2s").out
     assert world.run("fleet", "rekey", "twice").code == 0
     assert (sync(second), sync(first)) == (200, 409)
-    assert world.run("fleet", "forget", "twice").out == "twice is forgotten\n"
+    assert world.run("fleet", "forget", "twice").out == "twice is removed\n"
     assert sync(first) == 200
     assert world.run("fleet", "forget", "twice").code == 0
     assert world.run("fleet", "rekey", "nobody").code == 1
@@ -427,7 +427,7 @@ def test_faults_are_set_and_cleared_in_a_running_daemon(tmp_path: Path) -> None:
                 if (tmp_path / "run" / "node.sock").exists():
                     break
                 time.sleep(0.05)
-            assert healthd(tmp_path, "fault", "set", "memory_free=fail").out == "in force: memory_free=fail\n"
+            assert healthd(tmp_path, "fault", "set", "memory_free=fail").out == "active: memory_free=fail\n"
             assert healthd(tmp_path, "fault", "set", "memory_free=melt").code in (1, 2)
             assert healthd(tmp_path, "fault", "clear").out == "cleared\n"
         finally:
@@ -482,7 +482,7 @@ def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> No
     assert world.run("fleet", "breaker", "--pool", "train").out == "no breaker is open\n"
     slip = world.run("fleet", "breaker", "reset", "--pool", "tran")
     assert (slip.code, slip.out) == (2, "")
-    assert "no node is of pool 'tran'; did you mean 'train'?" in slip.err
+    assert "pool 'tran' has no nodes; did you mean 'train'?" in slip.err
 
 
 @pytest.mark.parametrize("what", ["stragglers", "digests", "steps"])
@@ -515,11 +515,11 @@ def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
     ("words", "hint"),
     [
         (("--config", "F", "check", "matmul"), "--config belongs behind the command: healthd check --config F matmul"),
-        (("version",), "write: healthd --version"),
+        (("version",), "use: healthd --version"),
         (("check", "no_such_check"), "no such check: 'no_such_check'"),
         (("check", "--tire", "quick"), "--tire"),
         (("fleet", "status", "--no-such-option"), "--no-such-option"),
-        (("gate", "--job", "j"), "say which nodes"),
+        (("gate", "--job", "j"), "choose the nodes"),
         (("preflight", "--no-such-option"), "--no-such-option"),
         (("slurm", "gate", "--no-such-option"), "--no-such-option"),
         (("baseline", "/no/such/file"), "/no/such/file"),

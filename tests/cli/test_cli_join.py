@@ -57,7 +57,7 @@ def test_three_hooks_of_which_one_is_late_and_one_is_recreated_start_together(cl
     hooks[1].process.kill()
     hooks[1].process.communicate()
     hooks[1] = join(cluster, aggregator, 1)
-    until(lambda: "2 of 3 members have come" in waiting(aggregator))
+    until(lambda: "2 of 3 members have joined" in waiting(aggregator))
     assert all(hook.process.poll() is None for hook in hooks.values()), "nobody starts before all have come"
     hooks[2] = join(cluster, aggregator, 2, "--json")
     said = {rank: hook.said() for rank, hook in hooks.items()}
@@ -83,12 +83,12 @@ def test_a_node_that_is_bad_keeps_all_from_starting_and_each_is_told_which(clust
 def test_a_hook_that_is_stopped_leaves_its_group_at_once(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n0", config=POLICY)
     hook = join(cluster, aggregator, 0, size=2)
-    until(lambda: "1 of 2 members have come" in waiting(aggregator))
+    until(lambda: "1 of 2 members have joined" in waiting(aggregator))
     hook.process.send_signal(signal.SIGTERM)
     said = hook.said(5)
     assert said.code == 75
-    assert "stopped by SIGTERM; its group is told" in said.err
-    until(lambda: "0 of 2 members have come" in waiting(aggregator))
+    assert "stopped by SIGTERM; its group is informed" in said.err
+    until(lambda: "0 of 2 members have joined" in waiting(aggregator))
 
 
 def test_a_hook_that_is_stopped_after_it_has_confirmed_takes_the_others_back_at_once(cluster: Cluster) -> None:
@@ -107,7 +107,7 @@ def test_a_hook_that_is_stopped_after_it_has_confirmed_takes_the_others_back_at_
         until(lambda: http.post(path, json={"node": "n1", "event": "wait"}).json()["missing"] == ["n1"])
         hook.process.send_signal(signal.SIGTERM)
         said = hook.said(5)
-        assert (said.code, "its group is told" in said.err) == (75, True), said
+        assert (said.code, "its group is informed" in said.err) == (75, True), said
         told = http.post(path, json={"node": "n1", "event": "acknowledge"}).json()
     assert (told["go"], told["missing"]) == (False, ["n0"])
     until(lambda: cluster.services["n0"].get("/v1/node").json()["leases"] == [])
@@ -120,7 +120,7 @@ def test_a_rank_that_comes_after_the_others_have_started_is_left_out(cluster: Cl
     assert alone.code == 0, alone.err
     late = join(cluster, aggregator, 1, "--min-nodes", "1", size=2).said()
     assert late.code == 75
-    assert "rank 1 on n1 is left out, the others start without it: rank 1 of group train did not come" in late.err
+    assert "rank 1 on n1 is left out; the others start without it: rank 1 of group train did not come" in late.err
 
 
 @pytest.mark.thorough
@@ -144,7 +144,7 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
     again = join(cluster, aggregator, 1, size=2)
     first, second = hook.said(), again.said()
     assert (first.code, second.code) == (0, 0), (first, second)
-    assert "n1 did not confirm the start; the group comes together again" in first.err
+    assert "n1 did not confirm the start; the group gathers again" in first.err
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------
@@ -153,20 +153,20 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
 @pytest.mark.parametrize(
     ("arguments", "variables", "said"),
     [
-        (("--join", "g", "--rank", "0"), {}, "--size is missing, and no launcher's variables say it"),
+        (("--join", "g", "--rank", "0"), {}, "--size is missing, and no launcher's variables provide it"),
         (("--join", "g", "--size", "2"), {}, "--rank is missing"),
-        (("--join", "g", "--size", "2", "--rank", "2"), {}, "--rank 2 is not one of 0 to 1"),
-        (("--join", "g", "--size", "2", "--rank", "0", "--pool", "p"), {}, "--pool does not go with --join"),
-        (("--join", "g", "--size", "2", "--rank", "0", "--node", "a", "--node", "b"), {}, "takes one --node"),
+        (("--join", "g", "--size", "2", "--rank", "2"), {}, "--rank 2 must be from 0 to 1"),
+        (("--join", "g", "--size", "2", "--rank", "0", "--pool", "p"), {}, "--pool cannot be combined with --join"),
+        (("--join", "g", "--size", "2", "--rank", "0", "--node", "a", "--node", "b"), {}, "takes exactly one --node"),
         (("--join", "g", "--size", "2", "--rank", "0", "--min-nodes", "3"), {}, "--min-nodes must be between 1 and 2"),
         (
             ("--join", "g", "--min-nodes", "1"),
             ON_BATCH,
-            "--min-nodes does not go with AWS Batch, where the job ends as",
+            "--min-nodes cannot be combined with AWS Batch, where the job ends when",
         ),
-        (("--job", "j", "--node", "n", "--size", "2"), {}, "--size goes with --join GROUP"),
-        (("--job", "j", "--node", "n", "--execute"), {}, "--execute goes with --join GROUP"),
-        (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "say --nnodes N (--size N with --join)"),
+        (("--job", "j", "--node", "n", "--size", "2"), {}, "--size needs --join GROUP"),
+        (("--job", "j", "--node", "n", "--execute"), {}, "--execute needs --join GROUP"),
+        (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "use --nnodes N (--size N with --join)"),
     ],
 )
 def test_usage_is_one_clear_line(
@@ -227,13 +227,13 @@ def test_three_executing_hooks_of_which_one_is_late_and_one_is_recreated_start_t
 def test_an_executing_hook_that_is_stopped_leaves_its_group_and_nothing_behind(cluster: Cluster) -> None:
     aggregator = cluster.aggregator(config=POLICY).start()
     hook = executing(cluster, aggregator, 0)
-    until(lambda: "1 of 2 members have come" in waiting(aggregator), 25)
+    until(lambda: "1 of 2 members have joined" in waiting(aggregator), 25)
     until(lambda: any("worker.py" in line for line in cluster.alive().values()))
     hook.process.send_signal(signal.SIGTERM)
     said = hook.said(10)
     assert said.code == 75
-    assert "its group is told" in said.err
-    until(lambda: "0 of 2 members have come" in waiting(aggregator))
+    assert "its group is informed" in said.err
+    until(lambda: "0 of 2 members have joined" in waiting(aggregator))
 
 
 def test_a_fault_that_a_hook_finds_keeps_all_from_starting(cluster: Cluster) -> None:
@@ -288,7 +288,7 @@ def test_beside_a_daemon_that_cannot_see_who_holds_the_devices_the_job_is_admitt
     try:
         until(lambda: [one["by"] for one in daemon.get("/v1/node").json()["allocated"]] == ["unseen"], why=daemon.said)
         alone = cluster.gate(aggregator.url, "alone", "--node", "n0", wait="1s")
-        assert (alone.code, "it cannot be seen who holds the devices" in alone.out) == (75, True), alone
+        assert (alone.code, "holders of the devices cannot be seen" in alone.out) == (75, True), alone
         said = executing(cluster, aggregator, 0, "--json", size=1).said()
         assert said.code == 0, said
         assert [lease["job"] for lease in daemon.get("/v1/node").json()["leases"]] == ["train"]

@@ -54,7 +54,7 @@ def test_nodes_that_are_not_listed_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     with server(fleet, page) as url:
         said = run_inside("fleet", "status", "--json", "--aggregator", url)
     assert (said.code, len(said.json["nodes"])) == (0, 2)
-    assert said.err == "healthd: only the first 2 nodes by name are listed; --health and --pool list fewer\n"
+    assert said.err == "healthd: only the first 2 nodes by name are listed; narrow the list with --health or --pool\n"
 
 
 def test_a_fleet_that_is_shown_whole_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:

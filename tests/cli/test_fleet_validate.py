@@ -70,7 +70,7 @@ def test_where_to_look_is_told_when_nobody_answers_any_more(monkeypatch: pytest.
         said = run_inside(*WORDS, url)
     assert (said.code, said.out) == (3, "")
     assert "cannot be reached" in said.err
-    assert "'healthd fleet explain g-1' shows what came of it" in said.err
+    assert "'healthd fleet explain g-1' shows the result" in said.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -98,4 +98,4 @@ def test_one_that_is_stopped_is_withdrawn_so_that_its_nodes_are_free(
             if thread.name == "work":
                 thread.join(30)
     assert (said.code, said.out) == (130, "")
-    assert "healthd: withdrawn; its nodes are free for others" in said.err
+    assert "healthd: withdrawn; its nodes are free again" in said.err

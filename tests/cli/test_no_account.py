@@ -110,6 +110,6 @@ print(_folder("state directory", Path({str(closed / "state")!r}), "--state-dir")
     said = as_nobody_known(imports, does).splitlines()
     assert said == [
         f"{closed}/healthd.toml: cannot be read: Permission denied",
-        f"{closed}/root: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine",
+        f"{closed}/root: no such directory; --host-root needs a directory with proc/, sys/ and etc/ of a machine",
         "missing",
     ]

@@ -215,9 +215,9 @@ def test_bounds_end_a_recording_and_are_told(tmp_path: Path) -> None:
     for name, bounds in (("files", {"max_files": 30}), ("bytes", {"max_bytes": 2000}), ("time", {"max_seconds": 0.0})):
         copier = Copier(machine.host, tmp_path / name, **bounds)
         record_machine(copier, tools=False)
-        assert len([why for why in copier.made.left_out.values() if "all that would have come after it" in why]) == 1
+        assert len([why for why in copier.made.left_out.values() if "everything after it" in why]) == 1
         assert copier.made.files < 60
-        assert "all that would have come" in (tmp_path / name / "recording.json").read_text()
+        assert "everything after it" in (tmp_path / name / "recording.json").read_text()
 
 
 def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "full/mine").write_text("mine")
     (tmp_path / "file").write_text("")
     for name in ("full", "file"):
-        with pytest.raises(BadInputError, match="name a directory"):
+        with pytest.raises(BadInputError, match="name a"):
             record(machine.host, tmp_path / name)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
 
@@ -301,7 +301,7 @@ def test_a_tool_that_hung_hangs_again(tmp_path: Path, machine: NeuronMachine) ->
     machine.fault("hang", "neuron-ls")
     run = run_tool(machine.host, TOOLS[0]._replace(timeout_seconds=0.2), tmp_path)
     assert run == ToolRun(("-j",), "", "", None)
-    with pytest.raises(HostError, match="did not end"):
+    with pytest.raises(HostError, match="did not finish"):
         replayed(tmp_path, run).run(["neuron-ls", "-j"], timeout_seconds=0.3)
 
 

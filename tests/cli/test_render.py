@@ -99,8 +99,8 @@ PRODUCT = "fp32 512x512x512 product is wrong (seed 1): 1 of 262144 elements"
             (f"n2: matmul cpu:0: {PRODUCT} (injected)", "n2 is quarantined by rule:hard: see above; seen once"),
         ),
         (
-            (f"it waited for: {AWAY[0]}; {AWAY[1]}", *AWAY),
-            ("it waited for: see below", *AWAY),
+            (f"waiting for: {AWAY[0]}; {AWAY[1]}", *AWAY),
+            ("waiting for: see below", *AWAY),
         ),
         (
             (f"matmul cpu:0: {PRODUCT}", f"matmul cpu:1: {PRODUCT}"),
@@ -132,14 +132,14 @@ def test_what_gate_prints_of_a_rejection_has_each_sentence_once() -> None:
 
 def test_a_rejection_refers_to_nothing_that_it_does_not_print() -> None:
     """The node's own reason is only counted, since nobody is to blame, and a fourth line of a node is left out."""
-    said = "digest is required and not enabled on the node"
+    said = "digest is required but not enabled on the node"
     own = Reason(
         code="NotYetRun", message=said, status=Status.UNKNOWN, blame=Blame.CONTROL, action=Action.RETRY, node="n1"
     )
-    decision = rejected(replace(own, message=f"it waited for: {said}"))
+    decision = rejected(replace(own, message=f"waiting for: {said}"))
     decision = replace(decision, excluded=(ExcludedNode(node="n1", reasons=(own,)),))
     _, why, unjudged = plain(*render.decision_report(decision))
-    assert why == f"  ? n1: NotYetRun it waited for: {said} → retry"
+    assert why == f"  ? n1: NotYetRun waiting for: {said} → retry"
     assert unjudged == "  not verified: n1 (NotYetRun)"
     faults = [reason("n2", f"cpu:{n}", f"product {n} is wrong, as is told in {PRODUCT}", Status.FAIL) for n in range(3)]
     cut = reason("n2", "cpu:3", PRODUCT, Status.FAIL)
@@ -289,7 +289,7 @@ def test_a_drill_is_said_first_and_nobody_is_told_to_replace_a_node() -> None:
 def test_a_gate_that_only_watched_says_so_once(would: Verdict) -> None:
     watched = Reason(
         code="Observed",
-        message="observe mode: enforce would have admitted too",
+        message="enforce mode would also have admitted",
         status=Status.PASS if would is Verdict.ADMIT else Status.WARN,
         blame=Blame.CONTROL,
         action=Action.NONE,

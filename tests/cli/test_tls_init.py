@@ -69,6 +69,6 @@ def test_what_is_no_name_is_said_and_nothing_is_made(tmp_path: Path, name: str) 
 def test_half_a_ca_and_a_missing_program_are_told_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("x")
     said = healthd(tmp_path, "tls", "init", "--dir", str(tmp_path))
-    assert (said.code, "ca-key.pem is not; name another folder with --dir" in said.err) == (2, True)
+    assert (said.code, "but not ca-key.pem; name another folder with --dir" in said.err) == (2, True)
     said = healthd(tmp_path, "tls", "init", "--dir", str(tmp_path / "x"), env={"PATH": "/nowhere"})
     assert (said.code, "install your distribution's package openssl" in said.err) == (2, True)

@@ -24,7 +24,7 @@ def test_a_token_is_written_to_a_file_that_only_its_owner_reads_and_is_not_shown
 def test_a_token_in_use_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "node.token").write_text("in use")
     for file, why in (
-        ("node.token", "already exists, and may be in use; name a new file"),
+        ("node.token", "exists and may be in use; name a new file"),
         ("none/node.token", "No such file or directory"),
     ):
         said = healthd(tmp_path, "token", "nodes", "--scope", "sync", "--write", str(tmp_path / file))
@@ -37,8 +37,8 @@ def test_a_token_of_some_nodes_says_so_in_its_lines(tmp_path: Path) -> None:
     said = healthd(tmp_path, "token", "trn-a", "--scope", "sync", "--node", "trn-a-*", "--node", "head", "--json")
     assert 'nodes = ["trn-a-*", "head"]\n' in said.json["entry"]
     for options, why in (
-        (("--scope", "admin", "--node", "n1"), "go with the scopes sync and gate alone, not with admin"),
-        (("--node", "n1"), "not with read"),
+        (("--scope", "admin", "--node", "n1"), "node names need the scopes sync or gate, not admin"),
+        (("--node", "n1"), "not read"),
         (("--scope", "sync", "--node", "a b"), "'a b' is no pattern of node names"),
     ):
         refused = healthd(tmp_path, "token", "trn-a", *options)

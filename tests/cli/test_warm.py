@@ -109,7 +109,7 @@ def invoke(*arguments: str, folder: Path) -> Any:
 def test_accelerator_that_does_not_compile_has_nothing_to_warm(tmp_path: Path) -> None:
     result = invoke("warm", folder=tmp_path)
     assert result.return_value == 0, result.output
-    assert result.output == "nothing to warm: accelerator cpu does not compile\n"
+    assert result.output == "nothing to compile: accelerator cpu does not compile\n"
     found = json.loads(invoke("warm", "--json", folder=tmp_path).output)
     assert found == {"warm": True, "accelerator": "cpu", "compiles": False, "seconds": 0.0, "checks": {}, "cold": {}}
 
@@ -149,7 +149,7 @@ def test_warm_is_what_ran_to_its_end_on_every_device(
 def test_tier_that_compiles_nothing_is_refused_in_one_line(tmp_path: Path) -> None:
     result = invoke("warm", "--tier", "passive", folder=tmp_path)
     assert result.exception is not None
-    assert "--tier 'passive' is none of: quick, deep, soak" in str(result.exception)
+    assert "--tier 'passive': choose one of: quick, deep, soak" in str(result.exception)
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_placeholder_packages_are_explained_with_where_the_real_ones_are(tmp_pat
     items = {item["name"]: item for item in json.loads(result.output)}
     found = items["Neuron packages"]
     assert found["state"] == "missing"
-    assert "torch-neuronx 0.0.1: placeholders" in found["text"]
+    assert "torch-neuronx 0.0.1: empty placeholders" in found["text"]
     assert "AWS's Neuron package repository, see the Neuron setup guide" in found["remedy"]
     assert "compile cache" not in items  # nothing has been compiled
 
@@ -195,7 +195,7 @@ def test_interpreter_that_cannot_be_killed_is_told_and_not_waited_for(tmp_path: 
         said = command(tmp_path, "doctor", "--json", env=environment, timeout=20)
     assert said.code == 1
     (item,) = [item for item in said.json if item["name"] == "probe interpreter"]
-    assert item["text"] == f"{python} did not answer within 1 s and cannot be killed: the kernel holds it"
+    assert item["text"] == f"{python} did not respond within 1 s and cannot be killed: the kernel holds it"
     assert "reboot" in item["remedy"]
 
 

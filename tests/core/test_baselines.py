@@ -492,7 +492,7 @@ def test_learned_limits_go_into_a_new_file_and_none_is_written_over(tmp_path: Pa
     out, paths = tmp_path / "new.toml", fleet_files(tmp_path)
     said = healthd(tmp_path, "baseline", *paths, "--write", str(out))
     assert (said.code, said.out) == (0, "")
-    assert "review the limits" in said.err
+    assert "review these limits" in said.err
     before = out.read_text()
     assert MATMUL in before
     said = healthd(tmp_path, "baseline", *paths, "--write", str(out))
@@ -525,7 +525,7 @@ def test_too_few_files_and_used_nodes_are_said_and_nothing_is_written(tmp_path: 
     Path(paths[0]).write_bytes(wire.encode(busy))
     said = healthd(tmp_path, "baseline", *paths, "--write", str(out))
     assert said.code == 1
-    assert "at most 10 samples" in said.err
+    assert "only 10 samples" in said.err
     assert "in use by pid 7 (train)" in said.err
     assert not out.exists()
 
@@ -537,15 +537,15 @@ def test_a_file_that_is_no_state_is_one_line_that_names_it(tmp_path: Path, body:
     assert (said.code, said.out) == (2, "")
     assert said.err.count("\n") == 1
     assert "odd.json: " in said.err
-    assert "'healthd check --json' wrote" in said.err
+    assert "written by 'healthd check --json'" in said.err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--false-alarms", "0"), "--false-alarms must be more than 0"),
-        (("--share-ratio", "1"), "--share-ratio is a share"),
-        (("--share-ratio", "nan"), "--share-ratio is a share"),
+        (("--share-ratio", "1"), "--share-ratio must be"),
+        (("--share-ratio", "nan"), "--share-ratio must be"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

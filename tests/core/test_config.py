@@ -79,7 +79,7 @@ def test_wrong_type_names_file_line_and_key(tmp_path: Path) -> None:
 
 
 def test_wrong_choice_lists_what_is_right(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"healthd\.toml:2: gate\.tier: 'quik' is none of: passive, quick"):
+    with pytest.raises(ConfigError, match=r"healthd\.toml:2: gate\.tier: 'quik': choose one of: passive, quick"):
         read('[gate]\ntier = "quik"\n', tmp_path)
 
 
@@ -272,7 +272,7 @@ def test_settings_out_of_a_pipe_are_refused(tmp_path: Path) -> None:
     os.write(begin, b'[limits.matmul_flops_per_second]\nlower = 1.0\n[aggregator]\nlisten = "127.0.0.1:1"\n')
     os.close(begin)
     try:
-        with pytest.raises(ConfigError, match=r"/dev/fd/\d+: cannot be read: it is a pipe, and settings are read more"):
+        with pytest.raises(ConfigError, match=r"/dev/fd/\d+: cannot be read: it is a pipe, but settings are read more"):
             load_settings({"config": Path(f"/dev/fd/{end}"), "state_dir": tmp_path}, section="node")
     finally:
         os.close(end)
@@ -280,5 +280,5 @@ def test_settings_out_of_a_pipe_are_refused(tmp_path: Path) -> None:
 
 def test_name_that_is_given_twice_is_a_slip(tmp_path: Path) -> None:
     assert read("", tmp_path, {"HEALTHD_LABELS": "pool=a,rack=b"}).labels == {"pool": "a", "rack": "b"}
-    with pytest.raises(ConfigError, match="HEALTHD_LABELS: labels: 'pool=a,pool=b' gives a name twice"):
+    with pytest.raises(ConfigError, match="HEALTHD_LABELS: labels: 'pool=a,pool=b' has a name twice"):
         read("", tmp_path, {"HEALTHD_LABELS": "pool=a,pool=b"})

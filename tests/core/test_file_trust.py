@@ -52,7 +52,7 @@ def test_settings_that_everybody_may_write_are_refused_by_every_command(tmp_path
     file = written(tmp_path / "healthd.toml", mode=0o666)
     said = run_inside("gate", "--job", "j", "--node", "n1", "--config", str(file))
     assert (said.code, said.out) == (2, "")
-    assert said.err == f"healthd: {file}: everybody may write this settings file; run: chmod o-w {file}\n"
+    assert said.err == f"healthd: {file}: everyone can write this settings file; run: chmod o-w {file}\n"
 
 
 @pytest.mark.parametrize("deep", ["", "below/"])
@@ -60,7 +60,7 @@ def test_settings_that_everybody_may_replace_are_refused(tmp_path: Path, deep: s
     folder = tmp_path / "open"
     file = written(folder / f"{deep}healthd.toml")
     folder.chmod(0o777)
-    with pytest.raises(ConfigError, match=rf"everybody may write {folder}; run: chmod o-w {folder}"):
+    with pytest.raises(ConfigError, match=rf"everyone can write {folder}; run: chmod o-w {folder}"):
         load(file)
 
 
@@ -71,11 +71,11 @@ def test_link_that_everybody_may_turn_elsewhere_is_refused_and_so_is_what_it_lea
     link.symlink_to(file)
     load(link)
     link.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="everybody may replace"):
+    with pytest.raises(ConfigError, match="everyone can replace"):
         load(link)
     link.parent.chmod(0o755)
     file.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="everybody may replace"):
+    with pytest.raises(ConfigError, match="everyone can replace"):
         load(link)
 
 
@@ -119,7 +119,7 @@ def use_tls(file: Path) -> None:
 )
 def test_every_other_file_that_is_believed_is_refused_too(tmp_path: Path, use: Callable[[Path], object]) -> None:
     file = written(tmp_path / "file", "some-token-of-some-length\n", 0o666)
-    with pytest.raises(ConfigError, match=r"(everybody|others) may write .*; run: chmod g?o-w "):
+    with pytest.raises(ConfigError, match=r"(everyone|others) can write .*; run: chmod g?o-w "):
         use(file)
 
 
@@ -128,7 +128,7 @@ def test_directory_of_checks_that_everybody_may_add_to_is_refused_in_spite_of_a_
     folder.mkdir()
     folder.chmod(0o1777)
     settings = written(tmp_path / "healthd.toml", f'[probe]\ndirectories = ["{folder}"]\n')
-    with pytest.raises(ConfigError, match="everybody may write this directory of check files"):
+    with pytest.raises(ConfigError, match="everyone can write this directory of check files"):
         load_settings({"config": settings}, section="node").runner()
 
 
@@ -136,7 +136,7 @@ def test_directory_of_checks_that_everybody_may_add_to_is_refused_in_spite_of_a_
 def test_settings_of_another_user_are_refused(tmp_path: Path) -> None:
     file = written(tmp_path / "healthd.toml")
     os.chown(file, 12345, -1)
-    with pytest.raises(ConfigError, match=rf"belongs to user 12345, who may change it; run: chown root {file}"):
+    with pytest.raises(ConfigError, match=rf"belongs to user 12345, who can change it; run: chown root {file}"):
         load(file)
 
 

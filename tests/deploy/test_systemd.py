@@ -223,7 +223,7 @@ def test_it_waits_until_the_daemon_knows(daemon: Daemon) -> None:
 def test_a_daemon_that_is_not_there_is_not_known(daemon: Daemon) -> None:
     done = boot("http://127.0.0.1:9/health", "--wait", "0")
     assert done.returncode == 3
-    assert "does not answer" in done.stderr
+    assert "does not respond" in done.stderr
 
 
 def test_a_daemon_that_sends_elsewhere_is_not_known(daemon: Daemon) -> None:

@@ -99,7 +99,7 @@ def test_plain_http_to_a_tls_port_and_tls_to_a_plain_one_say_what_to_write() -> 
     with tls_server(trustme.CA().issue_cert("127.0.0.1")) as port:
         assert f"it speaks TLS: write https://127.0.0.1:{port}" in line_of(f"http://127.0.0.1:{port}")
     with plain_server() as port:
-        assert "it speaks no TLS: write http://" in line_of(f"https://127.0.0.1:{port}")
+        assert "it does not speak TLS: use http://" in line_of(f"https://127.0.0.1:{port}")
 
 
 def test_an_expired_certificate_is_renewed_by_another_so_that_waiting_may_help(tmp_path: Path) -> None:

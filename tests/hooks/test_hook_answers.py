@@ -33,7 +33,7 @@ def test_a_group_whose_start_is_never_confirmed_starts_nobody_whatever_is_to_be_
         who = ("--join", "train", "--size", "2", "--rank", "0", "--node", "n0", "--on-unreachable", rule)
         said = run_inside("gate", "--aggregator", aggregator.url, *who)
     assert said.code == 75, said
-    assert "not all members confirmed the start in 3 rounds; its group is told" in said.err
+    assert "not all members confirmed the start in 3 rounds; its group is informed" in said.err
     assert "on_unreachable" not in said.err
     assert sum(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked) >= 3
 
@@ -46,16 +46,16 @@ GROUP = ("--join", "g", "--size", "2", "--rank", "0", "--node", "n0")
 @every(
     ("arguments", "named", "why"),
     [
-        (NAMED, (), "names no node"),
-        (NAMED, ("n0", "n7"), "names n7, which was not asked for"),
-        (NAMED, ("n0",), "names 1 nodes, and 2 were asked for"),
-        (NAMED, ("n0", "n0"), "names n0 twice"),
-        ((*NAMED, "--min-nodes", "1"), (), "names no node"),
-        (POOL, (), "names no node"),
-        (POOL, ("n4",), "names 1 nodes, and 2 were asked for"),
-        (POOL, ("n4", "n5", "n6"), "names 3 nodes, and 2 were asked for"),
-        (GROUP, (), "names no node"),
-        (GROUP, ("n0", "n1", "n2"), "names 3 nodes, and 2 were asked for"),
+        (NAMED, (), "lists no node"),
+        (NAMED, ("n0", "n7"), "lists n7, which was not requested"),
+        (NAMED, ("n0",), "lists 1 nodes although 2 were requested"),
+        (NAMED, ("n0", "n0"), "lists n0 twice"),
+        ((*NAMED, "--min-nodes", "1"), (), "lists no node"),
+        (POOL, (), "lists no node"),
+        (POOL, ("n4",), "lists 1 nodes although 2 were requested"),
+        (POOL, ("n4", "n5", "n6"), "lists 3 nodes although 2 were requested"),
+        (GROUP, (), "lists no node"),
+        (GROUP, ("n0", "n1", "n2"), "lists 3 nodes although 2 were requested"),
     ],
 )
 def test_an_admission_of_no_or_other_nodes_than_asked_is_none_and_is_taken_back(
@@ -122,7 +122,7 @@ def test_a_signal_that_comes_with_the_answer_ends_a_hook_that_executes(tmp_path:
         who = ("--join", "g", "--size", "1", "--rank", "0", "--node", "n0", "--execute")
         where = ("--config", str(tmp_path / "hook.toml"), "--run-dir", str(tmp_path), "--aggregator", aggregator.url)
         said = run_inside("gate", *who, *where)
-    assert (said.code, "stopped by SIGTERM; its group is told" in said.err) == (75, True), said
+    assert (said.code, "stopped by SIGTERM; its group is informed" in said.err) == (75, True), said
     assert any(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked)
 
 
@@ -150,7 +150,7 @@ def test_a_member_that_is_stopped_leaves_before_its_checks_end_and_asks_nothing_
         for thread in threading.enumerate():
             if thread.name == "line to the aggregator":
                 thread.join(20 * PATIENCE)
-    assert (said.code, "stopped by SIGTERM; its group is told" in said.err) == (75, True), said
+    assert (said.code, "stopped by SIGTERM; its group is informed" in said.err) == (75, True), said
     assert left_first == [True]
     assert aggregator.asked[-1].startswith("DELETE /v1/gates/g-1/members/")
 
@@ -179,7 +179,7 @@ def test_what_is_not_the_answer_of_a_daemon_of_ours_is_no_fit_node(tmp_path: Pat
     with serving({"/readyz": (status, "text/plain", body)}) as other:
         said = by_its_own_node(tmp_path, other.url)
     assert said.code == 75, said
-    assert "name the daemon of this node with gate.local_url" in said.err
+    assert "set gate.local_url to the daemon of this node" in said.err
 
 
 @pytest.mark.parametrize(("status", "word", "code"), [(200, "", 0), (503, "not ", 75)])

@@ -113,7 +113,7 @@ def place(variables: dict[str, str]) -> Place:
         (torch(), 1, 3, "run-7", 0, "10.0.0.1", "torchrun"),
         (multi_node(), 2, 4, "f0ab", 2, "10.0.0.1", "AWS Batch"),
         (indexed(), 1, 3, "train", 0, "train-0.peers", "an Indexed Job of Kubernetes"),
-        (indexed(JOBSET_NAME="big", JOBSET_RESTART="4"), 1, 3, "big", 4, "train-0.peers", "a JobSet of Kubernetes"),
+        (indexed(JOBSET_NAME="big", JOBSET_RESTART="4"), 1, 3, "big", 4, "train-0.peers", "a Kubernetes JobSet"),
         (step(), 1, 2, "slurm-77", 1, "n4", "Slurm"),
         (training(), 2, 3, "fine-tune", 0, "algo-1", "SageMaker"),
         (mpi(), 1, 2, None, 0, "10.0.0.1", "Open MPI"),
@@ -159,8 +159,8 @@ def test_without_a_launcher_there_is_no_place() -> None:
 @every(
     ("variables", "said"),
     [
-        (torch(WORLD_SIZE="10"), "10 ranks do not divide over nodes of 4"),
-        (torch(LOCAL_WORLD_SIZE="0"), "do not divide"),
+        (torch(WORLD_SIZE="10"), "10 ranks cannot be divided into nodes of 4"),
+        (torch(LOCAL_WORLD_SIZE="0"), "cannot be divided"),
         (torch(GROUP_RANK="first"), "GROUP_RANK='first' is not a number"),
         (torch(GROUP_RANK="9"), "torchrun: rank 9 of 3 nodes"),
         (torch(LOCAL_RANK="-1"), "LOCAL_RANK='-1' is not a number"),
@@ -168,22 +168,22 @@ def test_without_a_launcher_there_is_no_place() -> None:
         (without(multi_node(), "AWS_BATCH_JOB_NODE_INDEX"), "AWS_BATCH_JOB_NODE_INDEX is not"),
         (without(multi_node(), "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"), "is not set on node 2"),
         (multi_node(AWS_BATCH_JOB_NODE_INDEX="4"), "cannot both be of 4 nodes"),
-        (without(indexed(), "JOB_COMPLETIONS"), "how many pods its Job has: say --nnodes N"),
+        (without(indexed(), "JOB_COMPLETIONS"), "the number of pods of its Job: use --nnodes N"),
         (indexed(JOB_COMPLETIONS="1"), "rank 1 of 1 nodes"),
-        (without(indexed(JOB_SUBDOMAIN=""), "HOSTNAME"), "where rank 0 is: give its pods a headless Service"),
+        (without(indexed(JOB_SUBDOMAIN=""), "HOSTNAME"), "the address of rank 0: give its pods a headless Service"),
         (indexed(JOBSET_JOB_INDEX="2"), "JOBSET_JOB_COMPLETIONS is not"),
         ({"JOBSET_NAME": "big"}, "needs completionMode: Indexed"),
         (without(step(), "SLURM_NODEID"), "SLURM_NODEID is not"),
         (without(step(), "SLURM_STEP_ID"), "this is the batch script of job 77 on 2 nodes.*srun"),
-        (step(SLURM_STEP_NODELIST="n4"), "names 1 nodes"),
+        (step(SLURM_STEP_NODELIST="n4"), "lists 1 nodes"),
         (step(SLURM_STEP_NODELIST="n[4-"), "cannot be read"),
         (step(SLURM_STEP_TASKS_PER_NODE="two"), "tasks per node 'two' cannot be read"),
         (without(training(), "SM_HOSTS"), "SM_HOSTS is not"),
-        (training(SM_HOSTS="algo-1,algo-2"), "no list of host names"),
-        (training(SM_CURRENT_HOST="algo-3"), "'algo-3' is not one host of algo-1, algo-2, algo-10"),
+        (training(SM_HOSTS="algo-1,algo-2"), "not a list of host names"),
+        (training(SM_CURRENT_HOST="algo-3"), "'algo-3' is not among the hosts algo-1, algo-2, algo-10"),
         (without(mpi(), "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE is not"),
         (mpi(OMPI_COMM_WORLD_LOCAL_RANK="0"), "not placed node by node; use mpirun --map-by slot"),
-        (without(mpi(), "MASTER_ADDR"), "Open MPI does not say where rank 0 is: set MASTER_ADDR"),
+        (without(mpi(), "MASTER_ADDR"), "Open MPI does not provide the address of rank 0: set MASTER_ADDR"),
     ],
 )
 def test_variables_that_make_no_sense_or_are_half_there_are_one_clear_line(
@@ -229,7 +229,7 @@ def test_kubernetes_sets_all_but_the_number_of_pods() -> None:
 
 
 def test_a_number_of_nodes_that_contradicts_the_launcher_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"4 nodes are asked for, and torchrun says 3 \("):
+    with pytest.raises(ConfigError, match=r"4 nodes were requested, but torchrun has 3 \("):
         find_place(torch(), size=4)
     told = find_place(torch(), size=3, main="head")
     assert told is not None

@@ -49,7 +49,7 @@ def alone(*more: str) -> tuple[str, ...]:
 def test_fit_node_that_nobody_has_is_admitted_by_its_own_word(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     said = asked(tmp_path, fit(tmp_path), *arguments)
     assert said.code == 0, said.err
-    assert "says that it is ready" in said.err
+    assert "reports that it is ready" in said.err
 
 
 def leased(book: NodeStore) -> None:
@@ -63,9 +63,12 @@ def quarantine_unknown(book: NodeStore) -> None:
 UNFIT: dict[str, tuple[Callable[[NodeStore], None], str]] = {
     "leased to another job": (leased, "taken by job other attempt 0"),
     "quarantined by a person": (lambda book: book.set_quarantine(QUARANTINE), "ann: new cable"),
-    "quarantine was never told": (quarantine_unknown, "no aggregator has said yet whether this node is quarantined"),
+    "quarantine was never told": (
+        quarantine_unknown,
+        "no aggregator has reported yet whether this node is quar",
+    ),
     "devices are held": (lambda book: book.set_survey(survey(("python (pid 7)",))), "taken by python (pid 7)"),
-    "holders cannot be seen": (lambda book: book.set_survey(survey(None)), "it cannot be seen who holds the devices"),
+    "holders cannot be seen": (lambda book: book.set_survey(survey(None)), "holders of the devices cannot be seen"),
     "leases may be missing": (lambda book: book.set_doubt("the file of the leases was damaged"), "damaged"),
     "a check fails": (lambda book: book.record(result("load", finding(Status.FAIL))), "it is fail"),
 }
@@ -88,9 +91,9 @@ def test_node_that_is_not_fit_is_not_admitted(tmp_path: Path, what: str, joined:
     [
         (("--job", "j", "--node", "n2"), "this is n1, not n2"),
         (("--job", "j", "--node", "n2.example.com"), "this is n1, not n2.example.com"),
-        (alone("--node", "n2"), "2 nodes are asked for"),
-        (alone("--node", "n2", "--min-nodes", "1"), "2 nodes are asked for"),
-        (("--job", "j", "--pool", "p", "--count", "1"), "nodes of pool p are asked for"),
+        (alone("--node", "n2"), "2 nodes were requested"),
+        (alone("--node", "n2", "--min-nodes", "1"), "2 nodes were requested"),
+        (("--job", "j", "--pool", "p", "--count", "1"), "nodes of pool p were requested"),
         (("--join", "g", "--size", "2", "--rank", "0", "--node", "n1"), "group g has 2 members"),
         (("--join", "g", "--size", "1", "--rank", "0", "--node", "n2"), "this is n1, not n2"),
     ],
@@ -107,9 +110,9 @@ def test_evidence_must_be_as_fresh_and_as_deep_as_the_gate_asks(tmp_path: Path) 
     time.move(60.0)
     assert asked(tmp_path, book, *alone("--max-age", "2m")).code == 0
     old = asked(tmp_path, book, *alone("--max-age", "30s"))
-    assert (old.code, "30 s is asked" in old.err) == (75, True), old
+    assert (old.code, "at most 30 s is allowed" in old.err) == (75, True), old
     deep = asked(tmp_path, book, *alone("--tier", "deep"))
-    assert (deep.code, "deep is asked" in deep.err or "has not run yet" in deep.err) == (75, True), deep
+    assert (deep.code, "deep is required" in deep.err or "has not run yet" in deep.err) == (75, True), deep
 
 
 def test_own_job_in_the_hosts_scheduler_is_no_obstacle_and_another_one_is(tmp_path: Path) -> None:
@@ -129,7 +132,7 @@ def test_admitted_without_an_aggregator_the_host_file_is_written_all_the_same(tm
     assert run_inside("gate", "--job", "j", "--node", "a", "--node", "b", "--hostfile-out", str(hosts), *away).code == 0
     assert hosts.read_text() == "a\nb\n"
     pool = run_inside("gate", "--job", "j", "--pool", "p", "--count", "2", "--hostfile-out", str(hosts), *away)
-    assert (pool.code, "the nodes are not known" in pool.err) == (75, True), pool
+    assert (pool.code, "the nodes are unknown" in pool.err) == (75, True), pool
 
 
 def test_who_does_not_rely_on_the_nodes_word_alone_is_not_refused_for_what_it_was_never_told(tmp_path: Path) -> None:

@@ -221,11 +221,11 @@ def test_under_torchrun_one_process_a_node_probes_and_the_ranks_of_the_rest_are_
         (("--min-nodes", "9"), ("true",), "--min-nodes must be between 1 and 1, not 9"),
         (("--main", "127.0.0.1:99999"), ("true",), "--main '127.0.0.1:99999' is not HOST or HOST:PORT"),
         (("--nnodes", "0"), ("true",), "--nnodes must be at least 1, not 0"),
-        (("--node-rank", "-1"), ("true",), "--node-rank -1 is not one of 0 to 0"),
+        (("--node-rank", "-1"), ("true",), "--node-rank -1 must be from 0 to 0"),
         (("--tier", "quik"), ("true",), "quik"),
         (("--attempt", "1099511627776"), ("true",), "attempt: must be from 0 to 2147483647, not 1099511627776"),
         (("--token-file", "/nowhere"), ("true",), "/nowhere: the token cannot be read"),
-        (("--token-file", "/dev/null"), ("true",), "/dev/null: holds no token"),
+        (("--token-file", "/dev/null"), ("true",), "/dev/null: contains no token"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line_and_exit_code_2(
@@ -261,8 +261,8 @@ def test_a_container_in_which_nothing_can_be_written_is_told_what_is_missing(tmp
         job.start(0, *PASSIVE, within=("unshare", "--mount", "sh", "-ec", script, "sh"))
         ended = job.end(0)
     assert ended.code == 2, ended.err
-    assert ended.err.startswith("healthd: no temporary folder can be made: No usable temporary directory found in ")
-    assert ended.err.endswith("; set TMPDIR to a folder that can be written\n")
+    assert ended.err.startswith("healthd: no temporary folder can be created: No usable temporary directory found in ")
+    assert ended.err.endswith("; set TMPDIR to a writable folder\n")
 
 
 def test_a_node_with_another_secret_than_the_main_nodes_ends_with_2_since_no_retry_can_help(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_node_with_another_secret_than_the_main_nodes_ends_with_2_since_no_ret
         job.start(1, *PASSIVE, "--wait", "60s", "--token-file", str(tmp_path / "wrong"))
         ended = job.end(1)
         assert (ended.code, ended.out) == (2, ""), ended.err
-        assert "this token is not known here" in ended.err
+        assert "this token is unknown" in ended.err
         assert "--token-file" in ended.err
 
 
@@ -297,8 +297,8 @@ def test_machine_without_a_launcher_is_the_whole_job_and_one_line_says_so(tmp_pa
         job.nothing_left()
     said = [line for line in ended.err.splitlines() if "launcher" in line]
     assert said == [
-        "healthd: no launcher's variables found, so this machine is the whole job (one node, as torchrun "
-        "--standalone); for several nodes say --nnodes N --node-rank R --main HOST"
+        "healthd: no launcher's variables found, so this machine is the whole job (one node, as with torchrun "
+        "--standalone); for several nodes use --nnodes N --node-rank R --main HOST"
     ]
 
 
@@ -320,4 +320,4 @@ def test_process_that_may_be_one_of_many_is_not_taken_for_the_whole_job(tmp_path
         ended = job.end(0)
     assert (ended.code, (tmp_path / "started").exists()) == (2, False)
     assert f"no launcher's variables found, but {trace} is set" in ended.err
-    assert "say --nnodes N --node-rank R --main HOST, or --nnodes 1 where this machine is the whole job" in ended.err
+    assert "use --nnodes N --node-rank R --main HOST, or --nnodes 1 if this machine is the whole job" in ended.err

@@ -89,4 +89,4 @@ def test_what_goes_with_run_alone_is_refused_without_it(job: Job) -> None:
     job.size = 1
     job.start(0, *PASSIVE, "--exit-style", "verdict")
     ended = job.end(0)
-    assert (ended.code, "goes with run" in ended.err) == (2, True), ended.err
+    assert (ended.code, "needs run" in ended.err) == (2, True), ended.err

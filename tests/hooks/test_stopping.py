@@ -26,7 +26,7 @@ def test_signal_ends_the_wait_and_not_the_work_half_way() -> None:
 
     with pytest.raises(Stopped, match="SIGTERM"), stoppable() as signals:
         signals.wait_for(work)
-    assert not ended.is_set(), "nobody waits for it"
+    assert not ended.is_set(), "no request waits for it"
     told.set()
     assert ended.wait(20 * PATIENCE), "it has gone on as if nothing had come"
 

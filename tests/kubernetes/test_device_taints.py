@@ -359,7 +359,7 @@ def test_oldest_kubernetes_with_rules_has_them_in_its_version_and_none_while_it_
     cluster, server = alpha
     assert versions(cluster, "devicetaintrules") == ["v1alpha3"]
     outcome = remove(server, removal(record(0)), "None")
-    assert "Kubernetes 1.34 knows no effect None" in outcome.note
+    assert "Kubernetes 1.34 does not support the effect None" in outcome.note
     assert (rules(cluster), tainted(cluster)) == ([], True)
     remove(server, removal(record(0)))
     assert (rules(cluster), tainted(cluster)) == ([("gpu-0", "NoSchedule")], False)

@@ -224,7 +224,7 @@ def test_tokens_that_are_not_meant_for_us_are_refused(site: Site) -> None:
     def made(name: str) -> str:
         return site.cluster.kubectl("create", "token", name, "-n", SYSTEM, f"--audience={AUDIENCE}").strip()
 
-    assert "is bound to no pod" in site.refusal(made("daemon"))[1]
+    assert "is not bound to a pod" in site.refusal(made("daemon"))[1]
     assert "is not authorized" in site.refusal(made("stranger"))[1]
     admin = site.who(made("admin"))
     assert admin is not None

@@ -103,7 +103,7 @@ def test_a_workload_with_quota_is_admitted_with_the_nodes_that_were_checked(queu
 
     queues.submit("next", count=1)
     queues.quota = 2
-    queues.wait("next", "says what it waits for", lambda _: "taken by other jobs" in queues.state("next")["message"])
+    queues.wait("next", "says what it waits for", lambda _: "in use by other jobs" in queues.state("next")["message"])
     queues.change("train", lambda after: player.finished(after, 0))
     queues.admitted("next")
     queues.delete("next")
@@ -138,7 +138,7 @@ def test_what_is_impossible_is_deactivated_and_a_running_job_evicted_where_the_c
     controller(fleet, queues).start()
     queues.submit("huge", count=3)
     found = queues.wait("huge", "is deactivated", lambda one: not one["spec"]["active"] and not queues.step())
-    assert "pool a has 2 nodes, 3 are asked for" in str(found["status"]) or "Previously: Rejected" in str(
+    assert "pool a has 2 nodes, 3 were requested" in str(found["status"]) or "Previously: Rejected" in str(
         found["status"]
     )
 

@@ -118,16 +118,16 @@ def test_nothing_is_written_while_evicted_3543_3322() -> None:
 def test_checks_that_run_before_a_flavor_is_assigned_ask_nothing_9359() -> None:
     found = made(*WAITS)
     found["status"]["admission"]["podSetAssignments"][0].pop("flavors")
-    assert wrote(judged(read(found))) == ("Pending", "asked when flavors and topology are assigned")
+    assert wrote(judged(read(found))) == ("Pending", "asked once flavors and topology are assigned")
     found = made(*WAITS)
     found["status"]["admission"]["podSetAssignments"][0]["delayedTopologyRequest"] = "Pending"
-    assert wrote(judged(read(found))) == ("Pending", "asked when flavors and topology are assigned")
+    assert wrote(judged(read(found))) == ("Pending", "asked once flavors and topology are assigned")
 
 
 def test_the_gate_is_asked_last() -> None:
     found = made(*WAITS)
     found["status"]["admissionChecks"].append({**player.check_of(found), "name": "capacity"})
-    assert wrote(judged(read(found))) == ("Pending", "asked when the other checks are Ready: capacity")
+    assert wrote(judged(read(found))) == ("Pending", "asked once the other checks are Ready: capacity")
     found["status"]["admissionChecks"][1]["state"] = "Ready"
     assert judged(read(found)).ask is not None
 
@@ -138,13 +138,13 @@ def test_one_of_two_checks_of_ours_gates_and_the_other_says_so() -> None:
     both = frozenset({"healthd", "another"})
     other = dataclasses.replace(CHECK, name="another")
     assert judged(read(found), other, ours=both).ask is not None
-    assert "check another gates this Workload already" in wrote(judged(read(found), ours=both))[1]
+    assert "check another already gates this Workload" in wrote(judged(read(found), ours=both))[1]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"flavors": {}}, "there is no ResourceFlavor trn"),
+        ({"flavors": {}}, "ResourceFlavor trn does not exist"),
         ({"flavors": {"trn": dataclasses.replace(FLAVOR, pool=None)}}, "annotate ResourceFlavor trn with healthd"),
     ],
 )
@@ -188,7 +188,7 @@ def test_several_flavors_are_one_pool_or_none() -> None:
     assert asked.count == 2, "pods of a flavor without a pool are not gated"
     other = dataclasses.replace(plain, pool="b")
     told = wrote(judged(read(found), flavors={"trn": FLAVOR, "plain": other}))
-    assert told == ("Retry", "its pods are in the pools a, b, and a gate takes nodes of one")
+    assert told == ("Retry", "its pods are in the pools a, b, but a gate takes nodes of one pool")
 
 
 # --- what the answers come to ---------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_what_a_gate_admits_in_any_case_binds_no_pods_and_keeps_no_nodes() -> No
     assert step.binding is None
     assert step.write is not None
     assert not step.write.bind
-    assert "in earnest it would be reject" in step.write.message
+    assert "enforce mode would decide reject" in step.write.message
 
 
 def test_hold_says_what_it_waits_for_and_keeps_its_gate() -> None:
@@ -254,7 +254,7 @@ def test_nodes_on_which_the_pods_could_not_run_are_no_admission() -> None:
     answer = decision(Verdict.ADMIT)
     for labels, message in (
         ({"n1": PLACES["n1"]}, "n2, which this cluster does not have"),
-        ({**PLACES, "n2": {"type": "p5"}}, "n2, which lacks the label type=trn2 that pod set main wants"),
+        ({**PLACES, "n2": {"type": "p5"}}, "n2, which lacks the label type=trn2 required by pod set main"),
     ):
         step = judged(read(made(*WAITS)), answer=answer, labels=labels)
         assert wrote(step)[0] == "Retry"
@@ -266,7 +266,7 @@ def test_nodes_on_which_the_pods_could_not_run_are_no_admission() -> None:
 
 def test_an_admission_of_other_nodes_than_were_asked_for_is_none() -> None:
     few = dataclasses.replace(decision(Verdict.ADMIT), nodes=decision(Verdict.ADMIT).nodes[:1])
-    assert "names 1 nodes, and 2 were asked for" in wrote(judged(read(made(*WAITS)), answer=few, labels=PLACES))[1]
+    assert "lists 1 nodes although 2 were requested" in wrote(judged(read(made(*WAITS)), answer=few, labels=PLACES))[1]
 
 
 def test_an_answer_that_is_old_or_over_is_asked_anew_by_another_attempt() -> None:
@@ -321,7 +321,7 @@ def test_a_ready_that_kueue_does_not_use_within_a_minute_is_taken_back() -> None
 def test_a_ready_of_another_reservation_or_of_somebody_else_is_taken_back() -> None:
     for found in (ready(admitted=False, attempt=7), made(*WAITS)):
         workload = read(found, state="Ready")
-        assert "another reservation" in wrote(judged(workload))[1]
+        assert "another quota reservation" in wrote(judged(workload))[1]
 
 
 def test_a_node_that_turns_bad_is_marked_by_a_gate_first_and_then_said_by_retry_where_the_check_says_so() -> None:
@@ -335,7 +335,7 @@ def test_a_node_that_turns_bad_is_marked_by_a_gate_first_and_then_said_by_retry_
     assert (asks.ask.job, asks.ask.nodes, asks.keep) == ("default/train/turned-bad", ("n2",), "g-1")
     assert judged(running, acting, unfit=unfit, answer=decision(Verdict.HOLD)) == asks, "until the mark stands"
     step = judged(running, acting, unfit=unfit, answer=decision(Verdict.REJECT))
-    assert wrote(step) == ("Retry", "turned bad after the admission: node n2: link is down")
+    assert wrote(step) == ("Retry", "a node turned bad after the admission: node n2: link is down")
     assert step.write is not None
     assert (step.keep, step.write.requeue_after_seconds) == ("g-1", 1), "its pods run until they are evicted"
     observed = judged(running, acting, unfit=unfit, answer=decision(Verdict.ADMIT, would=Verdict.REJECT))
@@ -383,7 +383,7 @@ def test_nodes_that_kueue_chose_are_asked_for_by_name_and_need_no_label_9616() -
     ("slices", "levels", "message"),
     [
         ([], ("rack",), "ends above kubernetes.io/hostname"),
-        ([], ("kubernetes.io/hostname",), "names no node"),
+        ([], ("kubernetes.io/hostname",), "lists no node"),
         (
             [{"domainCount": 3, "valuesPerLevel": [{"individual": {"roots": ["1"]}}]}],
             ("kubernetes.io/hostname",),

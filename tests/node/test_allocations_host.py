@@ -61,7 +61,7 @@ def test_container_that_sees_nothing_of_the_host_knows_who_started_it(tmp_path: 
     found = look(tmp_path, environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert [reading.scheduler for reading in found.readings] == ["Kubernetes"]
     assert unprompted_by(found)[0] is Unprompted.BOOT
-    assert "mount /var/lib/kubelet/pod-resources" in found.unseen
+    assert "mount the host's /var/lib/kubelet/pod-resources" in found.unseen
 
 
 def test_dead_slurmd_that_nobody_waited_for_is_no_scheduler(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_rule_is_idle_without_a_scheduler_and_where_allocations_are_seen(tmp_pat
     assert unprompted_by(look(tmp_path)) == (Unprompted.IDLE, "no job scheduler is on this host")
     process(tmp_path, 7, "slurmd")
     slurm_config(tmp_path)
-    assert unprompted_by(look(tmp_path)) == (Unprompted.IDLE, "what Slurm gives away can be seen")
+    assert unprompted_by(look(tmp_path)) == (Unprompted.IDLE, "it can be seen what Slurm allocates")
 
 
 def test_rule_is_boot_as_soon_as_one_of_two_schedulers_is_silent(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_workloads_of_an_agent_that_falls_silent_stay_until_it_speaks_agai
     for _ in range(2):
         silent = await asked.look()
         assert names(silent) == [f"ecs:{ARN}"]
-        assert "the ECS agent does not answer" in silent.unseen
+        assert "the ECS agent does not respond" in silent.unseen
     with http_server(body()) as url:
         asked._settings = dataclasses.replace(asked._settings, ecs_url=url)
         assert (await asked.look()).workloads == ()

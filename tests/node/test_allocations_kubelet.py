@@ -82,7 +82,7 @@ def test_uid_is_another_name_of_a_pod(tmp_path: Path) -> None:
 def test_missing_socket_says_what_to_mount(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found.workloads is None
-    assert "mount /var/lib/kubelet/pod-resources of the host" in found.unseen
+    assert "mount the host's /var/lib/kubelet/pod-resources" in found.unseen
 
 
 def test_socket_that_nobody_answers_is_blindness(short: Path) -> None:

@@ -108,7 +108,7 @@ def test_run_under_way_ends_when_the_devices_are_given_away(tmp_path: Path) -> N
             assert made.status("R1") == "running"
             told.readings = (seen("7"),)
             await eventually(lambda: made.status("R1") == "refused", ALLOCATION_WATCH_SECONDS + 5)
-            assert made.orders.reports()["R1"].message == "the devices were given away: slurm:7"
+            assert made.orders.reports()["R1"].message == "the devices are allocated to a job: slurm:7"
             await quiet()
             assert len(made.probes.cancelled) == 1
 
@@ -181,7 +181,13 @@ LONG = 86401.0
         # A silent scheduler ends nothing that it had; what it never had goes by who holds the devices.
         (held(age=900, last=600), (silent("7"),), (), "", False),
         (held(age=LONG, last=600), (silent("7"),), (), "", False),  # its time counts from when it was last seen
-        (held(age=LONG, last=LONG), (silent("7"),), (), "its time of 24 h is over, and nobody sees its job", False),
+        (
+            held(age=LONG, last=LONG),
+            (silent("7"),),
+            (),
+            "its time of 24 h is over, and no node can observe its job",
+            False,
+        ),
         (held(age=900, last=600), (silent(),), (), "the devices have been free for 600 s", False),
         (held(age=900), (silent(),), ("x",), "", True),
         # One that does not see all may see this one.

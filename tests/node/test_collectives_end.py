@@ -122,7 +122,7 @@ def test_an_order_that_does_not_end_when_it_is_called_off_is_reported_with_what_
             site.time.move(END_SECONDS)
             site.orders.tick()
             assert site.status("C1") == "cancelled"
-            assert site.report("C1").message == "not done within 30 s, and it does not end"
+            assert site.report("C1").message == "not finished within 30 s, and it does not stop"
             assert [one.rank for one in site.report("C1").ranks] == [0]
             site.script.kill_gate.set()
 

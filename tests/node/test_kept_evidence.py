@@ -92,4 +92,4 @@ def test_full_disk_is_one_line_and_the_daemon_goes_on(caplog: pytest.LogCaptureF
     for _ in range(3):
         kept.save()
     assert len(caplog.messages) == 1
-    assert "a restarted daemon counts anew" in caplog.messages[0]
+    assert "a restart loses its counts" in caplog.messages[0]

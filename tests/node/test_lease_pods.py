@@ -59,14 +59,18 @@ SHOWN = PodFate(there=True, seen_by=HERE, uid=UID)
             "pod ml/train-0 has ended (Succeeded)",
         ),
         (PodLooks(api_answers=True, api=ApiPod(uid=UID, phase="Failed"), cgroup=True), HERE, "has ended (Failed)"),
-        (PodLooks(api_answers=True), HERE, "pod ml/train-0 is gone"),
-        (PodLooks(api_answers=True, api=ApiPod(uid=OTHER, phase="Running")), HERE, "was replaced by another one"),
+        (PodLooks(api_answers=True), HERE, "pod ml/train-0 no longer exists"),
+        (PodLooks(api_answers=True, api=ApiPod(uid=OTHER, phase="Running")), HERE, "was replaced by another pod"),
         (PodLooks(api_answers=True, api=ApiPod(uid=OTHER, phase="Running"), kubelet=True), HERE, "was replaced"),
         # Without it: the group of its UID, then the kubelet's list, each for what it has shown before.
-        (PodLooks(cgroup=False, kubelet=True), (Source.CGROUP,), "the control group of pod ml/train-0 is gone"),
-        (PodLooks(kubelet=False), (Source.KUBELET,), "the kubelet has pod ml/train-0 no more"),
+        (
+            PodLooks(cgroup=False, kubelet=True),
+            (Source.CGROUP,),
+            "the control group of pod ml/train-0 no longer exists",
+        ),
+        (PodLooks(kubelet=False), (Source.KUBELET,), "the kubelet no longer has pod ml/train-0"),
         # Once shown by the kubelet, the API server's word counts too.
-        (PodLooks(api_answers=True), (Source.KUBELET,), "pod ml/train-0 is gone"),
+        (PodLooks(api_answers=True), (Source.KUBELET,), "pod ml/train-0 no longer exists"),
     ],
 )
 def test_a_pod_has_ended_by_the_word_of_one_that_knows_it(
@@ -228,7 +232,7 @@ def test_a_lease_ends_when_its_pod_is_deleted(tmp_path: Path, kube: Cluster) -> 
     async def main() -> None:
         async with leased(tmp_path, kube) as node:
             kube.delete_pod("train-0")
-            await node.ended("pod ml/train-0 is gone")
+            await node.ended("pod ml/train-0 no longer exists")
 
     run(main())
 
@@ -240,7 +244,7 @@ def test_another_pod_of_the_same_name_is_another_job(tmp_path: Path, kube: Clust
             kube.deaf = True  # it is gone and made anew before anybody looks
             kube.job_pod("train-0", uid=OTHER)
             kube.compact()
-            await node.ended("replaced by another one")
+            await node.ended("replaced by another pod")
 
     run(main())
 
@@ -270,7 +274,7 @@ def test_an_end_that_nobody_watched_is_seen_afterwards(tmp_path: Path, kube: Clu
                 kube.delete_pod("train-0")
                 await node.goes_on()
                 kube.stop(down=False)
-                await node.ended("is gone")
+                await node.ended("no longer exists")
             else:
                 kube.rights.clear()
                 kube.compact()
@@ -279,7 +283,7 @@ def test_an_end_that_nobody_watched_is_seen_afterwards(tmp_path: Path, kube: Clu
                 await node.goes_on()
         if away == "restart":
             async with Node(tmp_path, kube) as again:
-                await again.ended("is gone")
+                await again.ended("no longer exists")
 
     run(main())
 
@@ -294,7 +298,7 @@ def test_an_api_server_that_is_away_ends_nothing_for_as_long_as_the_lease_lasts(
             await node.goes_on()
             node.time.move(401.0)
             await node.scheduler.refresh()
-            await node.ended("its time of 24 h is over, and nobody sees its job")
+            await node.ended("its time of 24 h is over, and no node can observe its job")
 
     run(main())
 
@@ -318,7 +322,7 @@ def test_a_watch_that_is_compacted_begins_anew(tmp_path: Path, kube: Cluster) ->
             kube.compact()
             await eventually(lambda: len([call for call in kube.calls if "watch" not in call.query]) > lists)
             kube.delete_pod("train-0")
-            await node.ended("is gone")
+            await node.ended("no longer exists")
 
     run(main())
 
@@ -343,7 +347,7 @@ def test_a_server_that_holds_no_watch_open_is_not_stormed(tmp_path: Path, kube: 
             await asyncio.sleep(0.5)  # pauses of 0.02, 0.04, 0.08, 0.16, 0.32 s, a quarter less by chance
             assert len(kube.calls) - before <= 14
             kube.delete_pod("train-0")
-            await node.ended("is gone")
+            await node.ended("no longer exists")
 
     run(main())
 
@@ -382,7 +386,7 @@ def test_a_broken_connection_that_says_nothing_is_found_by_the_kubelet(kube: Clu
                 kube.delete_pod("train-0")
                 await node.goes_on()
                 del listed[0]
-                await node.ended("is gone")
+                await node.ended("no longer exists")
 
     run(main())
 
@@ -401,7 +405,7 @@ def test_without_an_api_server_the_kubelet_tells_the_end(tmp_path: Path) -> None
                     listed.clear()  # it was just restarted, and the API server has not told it its pods yet
                     await node.goes_on()
                     listed[:] = whole[1:]
-                    await node.ended("the kubelet has pod ml/train-0 no more")
+                    await node.ended("the kubelet no longer has pod ml/train-0")
 
     run(main())
 
@@ -415,6 +419,6 @@ def test_without_both_the_control_group_tells_the_end(tmp_path: Path) -> None:
             await eventually(lambda: "cgroup" in node.seen_by)
             await node.goes_on()
             group.rmdir()
-            await node.ended("the control group of pod ml/train-0 is gone")
+            await node.ended("the control group of pod ml/train-0 no longer exists")
 
     run(main())

@@ -74,7 +74,7 @@ def test_device_that_appears_after_the_quick_tier_is_untested_until_it_has_run(
     before = digest_of(state)
     monkeypatch.setenv("HEALTHD_CPU_DEVICES", "3")
     state = look(runner, store)
-    text = "{} has not run on cpu:2 since it appeared, was reset or was swapped"
+    text = "{} has not run on cpu:2 since the device appeared, was reset or was replaced"
     assert judged(state) == (Health.UNKNOWN, [text.format("all_reduce"), text.format("matmul")])
     assert {reason.code for reason in state.reasons} == {"NotYetRun"}
     assert digest_of(state) != before, "the aggregator is told"

@@ -108,7 +108,7 @@ def test_job_suspends_evidence_and_who_asks_with_a_demand_gets_the_strict_answer
     answer = ask(book, "/health?verbose")
     assert (answer.status_code, answer.json()["counts"]) == (200, {"skip": 1, "pass": 1, "suspended": 1, "notRun": 1})
     said = answer.json()["checks"]["matmul:flops_per_second"][0]["output"]
-    assert said == "suspended while cpu:0: pid 7 (python) has the devices, 3.0 h old"
+    assert said == "suspended while cpu:0: pid 7 (python) uses the devices, 3.0 h old"
     strict = ask(book, "/health?tier=quick&max_age=60")
     assert (strict.status_code, strict.json()["demand"]) == (503, {"tier": "quick", "max_age_seconds": 60.0})
     strict = ask(book, "/health?tier=quick&max_age=60&verbose")
@@ -160,7 +160,7 @@ def test_injected_results_are_marked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("tier=fast", "tier='fast' is not a tier; there are: passive, quick, deep, soak"),
+        ("tier=fast", "tier='fast' is not a tier; choose from: passive, quick, deep, soak"),
         ("max_age=soon", "max_age: 'soon' is not a duration; write 2s, 10m or 1h"),
         ("max_age=-1", "is not a duration"),
         ("max_age=nan", "is not a duration"),
@@ -271,7 +271,7 @@ def test_head_works_and_unknown_paths_and_methods_are_problems(tmp_path: Path) -
     assert (answer.status_code, answer.content) == (200, b"")
     answer = ask(book, "/healthz")
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
-    assert "a node's daemon has no such path" in answer.json()["detail"], "to whoever took it for the aggregator"
+    assert "this daemon has no path" in answer.json()["detail"], "to whoever took it for the aggregator"
     assert "/health, /livez" in answer.json()["detail"]
     assert ask(book, "/").status_code == 404
     answer = ask(book, "/health", "POST")

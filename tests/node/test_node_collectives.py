@@ -79,7 +79,7 @@ def test_another_validation_ends_the_session_of_the_one_before(tmp_path: Path) -
             await site.take(collective("C1"))
             await site.take(collective("C1"), collective("C2", validation="v2"))
             assert site.status("C1") == "cancelled"
-            assert site.report("C1").message == "validation v2 came"
+            assert site.report("C1").message == "validation v2 began"
             assert [one.reason for one in site.report("C1").ranks] == ["Cancelled"]
             assert site.script.sessions[0].events[-2:] == ["killed", "close"]
             assert site.book.running == "collective (validation v2)"
@@ -98,7 +98,7 @@ def test_another_validation_takes_the_place_of_one_that_still_looks_at_the_devic
             site.probes.look_gate.set()
             await quiet()
             assert site.status("C1") == "refused"
-            assert site.report("C1").message == "validation v2 came"
+            assert site.report("C1").message == "validation v2 began"
             assert site.status("C2") == "done"
             assert len(site.script.sessions) == 1
 
@@ -169,7 +169,7 @@ def test_order_past_its_deadline_is_called_off_by_the_watch(tmp_path: Path) -> N
             site.time.move(2.0)
             site.orders.tick()
             await quiet()
-            assert site.report("C1").message == "not done within 30 s"
+            assert site.report("C1").message == "not finished within 30 s"
             assert site.status("C1") == "cancelled"
 
     run(main())
@@ -184,7 +184,7 @@ def test_lease_ends_the_session_before_it_is_accepted(tmp_path: Path) -> None:
             await site.take(collective(), lease_order(lease()))
             await eventually(lambda: site.status("L1") == "accepted")
             assert site.script.events == ["open", "join", "killed", "close"]
-            assert (site.status("C1"), site.report("C1").message) == ("cancelled", "job train gets the node")
+            assert (site.status("C1"), site.report("C1").message) == ("cancelled", "job train is about to get the node")
             assert site.book.running is None
             await site.take(collective("C2"), lease_order(lease()))
             assert site.status("C2") == "refused"
@@ -397,7 +397,7 @@ def test_main_that_is_no_address_has_no_interface(main: str) -> None:
 
 
 def test_unknown_interface_is_one_line_that_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"node.interface: there is no 'eth99' here; there are .*\blo\b"):
+    with pytest.raises(ConfigError, match=r"node.interface: 'eth99' does not exist; choose from: .*\blo\b"):
         check_interface("eth99")
     check_interface("lo")
     check_interface(None)

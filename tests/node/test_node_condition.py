@@ -364,7 +364,7 @@ def test_token_that_was_replaced_between_reading_and_asking_is_read_again(kube: 
         (lambda kube: kube.said.extend([(200, {}, b"[1, 2")]), "its answer"),
         (lambda kube: kube.said.extend([(200, {}, b"null")]), "its answer"),
         (lambda kube: (kube.folder / "token").unlink(), "the token cannot be read"),
-        (lambda kube: (kube.folder / "token").write_text(""), "holds no token"),
+        (lambda kube: (kube.folder / "token").write_text(""), "contains no token"),
         (lambda kube: (kube.folder / "ca.crt").write_text("nonsense"), "not a CA file"),
     ],
 )
@@ -465,7 +465,7 @@ def test_daemon_of_a_pod_keeps_the_condition_of_its_node(kube: Cluster, tmp_path
         process.terminate()
         _, said = process.communicate(timeout=15 * PATIENCE)
     assert process.returncode == 0, said
-    assert f"condition {OWN} is written to node n1" in said
+    assert f"condition {OWN} is being written to node n1" in said
 
 
 def test_daemon_outside_of_a_cluster_says_so_and_does_not_start(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_second_daemon_in_one_state_directory_is_kept_out(tmp_path: Path) -> Non
 
 
 def test_socket_without_a_daemon_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError, match=r"no daemon answers .* is 'healthd node' running there"):
+    with pytest.raises(UnreachableError, match=r"no daemon responds .* is 'healthd node' running"):
         control_socket.node_state(tmp_path / "node.sock")
 
 
@@ -200,11 +200,11 @@ def test_faults_that_make_no_sense_are_refused_by_name(tmp_path: Path) -> None:
         for fault, why in (
             ("disk_spade=fail", "did you mean 'disk_space'"),
             ("disk_space=explode", "no such kind"),
-            ("disk_space=corrupt", "makes no sense for disk_space"),
+            ("disk_space=corrupt", "cannot be injected into disk_space"),
         ):
             with pytest.raises(control_socket.RefusedError, match=why):
                 control_socket.set_faults(node.socket, [fault])
-        with pytest.raises(control_socket.RefusedError, match="is not in force"):
+        with pytest.raises(control_socket.RefusedError, match="is not active"):
             control_socket.clear_faults(node.socket, ["disk_space=fail"])
         assert control_socket.set_faults(node.socket, ["disk_space=fail", "disk_space=hang"]) == (
             "disk_space=fail",

@@ -101,7 +101,7 @@ def test_run_order_past_its_deadline_is_called_off(tmp_path: Path) -> None:
             world.time.move(61)
             world.orders.tick()
             await quiet()
-            assert world.orders.reports()["R1"] == OrderReport(status="cancelled", message="not done within 60 s")
+            assert world.orders.reports()["R1"] == OrderReport(status="cancelled", message="not finished within 60 s")
 
     run(main())
 
@@ -243,7 +243,7 @@ def test_a_lease_is_refused_where_two_looks_at_the_devices_fail(
             await world.take(lease_order(lease()))
             await eventually(lambda: world.status("L1") == "refused")
             report = world.orders.reports()["L1"]
-            assert report.message == "the devices could not be looked at: did not end within 10 s"
+            assert report.message == "the devices could not be checked: did not end within 10 s"
             assert world.probes.surveys - before == 2 + others
             assert world.book.leases == ()
 
@@ -379,7 +379,7 @@ def test_reboot_ends_leases_and_the_order_is_not_taken_again(tmp_path: Path) -> 
             await world.take(lease_order(lease()))
         async with World(tmp_path, boot_id="boot-2") as again:
             await again.take(lease_order(lease()))
-            assert again.orders.reports()["L1"] == OrderReport(status="done", message="the machine was started again")
+            assert again.orders.reports()["L1"] == OrderReport(status="done", message="the machine was restarted")
             assert again.book.leases == ()
 
     run(main())
@@ -399,7 +399,7 @@ def unseen(world: World) -> list[str]:
     return [claim.holder for claim in world.book.allocated if claim.by == "unseen"]
 
 
-DAMAGED = "the file of the leases was damaged, so a job may have the node"
+DAMAGED = "the lease file was damaged, so a job may have the node"
 
 
 @pytest.mark.usefixtures("with_aggregator")
@@ -468,7 +468,7 @@ def test_leases_are_kept_where_the_boot_is_not_known(tmp_path: Path, before: str
         async with World(tmp_path, boot_id=after) as again:
             await quiet()
             assert again.status("L1") == "accepted"
-            assert unseen(again) == ["it is not known whether the machine was started again since its lease"]
+            assert unseen(again) == ["it is unknown whether the machine was restarted since its lease"]
             await again.take(lease_order(lease()))
             assert (again.status("L1"), unseen(again)) == ("accepted", [])
             await again.take(dataclasses.replace(lease_order(lease()), withdrawn=True))
@@ -497,7 +497,7 @@ def held(*, age: float, seen: float | None = None, start: int | None = None, **c
         (held(age=500, seen=60), (), None, 0.0, "the devices have been free for 60 s"),
         (held(age=500, seen=600), (), None, 595.0, ""),
         (held(age=8.6e4), None, None, 0.0, ""),
-        (held(age=8.7e4), None, None, 0.0, "its time of 24 h is over, and nobody sees its job"),
+        (held(age=8.7e4), None, None, 0.0, "its time of 24 h is over, and no node can observe its job"),
         (held(age=5, workload="pid:9"), (), None, 0.0, ""),
         (held(age=901, workload="pid:9"), ("x",), None, 0.0, "process 9 was not seen within 900 s"),
         (held(age=9e5, workload="pid:9", start=7), (), 7, 0.0, ""),
@@ -507,7 +507,13 @@ def held(*, age: float, seen: float | None = None, start: int | None = None, **c
         # Its pods come when Kueue admits, and its controller says when it has ended.
         (held(age=8.6e4, workload="kueue:c/ml/train/u1"), (), None, 0.0, ""),
         (held(age=500, seen=600, workload="kueue:c/ml/train/u1"), (), None, 0.0, ""),
-        (held(age=8.7e4, workload="kueue:c/ml/train/u1"), (), None, 0.0, "its time of 24 h is over, and nobody sees"),
+        (
+            held(age=8.7e4, workload="kueue:c/ml/train/u1"),
+            (),
+            None,
+            0.0,
+            "its time of 24 h is over, and no node can observe",
+        ),
         (held(age=9e4, workload="kueue:c/ml/train/u1"), ("x",), None, 0.0, ""),
     ],
 )
@@ -523,7 +529,7 @@ def test_fate_of_a_lease(
     ("one", "ended"),
     [
         (held(age=901), ""),
-        (held(age=8.7e4), "its time of 24 h is over, and nobody sees its job"),
+        (held(age=8.7e4), "its time of 24 h is over, and no node can observe its job"),
         (held(age=500, seen=60), "the devices have been free for 60 s"),
     ],
 )

@@ -424,7 +424,7 @@ def test_unknown_check_in_an_order_is_refused_by_name(tmp_path: Path) -> None:
         async with World(tmp_path) as world:
             said: list[OrderReport] = []
             world.scheduler.order("o1", Tier.QUICK, ("nonsense",), said.append)
-            assert said == [OrderReport(status="refused", message="no such check is enabled here: 'nonsense'")]
+            assert said == [OrderReport(status="refused", message="check not enabled here: 'nonsense'")]
 
     run(main())
 

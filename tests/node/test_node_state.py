@@ -54,7 +54,7 @@ def test_rival_fault_15_a_result_past_its_age_is_unknown_and_says_how_old_it_is(
     time.move(100)
     state = one.snapshot()
     assert (state.health, state.reasons[0].code) == (Health.UNKNOWN, "Stale")
-    assert state.reasons[0].message == "disk: last run 100 s ago, may be 95 s old"
+    assert state.reasons[0].message == "disk: last run 100 s ago; at most 95 s is allowed"
 
 
 def test_clock_of_the_wall_moves_no_age(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_damaged_state_file_is_set_aside_in_one_line_and_stops_nobody(
     assert not path.exists()
     assert (tmp_path / "state.json.damaged").read_bytes() == content
     assert len(caplog.messages) == 1
-    assert "set aside as state.json.damaged" in caplog.text
+    assert "moved to state.json.damaged" in caplog.text
     StateFile(one, path).save()
     assert path.exists()
 

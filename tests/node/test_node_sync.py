@@ -423,7 +423,7 @@ def test_node_that_is_asked_to_wait_asks_again_no_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        ((401, json.dumps({"detail": "this token is not known here"}).encode()), "refuses: HTTP 401: this token is"),
+        ((401, json.dumps({"detail": "this token is unknown"}).encode()), "refuses: HTTP 401: this token is"),
         ((409, json.dumps({"title": "Conflict"}).encode()), "refuses: HTTP 409: Conflict"),
         ((200, b"<html>"), "its answer"),
         ((200, b'{"answer": 1}'), "its answer"),
@@ -473,7 +473,7 @@ def test_answer_that_comes_byte_by_byte_without_an_end_is_given_up(
             async with World(tmp_path, active=ON_ORDER) as world:
                 line = line_of(world, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
                 world.tasks.supervise("held", line.run_held)
-                await eventually(lambda: "its answer has no end" in caplog.text)
+                await eventually(lambda: "its answer does not end" in caplog.text)
             over.set()
             await asyncio.gather(*filter(None, dribbling))
 

@@ -50,8 +50,8 @@ def test_supervised_task_that_fails_or_ends_is_started_again_logged_and_counted(
         tasks.supervise("orders", work)
         await eventually(lambda: len(starts) == 4)
         assert tasks.errors == {"orders": 3}
-        assert "orders has failed; it is started again in 0.001 s" in caplog.text
-        assert "orders has ended by itself" in caplog.text
+        assert "orders has failed; it is restarted in 0.001 s" in caplog.text
+        assert "orders has ended unexpectedly" in caplog.text
         await tasks.stop(1.0)
         async with World(tmp_path) as world:
             text, _ = exposition(registry_of(world.book, tasks.errors), "text/plain")
@@ -77,7 +77,7 @@ def test_run_that_raises_ends_its_order_and_the_next_one_runs(tmp_path: Path) ->
             healthy, world.probes.outcome = world.probes.outcome, broken
             await world.take(run_order())
             await eventually(lambda: world.status("R1") == "refused")
-            assert "an error of healthd's own ended the run: KeyError" in world.orders.reports()["R1"].message
+            assert "an internal error of healthd ended the run: KeyError" in world.orders.reports()["R1"].message
             assert world.book.running is None
             world.probes.outcome = healthy
             await world.take(run_order("R2"))
@@ -96,7 +96,7 @@ def test_order_that_cannot_be_begun_is_refused_and_a_lease_beside_it_is_stored(t
             await world.take(collective("C1"), lease_order(lease()))
             await eventually(lambda: world.status("L1") == "accepted")
             assert world.status("C1") == "refused"
-            assert "an error of healthd's own: KeyError" in world.orders.reports()["C1"].message
+            assert "an internal error of healthd: KeyError" in world.orders.reports()["C1"].message
 
     run(main())
 

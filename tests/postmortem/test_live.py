@@ -335,7 +335,7 @@ def test_dump_that_names_code_is_refused_and_said(tmp_path: Path) -> None:
     dump.write_bytes(pickle.dumps({"entries": [Bad()]}))
     place = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "fr_")}
     notes = complete(dataclasses.replace(notes_of("", at=time.time()), environment=place), [])
-    why = "no dump of the Flight Recorder: UnpicklingError: it names posix.mkdir"
+    why = "not a Flight Recorder dump: UnpicklingError: it refers to posix.mkdir"
     assert any(line.startswith(f"{dump}: {why}") for line in notes.unread)
     assert not (tmp_path / "made").exists()
 
@@ -392,10 +392,10 @@ def test_what_is_told_of_each_kind() -> None:
 
 def test_usage_is_told_before_the_command_is_started(tmp_path: Path) -> None:
     for options, words in (
-        (("--seconds", "0"), "--seconds 0 is not within 1 and 3600"),
+        (("--seconds", "0"), "--seconds 0 must be between 1 and 3600"),
         (
             ("--notes-dir", str(tmp_path / "none")),
-            f"--notes-dir: no such directory: {tmp_path / 'none'}; make it first",
+            f"--notes-dir: no such directory: {tmp_path / 'none'}; create it first",
         ),
     ):
         done = healthd_run(tmp_path, "touch", str(tmp_path / "started"), options=options)

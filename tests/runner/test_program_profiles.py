@@ -22,7 +22,7 @@ from tests.fakes.hollow_torch import make_python
 from tests.fakes.neuron import NeuronMachine
 from tests.runner.runner_kit import make_runner, run_checks, workers_left
 
-SAID = "most of the time of one more run went to dot 75 %, add 20 %, SEMAPHORE 5 %"
+SAID = "in one more run, most time was spent in dot 75 %, add 20 %, SEMAPHORE 5 %"
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_plain_check_passes_with_times_and_executor() -> None:
         ("killed", "Crashed", "killed by SIGKILL"),
         ("long_line", "Garbage", "a line of more than 65536 bytes"),
         ("forges", "Garbage", "an answer to command 999"),
-        ("closes_results", "Garbage", "closed its results and went on"),
+        ("closes_results", "Garbage", "closed its results but kept running"),
         ("yields_text", "CheckError", "TypeError: yielded str; a check yields Finding, Evidence, Progress or Profile"),
         ("judged_badly", "CheckError", "ZeroDivisionError: no evidence to divide by"),
     ],
@@ -205,7 +205,7 @@ def test_killed_probe_that_gets_through_the_second_time_is_no_pass(tmp_path: Pat
     assert result.status is Status.WARN
     assert result.attempts == 2
     assert result.findings[-1].reason == "Crashed"
-    assert result.findings[-1].message == "attempt 1: killed by SIGKILL; attempt 2 ended well"
+    assert result.findings[-1].message == "attempt 1: killed by SIGKILL; attempt 2 succeeded"
 
 
 def test_wrong_result_is_never_tried_again(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_look_that_cannot_be_killed_is_not_begun_again_until_it_is_gone() -> N
     runner, undead = make_runner(), Undead()
     runner._unreaped.add("node/survey", cast("WorkerProcess", undead))
     survey = asyncio.run(runner.survey())
-    assert "a killed probe (pid 4242) does not end" in survey.failed
+    assert "a killed probe (pid 4242) does not exit" in survey.failed
     assert survey.holders is None
     results = run_checks("fine", "matmul", runner=runner, tier=Tier.QUICK)
     assert only(results["fine"]) == (Status.PASS, None)
@@ -488,7 +488,7 @@ def test_catalogue_tells_every_check_and_where_it_is_from() -> None:
         ("x = 1\n", "has no check"),
         ("import no_such_module\n", "ModuleNotFoundError"),
         ("from checks.contract import *\n@check(tier='passive', interval_seconds=1, timeout_seconds=1)\n"
-         "def matmul(ctx): yield\n", "two checks are named matmul"),
+         "def matmul(ctx): yield\n", "two checks have the name matmul"),
         ("from checks.contract import *\n@check(tier='passive', interval_seconds=1, timeout_seconds=1, "
          "accelerators=1)\n"
          "def own(ctx): yield\n", "check own of"),

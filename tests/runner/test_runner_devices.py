@@ -303,7 +303,8 @@ def test_lock_that_another_program_holds_is_said_with_process_and_user(tmp_path:
     assert (result.status, result.findings[0].reason) == (Status.SKIP, "Busy")
     user = pwd.getpwuid(os.geteuid()).pw_name
     assert result.findings[0].message == (
-        f"pid {program.pid}, flock, user {user} holds {path} and is not healthd: no active check can run until it ends"
+        f"pid {program.pid}, flock, user {user} holds {path} and is not healthd: "
+        "active checks can only run after it exits"
     )
 
 

@@ -77,7 +77,7 @@ def test_one_process_may_give_the_evidence_of_all_ranks_of_a_node() -> None:
 
 def test_a_look_at_the_devices_that_failed_is_told_as_it_failed_and_not_as_a_lack_of_rights() -> None:
     surveyed = Outcome(target="node").fail("Timeout", "did not end within 10 s")
-    assert busy_by(surveyed) == "who holds the devices is not known: did not end within 10 s"
+    assert busy_by(surveyed) == "the holders of the devices are unknown: did not end within 10 s"
 
 
 def test_devices_that_could_not_be_looked_at_are_unknown_beside_those_that_pass() -> None:

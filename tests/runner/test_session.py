@@ -177,7 +177,7 @@ def test_main_node_that_never_comes_ends_the_waiting_in_time(tmp_path: Path) -> 
             reports = await two.join([None, orders(1, 1, join_seconds=1.0)[1]])
             assert time.monotonic() - began < 20.0 * PATIENCE
             assert lost(reports) == {1: "Timeout"}
-            assert "not whole within 1 s; last seen: joined rendezvous" in reports[0].message
+            assert "not complete within 1 s; last seen: joined rendezvous" in reports[0].message
 
     run(main())
 
@@ -418,11 +418,11 @@ def test_devices_that_somebody_holds_are_left_alone(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"ranks": 3}, "it asks for 3 ranks, and this node has 1"),
-        ({"first_rank": 2}, "ranks 2 to 2 are no ranks of a group of 2"),
-        ({"checks": ("nothing",)}, "no such check here: 'nothing'"),
-        ({"checks": ("matmul",)}, "matmul compares no ranks"),
+        ({"first_rank": 2}, "ranks 2 to 2 do not exist in a group of 2"),
+        ({"checks": ("nothing",)}, "no such check: 'nothing'"),
+        ({"checks": ("matmul",)}, "matmul does not compare ranks"),
         ({"checks": ()}, "it names no check"),
-        ({"port": 0}, "0 is no port"),
+        ({"port": 0}, "0 is not a port"),
     ],
 )
 def test_order_that_cannot_be_followed_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

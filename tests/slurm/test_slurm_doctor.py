@@ -100,7 +100,7 @@ def test_hook_that_cannot_be_run_or_that_everybody_may_change_is_named(config: P
     (hooks / "hooks.conf").chmod(0o666)
     items = found(on_controller())
     assert "cannot run it" in items["PrologSlurmctld"][1]
-    assert "everybody may write" in items["EpilogSlurmctld"][1]
+    assert "everyone can write" in items["EpilogSlurmctld"][1]
 
 
 def test_aggregator_that_is_away_or_does_not_want_the_token_is_missing(config: Path) -> None:
@@ -134,7 +134,7 @@ def test_people_are_told_the_remedy(config: Path) -> None:
     with serving({"/lease": (404, "application/problem+json", REFUSED)}) as aggregator:
         said = run_inside("slurm", "doctor", "--aggregator", aggregator.url)
     assert "HealthCheckNodeState" in said.out
-    assert "lacks ANY: nodes that were drained are never resumed" in said.out
+    assert "lacks ANY: drained nodes are never resumed" in said.out
     assert "1 missing" in said.out
 
 

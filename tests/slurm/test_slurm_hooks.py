@@ -171,7 +171,7 @@ def test_silent_daemon_refuses_in_bounded_time_unless_told_otherwise(hooks: Hook
     begin = time.monotonic()
     assert hooks.run("prolog.sh", f"http://127.0.0.1:{free_port()}") == 1
     assert time.monotonic() - begin < 10  # MessageTimeout
-    assert "does not answer" in hooks.refused
+    assert "does not respond" in hooks.refused
 
 
 def test_unfit_node_is_refused_even_where_silence_is_admitted(daemon: Daemon, hooks: Hooks) -> None:

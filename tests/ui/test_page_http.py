@@ -128,7 +128,7 @@ def test_a_drill_is_said_first_on_every_page_and_nobody_is_told_what_to_do(tmp_p
         found.say("n1")
         found.say("n2", results=drilled, faults=("matmul=corrupt",))
         fleet = client.get("/").text
-        assert "A drill is on; no node needs a look" in text_of(fleet)
+        assert "A drill is on; no node needs attention" in text_of(fleet)
         asked = {"job": "drilled", "nodes": ["n1", "n2"], "collective": False}
         gate = client.post("/v1/gates?wait=5", json={**asked, "lease": False}).json()
         assert gate["decision"] == "reject"
@@ -144,7 +144,7 @@ def test_a_drill_is_said_first_on_every_page_and_nobody_is_told_what_to_do(tmp_p
 
         found.say("n3", results=wrong)
         text = text_of(client.get("/").text)
-        assert "1 of 3 nodes needs a look" in text
+        assert "1 of 3 nodes needs attention" in text
         assert text.index("✕ unhealthy WrongResult") < text.index("Drill ✕ unhealthy"), "what is real comes first"
         assert "→ Replace the node" in text
         both = client.post("/v1/gates?wait=5", json={**asked, "job": "both", "nodes": ["n2", "n3"]}).json()

@@ -60,7 +60,7 @@ def test_a_fault_is_in_the_grid_soon_after_its_sync_and_its_page_tells_why_and_w
     until(lambda: health_of(cluster, "n2") == "unhealthy")
     began = time.monotonic()
     page.wait_for_selector("#c-n2.unhealthy", timeout=1000 * SEEN_SECONDS)
-    page.wait_for_selector("h1:has-text('A drill is on; no node needs a look')", timeout=1000 * SEEN_SECONDS)
+    page.wait_for_selector("h1:has-text('A drill is on; no node needs attention')", timeout=1000 * SEEN_SECONDS)
     assert time.monotonic() - began < SEEN_SECONDS
     assert "n2: unhealthy" in page.get_attribute("#c-n2", "aria-label")
     assert page.locator("#c-n1.healthy, #c-n3.healthy").count() == 2

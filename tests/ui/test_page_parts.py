@@ -90,12 +90,12 @@ async def test_cells_say_what_the_registry_says_and_follow_it() -> None:
     silent = found.cell("n1")
     assert silent is not None
     assert (silent.health, silent.reason) == (Health.UNKNOWN, "Silent")
-    assert "last heard 61 s ago" in silent.message
+    assert "last report 61 s ago" in silent.message
     assert found.cell("nobody") is None
     clock.now += 3600.0
     later = found.cell("n1")
     assert later is not None
-    assert "last heard 3661 s ago" in later.message, "how long it is silent is no word of an hour ago"
+    assert "last report 3661 s ago" in later.message, "how long it is silent is no word of an hour ago"
 
 
 async def test_the_heat_map_marks_what_was_measured_before_a_node_became_unknown() -> None:
@@ -325,7 +325,7 @@ def test_the_picture_of_a_validation_shows_every_group_round_by_round_and_marks_
     [
         ({}, "healthy", "all passed together"),
         ({"cut": [frozenset(("n1", "n2"))]}, "unhealthy", "a fault between nodes"),
-        ({"bad": {"n1": "once"}}, "unknown", "failed, then passed: nobody found at fault"),
+        ({"bad": {"n1": "once"}}, "unknown", "failed, then passed: no node at fault"),
     ],
 )
 def test_what_a_validation_came_to_is_one_word_and_not_knowing_is_no_pass(lab: Any, tone: str, said: str) -> None:

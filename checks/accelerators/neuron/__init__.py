@@ -91,7 +91,7 @@ DESCRIPTOR = Descriptor(
     own_index=OwnIndex(
         title="Neuron packages",
         needed="torch-neuronx",
-        source="the real ones are in AWS's Neuron package repository, see the Neuron setup guide",
+        source="install them from AWS's Neuron package repository, see the Neuron setup guide",
     ),
     system_packages=("aws-neuron*",),
     kernel_modules=("neuron",),

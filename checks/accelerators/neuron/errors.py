@@ -14,40 +14,43 @@ import re
 from checks.accelerators import Diagnosis
 from checks.contract import Action
 
-_REPLACE = "AWS advises to stop and start or to terminate the instance"
-_REBOOT = "AWS advises to reload the driver or to reboot the instance"
-_BUSY = Diagnosis("Busy", None, "another process has the core; the check runs when it is free")
-_COLLECTIVE = Diagnosis("Timeout", Action.INSPECT, "a collective hangs: its cause may be any rank; look at the others")
+_REPLACE = "AWS recommends stopping and starting, or terminating, the instance"
+_REBOOT = "AWS recommends reloading the driver or rebooting the instance"
+_BUSY = Diagnosis("Busy", None, "another process has the core; the check runs once it is free")
+_COLLECTIVE = Diagnosis(
+    "Timeout", Action.INSPECT, "a collective hangs; any rank may be the cause, so look at the others"
+)
 _HBM = Diagnosis("DeviceLost", Action.REPLACE, f"uncorrectable device memory error: {_REPLACE}")
 _HBM_REPAIRABLE = Diagnosis("DeviceLost", Action.REBOOT, f"repairable device memory error: {_REBOOT}")
-_CORE = Diagnosis("DeviceLost", Action.REPLACE, f"uncorrectable error of a core's memory: {_REPLACE}")
+_CORE = Diagnosis("DeviceLost", Action.REPLACE, f"uncorrectable memory error of a core: {_REPLACE}")
 # A program can cause it, and a reset of the device cures it (aws-neuron-sdk issue 1390). AWS advises to replace.
 _DMA = Diagnosis(
     "DeviceLost",
     Action.RESET_DEVICE,
-    f"a DMA engine has aborted: reset the device and run the check again; when it aborts again, {_REPLACE}",
+    f"a DMA engine aborted: reset the device and run the check again; if it aborts again, {_REPLACE}",
 )
-_HANG = Diagnosis("DeviceLost", Action.REPLACE, f"the core did not end its work in time: {_REPLACE}")
+_HANG = Diagnosis("DeviceLost", Action.REPLACE, f"the core did not finish its work in time: {_REPLACE}")
 _UNIT = Diagnosis("DeviceLost", Action.RESET_DEVICE, "an execution unit cannot recover: reset the device")
 _GONE = Diagnosis(
     "StartFailed",
     None,
-    "the runtime cannot open a device: compare neuron-ls with the instance type, and in a container see which "
-    "/dev/neuron* it was given",
+    "the runtime cannot open a device: compare neuron-ls with the instance type; in a container, check which "
+    "/dev/neuron* devices it has",
 )
-_NO_DRIVER = Diagnosis("MissingTool", None, "the Neuron driver does not answer: install or load aws-neuronx-dkms")
+_NO_DRIVER = Diagnosis("MissingTool", None, "the Neuron driver does not respond: install or load aws-neuronx-dkms")
 _VERSION = Diagnosis(
-    "VersionMismatch", None, "driver, runtime and compiler do not fit each other: install those of one Neuron release"
+    "VersionMismatch", None, "driver, runtime and compiler are incompatible: install those of one Neuron release"
 )
 _FAILED = Diagnosis(
     "CompileFailed",
     None,
-    "the cache keeps an earlier compilation that failed: run 'healthd warm', which compiles it again",
+    "the cache contains a failed compilation: run 'healthd warm' to compile it again",
 )
 _LOCKED = Diagnosis(
     "CompileFailed",
     None,
-    "a compilation waits for a lock of the cache: when no other compiles, run 'healthd warm', which clears stale locks",
+    "a compilation is waiting for a lock of the cache: if nothing else is compiling, run 'healthd warm' to clear "
+    "stale locks",
 )
 _COMPILER = Diagnosis("CompileFailed", None, "the compiler failed: see its log, and run 'healthd warm'")
 

@@ -1,10 +1,10 @@
 """
-neuron-ls: what it says, and asking it. No accelerator of its own; `neuron` reads devices through it.
+neuron-ls: running it and reading its output. Not an accelerator itself; `neuron` reads devices through it.
 
-Members that are missing, null or of another type are None: each is something that is not known of its device. What
-makes the whole answer doubtful (no device, no number of one, one number twice) is a ValueError.
+Members that are missing, null or of another type are None: a property of the device that is unknown. An output that is
+doubtful as a whole (no device, a device without a number, a number used twice) is a ValueError.
 
-Unverified on hardware: members and texts are those of AWS's documentation and of published outputs of the tool.
+Unverified on hardware: members and texts come from AWS's documentation and from published outputs of the tool.
 """
 
 from __future__ import annotations
@@ -84,22 +84,22 @@ def parse(text: str) -> Listing:
     What `neuron-ls -j` printed. Raises ValueError, one line, for what cannot be understood as a whole.
     """
     if len(text) > _MAX_CHARACTERS:
-        raise ValueError(f"{len(text)} characters; a list of devices has fewer")
+        raise ValueError(f"{len(text)} characters are too many for a list of devices")
     try:
         plain = parse_json(text)
     except ValueError:
         raise ValueError("no JSON" if text.strip() else "nothing") from None
     if not isinstance(plain, list) or not plain or not all(isinstance(item, dict) for item in plain):
-        raise ValueError("no list of devices")
+        raise ValueError("not a list of devices")
     if len(plain) > MAX_DEVICES:
-        raise ValueError(f"{len(plain)} devices, more than any machine has")
+        raise ValueError(f"{len(plain)} devices are more than any machine has")
     entries = sorted((_entry(item) for item in plain), key=lambda entry: entry.number)
     numbers = [entry.number for entry in entries]
     if len(set(numbers)) != len(numbers):
-        raise ValueError("one number for two devices")
+        raise ValueError("two devices with the same number")
     cores = [number for entry in entries for number in entry.core_ids or ()]
     if len(set(cores)) != len(cores):
-        raise ValueError("one core of two devices")
+        raise ValueError("one core on two devices")
     return Listing(
         devices=tuple(entries),
         instance_type=_agreed([type_name(item.get("instance_type")) for item in plain]),
@@ -120,7 +120,7 @@ def query(host: Host) -> tuple[Listing | None, ToolError | None]:
         return None, ToolError("MissingTool", f"no such program: neuron-ls; {_INSTALL}")
     with _alone(program) as lock:
         if lock is None:
-            text = f"another neuron-ls has not ended within {WAIT_SECONDS:g} s; see whether one hangs, else try again"
+            text = f"another neuron-ls has been running for {WAIT_SECONDS:g} s; check whether it hangs, or try again"
             return None, ToolError("Timeout", text)
         begin = time.monotonic()
         listing, error = _ask(host, lock)
@@ -134,7 +134,7 @@ def _ask(host: Host, lock: tuple[int, ...]) -> tuple[Listing | None, ToolError |
     try:
         done = host.run(["neuron-ls", "-j"], timeout_seconds=TIMEOUT_SECONDS, keep_open=lock)
     except HostError as error:
-        remedy = "the driver may hang: see the kernel log" if error.reason == "Timeout" else _INSTALL
+        remedy = "the driver may hang; see the kernel log" if error.reason == "Timeout" else _INSTALL
         return None, ToolError(error.reason, f"{error}; {remedy}")
     if done.returncode != 0:
         words = " ".join((done.stderr.strip() or done.stdout.strip() or "no output").split())[-300:]
@@ -142,7 +142,7 @@ def _ask(host: Host, lock: tuple[int, ...]) -> tuple[Listing | None, ToolError |
     try:
         return parse(done.stdout), None
     except ValueError as error:
-        text = f"neuron-ls said {error}, which is not understood; compare its version with what healthd supports"
+        text = f"the output of neuron-ls is not understood: {error}; compare its version with the supported ones"
         return None, ToolError("NoData", text)
 
 

@@ -73,7 +73,7 @@ def read_packages(host: Host) -> dict[str, Package] | None:
         # It exits with the number of packages that are not installed, and also says so when its database is broken.
         if "error:" in ended.stderr or (ended.returncode and "not installed" not in ended.stdout):
             words = ended.stderr.strip().rpartition("\n")[2][:200]
-            raise HostError("NoData", f"rpm cannot be asked: {words or f'exit status {ended.returncode}'}")
+            raise HostError("NoData", f"rpm failed: {words or f'exit status {ended.returncode}'}")
         return packages
     return None
 
@@ -92,7 +92,7 @@ def parse_dpkg(text: str) -> dict[str, Package]:
             if colon and not line.startswith(" "):
                 fields.setdefault(name, value.strip())
         words = fields.get("Status", "").split()
-        state = words[-1] if words else "in no state"
+        state = words[-1] if words else "unknown state"
         version = fields.get("Version", "")[:100]
         if state not in _GONE:
             found[part] = Package(version or "unknown", None if state in _WHOLE and version else state)

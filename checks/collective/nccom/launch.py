@@ -84,12 +84,12 @@ def plan_over_nodes(
     the nodes' release (`5.10.226-...`). `lnc` is the logical core configuration by which ranks were counted; None
     where that is not known. Raises ValueError (one line) for what makes no sense.
     """
-    _require(mode in _LAUNCHERS, f"no mode {mode!r}; there are {', '.join(_LAUNCHERS)}")
-    _require(1 < len(hosts) <= MAX_HOSTS, f"{len(hosts)} hosts; it takes 2 to {MAX_HOSTS}")
+    _require(mode in _LAUNCHERS, f"unknown mode {mode!r}; choose one of: {', '.join(_LAUNCHERS)}")
+    _require(1 < len(hosts) <= MAX_HOSTS, f"{len(hosts)} hosts; 2 to {MAX_HOSTS} are supported")
     for host in (*hosts, main):
-        _require(bool(_HOST.fullmatch(host)), f"no address or name of a host: {host!r}")
-    _require(len(set(hosts)) == len(hosts), "a host is named twice")
-    _require(step.ranks % len(hosts) == 0, f"{step.ranks} ranks cannot be shared out equally over {len(hosts)} hosts")
+        _require(bool(_HOST.fullmatch(host)), f"not a host address or name: {host!r}")
+    _require(len(set(hosts)) == len(hosts), "a host is listed twice")
+    _require(step.ranks % len(hosts) == 0, f"{step.ranks} ranks cannot be divided equally among {len(hosts)} hosts")
     first = step.op  # the operation stays first: options that take several values would swallow it
     words = arguments(step, abilities, report=report, port=collector_port)
     _require(words[0] == first, "the operation must come first")
@@ -97,9 +97,9 @@ def plan_over_nodes(
     if abilities.knows("--data-collector-host"):
         words += ["--data-collector-host", main]
     if mode == "slurm":
-        _require(abilities.knows("--slurm-mode"), "this nccom-test knows no --slurm-mode; update aws-neuronx-tools")
+        _require(abilities.knows("--slurm-mode"), "this nccom-test has no --slurm-mode; update aws-neuronx-tools")
         # Without one srun would wait for an allocation of its own, which looks like a collective that hangs.
-        _require(slurm_job_id is not None, "no job of Slurm asks for it; ask with --workload slurm:N")
+        _require(slurm_job_id is not None, "the request is not from a Slurm job; use --workload slurm:N")
         words += ["--slurm-mode", "--slurm-job-id", str(slurm_job_id)]
     else:
         words += ["--hosts", *hosts]

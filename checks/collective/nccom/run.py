@@ -369,7 +369,7 @@ def environment_of(
 
 
 PROGRAM = "nccom-test"
-REMEDY = "install the package aws-neuronx-tools, or leave the nccom checks out (disable)"
+REMEDY = "install the package aws-neuronx-tools, or disable the nccom checks"
 HELP_SECONDS = 30.0
 _MAX_LOG_BYTES = 1 << 20
 _MAX_REPORT_BYTES = 1 << 20

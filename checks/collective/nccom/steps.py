@@ -87,7 +87,7 @@ def judge_step(
         yield failure
     yield from told
     if not checked:
-        text = f"{what}: this nccom-test cannot check values, so they are not known to be right; update its package"
+        text = f"{what}: this nccom-test cannot verify values, so their correctness is unknown; update its package"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
     for row in good:
         yield _speed(check, ran.step, row, limits, deep=deep, checked=checked and failure is None)
@@ -111,11 +111,11 @@ def _badness(row: Row) -> tuple[bool, float]:
 def _killed(what: str, ran: Ran, cut_short: bool) -> Finding | None:
     """What was ended by others."""
     if ran.returncode is None:
-        text = f"{what} did not end within {ran.timeout_seconds:g} s and was killed"
+        text = f"{what} did not finish within {ran.timeout_seconds:g} s and was killed"
         words = f"; log {ran.log}" if ran.log else ""
-        words += f"; its last words: {ran.tail or last_lines(ran.output) or 'none'}"
+        words += f"; its last output: {ran.tail or last_lines(ran.output) or 'none'}"
         if cut_short:
-            text += f"; it had less time than its own because the steps before it took theirs{words}"
+            text += f"; earlier steps had used part of its time{words}"
             return Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
         return Finding(
             status=Status.FAIL,
@@ -126,7 +126,7 @@ def _killed(what: str, ran: Ran, cut_short: bool) -> Finding | None:
             action=Action.INSPECT,
         )
     if ran.returncode in _KILLED_EXITS:
-        text = f"{what} was killed by somebody, perhaps for want of memory: {last_lines(ran.output)}"
+        text = f"{what} was killed, perhaps because memory ran out: {last_lines(ran.output)}"
         return Finding(status=Status.UNKNOWN, reason="Crashed", message=text, target="node")
     return None
 
@@ -138,12 +138,12 @@ def _not_measured(what: str, ran: Ran) -> Finding | None:
         return Finding(status=Status.UNKNOWN, reason="MissingTool", message=f"{what}: {words}", target="node")
     # What hardware said comes first: cores that failed are not available either.
     if _NO_DRIVER.search(ran.words):
-        text = f"{what} did not run: no Neuron driver, or a device of it is gone: {words}"
+        text = f"{what} did not run: the Neuron driver or a device is missing: {words}"
         return Finding(status=Status.FAIL, reason="MissingDevice", message=text, target="node")
     if is_hardware(ran.words):
         return None
     if busy := _BUSY.search(ran.words):
-        text = f"{what} did not run: the cores are taken: {_line_of(ran.words, busy.start())}"
+        text = f"{what} did not run: the cores are in use: {_line_of(ran.words, busy.start())}"
         return Finding(status=Status.SKIP, reason="Busy", message=text, target="node")
     if refused := _NO_KEYS.search(ran.words):
         text = (
@@ -173,7 +173,7 @@ def _failure(what: str, ran: Ran, rows: Mapping[int, Row]) -> Finding | None:
         if len(rows) == len(ran.step.sizes_bytes):
             text = f"{what}: asked for {_sizes(ran.step.sizes_bytes)} bytes, got {_sizes(sorted(rows))}"
             return Finding(status=Status.UNKNOWN, reason="Garbage", message=text, target="node")
-        text = f"{what}: no row for {_sizes(missing)} bytes, although nccom-test ended well"
+        text = f"{what}: no row for {_sizes(missing)} bytes, although nccom-test succeeded"
         return Finding(status=Status.FAIL, reason="CollectiveFailed", message=text, target="node")
     why = errors[0] if errors else f"exit code {ran.returncode}"
     text = f"{what} failed ({why})"
@@ -181,7 +181,7 @@ def _failure(what: str, ran: Ran, rows: Mapping[int, Row]) -> Finding | None:
         text += f", no row for {_sizes(missing)} bytes"
     if ran.log:
         text += f"; log {ran.log}"
-    text += f": {ran.tail or last_lines(ran.output) or 'it said nothing'}"
+    text += f": {ran.tail or last_lines(ran.output) or 'no output'}"
     wrong = not _RUN_FAILED.search(ran.output) and _WRONG.search(ran.output)
     reason = "CollectiveMismatch" if wrong else "CollectiveFailed"
     return Finding(status=Status.FAIL, reason=reason, message=text, target="node")
@@ -190,24 +190,24 @@ def _failure(what: str, ran: Ran, rows: Mapping[int, Row]) -> Finding | None:
 def _unusable(what: str, row: Row, step: Step) -> Finding | None:
     """Why the numbers of a row cannot be used; None where they can."""
     if row.seconds is not None and not math.isfinite(row.seconds):
-        text = f"{what}: the time is {row.seconds}, no number"
+        text = f"{what}: the time {row.seconds} is not a number"
         return Finding(status=Status.FAIL, reason="CollectiveFailed", message=text, target="node")
     if row.seconds is None or row.seconds <= 0:
-        text = f"{what}: no time that can be read"
+        text = f"{what}: no readable time"
         return Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
     if row.dtype not in (None, step.dtype):
-        text = f"{what}: the row is of type {row.dtype}"
+        text = f"{what}: unexpected type {row.dtype} in its row"
         return Finding(status=Status.UNKNOWN, reason="Garbage", message=text, target="node")
     if not believable(row):
         text = (
-            f"{what}: {quantity('_seconds', row.seconds)} does not fit the printed bandwidth {row.printed:g}, "
-            "so a unit is not what it says; report this with the version of nccom-test"
+            f"{what}: {quantity('_seconds', row.seconds)} does not match the printed bandwidth {row.printed:g}, so a "
+            "unit must be wrong; report this with the version of nccom-test"
         )
         return Finding(status=Status.UNKNOWN, reason="Garbage", message=text, target="node")
     if (computed := contradicts(row, bus_factor(step.op, step.ranks))) is not None:
         text = (
-            f"{what}: the printed bus bandwidth is {row.printed_bus:g} GB/s, and by size, time and {step.ranks} ranks "
-            f"it is {computed:.3g} GB/s; report this with the version of nccom-test"
+            f"{what}: the printed bus bandwidth is {row.printed_bus:g} GB/s, but size, time and {step.ranks} ranks "
+            f"give {computed:.3g} GB/s; report this with the version of nccom-test"
         )
         return Finding(status=Status.UNKNOWN, reason="Garbage", message=text, target="node")
     return None
@@ -268,11 +268,11 @@ def run_nccom(ctx: Context[Params], check: str) -> Iterator[Finding | Progress]:
         return
     ranks = _rank_count(ctx)
     if ranks is None:
-        text = "how many NeuronCores there are is not known, so nothing was measured; see device_count"
+        text = "the number of NeuronCores is unknown, so nothing was measured; see device_count"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
     if ranks < 2:
-        text = "a collective needs two NeuronCores, and here is one"
+        text = "a collective needs two NeuronCores; this node has one"
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
     try:
@@ -287,7 +287,7 @@ def run_nccom(ctx: Context[Params], check: str) -> Iterator[Finding | Progress]:
         name = f"{step.op} of {step.ranks} ranks in {step.dtype}"
         left = ctx.params.total_seconds - (time.monotonic() - began)
         if left < _LEAST_SECONDS:
-            text = f"{name} was not run: the steps before it took all of {ctx.params.total_seconds:g} s"
+            text = f"{name} did not run: earlier steps used all of the {ctx.params.total_seconds:g} s"
             yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
             return
         yield Progress(step=name, event="entered", monotonic_seconds=ctx.host.monotonic_seconds())
@@ -321,14 +321,14 @@ def run_nccom(ctx: Context[Params], check: str) -> Iterator[Finding | Progress]:
 def _refused(ctx: Context[Params]) -> Finding | None:
     """Why nothing can be measured here."""
     if ctx.inventory.get("accelerator") != "neuron":
-        text = "nccom-test runs on Neuron devices alone"
+        text = "nccom-test runs only on Neuron devices"
         return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
     if not ctx.inventory.get("devices"):
         text = "no Neuron devices were found, so nothing was measured"
         return Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
     holders = ctx.inventory.get("holders")
     if holders:
-        text = f"the devices are taken: {', '.join(map(str, list(holders)[:4]))}"
+        text = f"the devices are in use: {', '.join(map(str, list(holders)[:4]))}"
         return Finding(status=Status.SKIP, reason="Busy", message=text, target="node")
     return None
 
@@ -368,7 +368,7 @@ def nccom_all_gather(ctx: Context[Params]) -> Iterator[Finding | Progress]:
              without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
              busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
              Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
     """
@@ -391,7 +391,7 @@ def nccom_all_reduce(ctx: Context[Params]) -> Iterator[Finding | Progress]:
              without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
              busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
              Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * 2 (n - 1) / n. Unverified on hardware: stand-in tools alone.
     """
@@ -414,7 +414,7 @@ def nccom_reduce_scatter(ctx: Context[Params]) -> Iterator[Finding | Progress]:
              without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
              busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
              Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so only while nobody has one.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
     Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
              columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
     """

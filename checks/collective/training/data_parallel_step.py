@@ -36,7 +36,7 @@ def mesh_steps(
     """Be all ranks: the work of each, and its times."""
     yield progress(RENDEZVOUS, "joined")
     if len(mesh.members) != group.size:
-        raise ValueError(f"a group of {group.size} ranks needs a mesh of as many devices, not {len(mesh.members)}")
+        raise ValueError(f"a group of {group.size} ranks needs a mesh of {group.size} devices, not {len(mesh.members)}")
     shards = [Shard(member, dataclasses.replace(group, rank=rank), size) for rank, member in enumerate(mesh.members)]
     yield progress(RENDEZVOUS, "left")
     own_seconds, seconds = [0.0] * group.size, []
@@ -81,7 +81,7 @@ class Params:
 )
 def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progress]:
     """
-    All ranks train one model together: gradients are right on each, and the same on all after the reduction.
+    All ranks train one model together: gradients are correct on each, and identical on all after the reduction.
 
     Reads:   all devices of the group, by steps of the small transformer of `train_step` in fp32. Each rank has a part
              of the batch of its own, computes its gradients twice, reduces them with all others by torch.distributed
@@ -95,7 +95,7 @@ def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Pr
              culprit, not those who waited for it) | fail SlowDevice (limit `data_parallel_step_own_seconds` of a
              rank's own work) | fail SlowLink (limits `data_parallel_step_busbw_bytes_per_second`, `..._algbw_...`,
              `..._duration_seconds` of the reduction, without the waiting for late ranks; `nodes_NAME` between nodes) |
-             unknown Timeout (nobody can be told) | skip NotApplicable (fewer than 2 ranks) | pass with the times.
+             unknown Timeout (culprit unknown) | skip NotApplicable (fewer than 2 ranks) | pass with the times.
              Between nodes a rank is also late by its own work compared with the others': SlowNode.
     Faults:  `data_parallel_step.LAYER.OPERATION@DEVICE=corrupt:MAGNITUDE` as for `train_step`, in the second step; also
              at `block1.up_weight_reduced`, a gradient after the reduction.

@@ -1,8 +1,8 @@
 """
-What data-parallel ranks say together: who computed or holds something else than the others, and how long it took. Pure.
+Compares data-parallel ranks: which rank computed or holds different values, and how long its own work took. Pure.
 
-The first step in which anything is wrong speaks alone: what follows is its consequence. In a step, what a rank saw in
-itself comes first, then the reduced gradients, then the parameters.
+Only the first step with a fault is reported, since later faults are its consequences. Within a step, faults that a rank
+found in itself come first, then the reduced gradients, then the parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Means = Mapping[str, tuple[float, float]]
 def judge_data_parallel(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
     """Findings of the steps: whose fault missing ranks are, who is wrong, and the times when all are here."""
     ranks, gone = present_and_gone(evidence, missing)
-    text = f"it says nothing of the steps of {name}"
+    text = f"no data about the steps of {name}"
     gone += [
         Missing(target=item.target, reason="Garbage", message=text) for item in ranks if "training" not in item.data
     ]
@@ -85,7 +85,7 @@ def _without_numbers(ranks: Iterable[Evidence], step: int) -> list[tuple[Evidenc
 def _no_numbers(name: str, ranks: Iterable[tuple[Evidence, str]], step: int, known: set[str]) -> Iterator[Finding]:
     for item, layer in ranks:
         if item.target not in known:
-            text = f"{_of_step(name, step)}: {_named(item)} computed gradients of layer {layer} that are no numbers"
+            text = f"{_of_step(name, step)}: {_named(item)} computed gradients of layer {layer} that are not numbers"
             yield Finding(status=Status.FAIL, reason="WrongResult", message=text, target=item.target)
 
 
@@ -101,8 +101,8 @@ def _reduced(name: str, ranks: Sequence[Evidence], step: int, known: set[str]) -
     if not findings and sound and len(off) == len(ranks):
         who, layer = ", ".join(map(_named, ranks)), off[ranks[0].target]
         text = (
-            f"{_of_step(name, step)}: all ranks hold the same reduced gradients, and those of layer {layer} are not the"
-            f" mean of what the ranks contributed: one of {who}"
+            f"{_of_step(name, step)}: all ranks hold the same reduced gradients, but those of layer {layer} are not "
+            f"the mean of what the ranks contributed: one of {who} is at fault"
         )
         findings.append(Finding(status=Status.FAIL, reason="CollectiveMismatch", message=text, target="node"))
     return findings
@@ -135,14 +135,14 @@ def _compared(name: str, ranks: Sequence[Evidence], step: int, phase: str, off: 
         one, other = sorted(tables.values())[:: len(tables) - 1]
         who = ", ".join(map(_named, ranks))
         where = _first(one, other, phase)
-        text = f"{what}: {where} differs between ranks and no majority can say which is wrong: one of {who}"
+        text = f"{what}: {where} differs between ranks and no majority shows which is wrong: one of {who} is at fault"
         yield Finding(status=Status.FAIL, reason="DigestMismatch", message=text, target="node")
         return
     for item in ranks:
         if tables[item.target] == right:
             continue
         others = f"{most} other ranks" if most > 1 else "the other rank"
-        text = f"{what}: {_named(item)} holds other bits than {others}: {_first(right, tables[item.target], phase)}"
+        text = f"{what}: {_named(item)} differs from {others}: {_first(right, tables[item.target], phase)}"
         if item.target in off:
             text += ", which is not the mean of what the ranks contributed"
         yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=item.target)
@@ -220,7 +220,7 @@ def _judge_speed(name: str, ranks: Sequence[Evidence], *, exact: bool) -> Iterat
     text = f"{found.message}; own work of the ranks took {span}"
     if exact:
         steps = int(ranks[0].data["training"]["steps"])
-        text += f"; in {steps} steps gradients and parameters are the same on all ranks"
+        text += f"; gradients and parameters match on all ranks in {steps} steps"
     yield dataclasses.replace(found, message=text)
     for item in ranks:
         one = measured[item.target]

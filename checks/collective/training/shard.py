@@ -148,7 +148,7 @@ class Shard:
         one, other = self._digester.finish(first), self._digester.finish(again)
         if one != other:
             place, _ = first_different_place(one, other)
-            text = f"gradients computed twice from one state: {place} has other bits the second time"
+            text = f"gradients computed twice from the same state differ: first at {place}"
             self._fault("SilentCorruption", number, text)
         self._number = number
         self.flat = self._joined(self._gradients)
@@ -185,7 +185,7 @@ class Shard:
         wrong = next((error for error in errors if error.share > 1.0), None)
         if wrong is not None:
             text = (
-                f"wrong from {describe(wrong.place)} on: off by {wrong.error:.3g} of its largest element, rounding "
+                f"wrong from {describe(wrong.place)} on: off by {wrong.error:.3g} of its largest element; rounding "
                 f"explains {wrong.bound:.3g}"
             )
             self._fault("WrongResult", 0, text)

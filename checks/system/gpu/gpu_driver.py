@@ -62,14 +62,14 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         if stuck is not None and seconds is not None:
             yield _judge_stuck(ctx, reading.target, stuck, seconds)
         if processes is None:
-            text = "the driver does not tell which processes compute on it"
+            text = "the driver does not report compute processes on it"
             yield make_finding(Status.UNKNOWN, "NoData", text, reading.target)
             continue
         known += 1
         counted += len(processes)
         if hidden:
             names = ", ".join(map(str, hidden[:MAX_NAMED]))
-            text = f"the driver shows processes that cannot be seen here ({names}): run in the host's PID namespace"
+            text = f"the driver reports processes that are not visible here ({names}): run in the host's PID namespace"
             yield make_finding(Status.UNKNOWN, "Busy", text, reading.target)
     if known:
         yield within(
@@ -77,7 +77,7 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
             name="gpu_processes_count",
             target="node",
             reason="NoData",
-            subject=f"processes on {known} GPUs by the driver's word:",
+            subject=f"processes on {known} GPUs, as the driver reports:",
         )
     if remembered:
         yield Evidence(target="node", key="gpu_driver", data={"gpus": remembered})
@@ -119,7 +119,7 @@ def _judge_stuck(ctx: Context[Params], target: str, used_bytes: int, seconds: fl
 def _judge_versions(said: Versions, wanted: str | None) -> Finding:
     text = f"driver {said.driver or 'unknown'}, NVML {said.nvml or 'unknown'}, CUDA {said.cuda or 'unknown'}"
     if said.driver is None:
-        return make_finding(Status.UNKNOWN, "NoData", f"NVML tells no version of the driver: {', '.join(said.failed)}")
+        return make_finding(Status.UNKNOWN, "NoData", f"NVML reports no driver version: {', '.join(said.failed)}")
     if wanted is not None and not said.driver.startswith(wanted):
         return make_finding(Status.FAIL, "VersionMismatch", f"{text}; {wanted} is wanted")
     told = float(sum(version is not None for version in (said.driver, said.nvml, said.cuda)))

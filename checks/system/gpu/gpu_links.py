@@ -21,10 +21,10 @@ _FABRIC_STATES = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState; 0: 
 # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_...: two bits each; 0: not supported, 1: yes, 2: no.
 _YES = 1
 _FABRIC_FAULTS: Mapping[int, tuple[Status, str, str]] = {
-    0: (Status.FAIL, "LinkDegraded", "the NVLink fabric gives the GPU less bandwidth"),
+    0: (Status.FAIL, "LinkDegraded", "the NVLink fabric gives the GPU reduced bandwidth"),
     4: (Status.FAIL, "LinkDown", "a route of the GPU through the NVLink fabric is unhealthy"),
-    2: (Status.WARN, "LinkErrors", "the NVLink fabric recovers a route of the GPU"),
-    6: (Status.WARN, "LinkErrors", "the NVLink fabric recovers from an access of the GPU that timed out"),
+    2: (Status.WARN, "LinkErrors", "the NVLink fabric is recovering a route of the GPU"),
+    6: (Status.WARN, "LinkErrors", "the NVLink fabric is recovering from a timed-out access by the GPU"),
 }
 
 
@@ -98,7 +98,7 @@ def _judge_pcie(ctx: Context[Params], target: str, said: Links) -> Iterator[Find
     width, widest = said.pcie_width, said.pcie_width_max
     if width is not None and widest is not None:
         if width < widest:
-            text = f"PCIe link has {width} lanes of {widest}: reseat or replace the GPU"
+            text = f"PCIe link has {width} of {widest} lanes: reseat or replace the GPU"
             yield make_finding(Status.WARN, "LinkDegraded", text, target)
         else:
             yield within(
@@ -107,7 +107,7 @@ def _judge_pcie(ctx: Context[Params], target: str, said: Links) -> Iterator[Find
     generation, newest = said.pcie_generation, said.pcie_generation_max
     busy = said.busy_ratio is not None and said.busy_ratio >= ctx.params.busy_ratio
     if busy and generation is not None and newest is not None and generation < newest:
-        text = f"PCIe link runs at generation {generation} of {newest} while the GPU works"
+        text = f"PCIe link runs at generation {generation} instead of {newest} while the GPU is busy"
         yield make_finding(Status.WARN, "LinkDegraded", text, target)
 
 
@@ -126,7 +126,7 @@ def _judge_nvlink(target: str, said: Links, wanted: int | None) -> Iterator[Find
     links = said.nvlink_active
     if wanted is None and not links:
         # NVML lists none where it cannot tell, as well as where there are none.
-        text = "tells of no NVLink, and on this instance type all GPUs are linked"
+        text = "reports no NVLink, although all GPUs are linked on this instance type"
         yield make_finding(Status.UNKNOWN, "NoData", text, target)
         return
     active = sum(links.values())
@@ -134,7 +134,7 @@ def _judge_nvlink(target: str, said: Links, wanted: int | None) -> Iterator[Find
     if active < expected:
         down = [str(link) for link, state in links.items() if not state]
         names = f" (down: {', '.join(down)})" if down else ""
-        text = f"{active} NVLinks are active of {expected}{names}"
+        text = f"{active} of {expected} NVLinks are active{names}"
         yield make_finding(Status.FAIL, "LinkDown", text, target)
     elif active:
         yield within(
@@ -169,7 +169,7 @@ def _judge_counters(ctx: Context[Params], reading: Reading[Links]) -> Iterator[F
             target=target,
             limit=bound(ctx, name, target, upper="max_nvlink_retries_count"),
             reason="LinkErrors",
-            subject=f"replays and recoveries of NVLinks in {elapsed_seconds:.0f} s:",
+            subject=f"NVLink replays and recoveries in {elapsed_seconds:.0f} s:",
             outside=Status.WARN,
         )
     replays = risen(counters, "pcie_replays", reading.said.pcie_replays)
@@ -198,4 +198,4 @@ def _rise(before: Mapping[str, Any], now: Mapping[str, int], kinds: tuple[str, .
 
 
 def _nothing(target: str) -> Finding:
-    return make_finding(Status.UNKNOWN, "NoData", "tells nothing of its links", target)
+    return make_finding(Status.UNKNOWN, "NoData", "reports nothing about its links", target)

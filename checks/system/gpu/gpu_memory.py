@@ -61,7 +61,7 @@ def _judge(ctx: Context[Params], reading: Reading[Memory], base: int | None) -> 
     yield from _pages(ctx, target, said)
     errors, since = said.volatile_uncorrected, "since the last reset"
     if errors is None and said.aggregate_uncorrected is not None and base is not None:
-        errors, since = said.aggregate_uncorrected - base, "since the first look of this boot"
+        errors, since = said.aggregate_uncorrected - base, "since the first check of this boot"
     if errors is not None:
         finding = within(
             float(errors),
@@ -69,7 +69,7 @@ def _judge(ctx: Context[Params], reading: Reading[Memory], base: int | None) -> 
             target=target,
             limit=bound(ctx, "gpu_uncorrected_errors_count", target, upper="max_uncorrected_count"),
             reason="EccErrors",
-            subject=f"memory errors that could not be corrected {since}:",
+            subject=f"uncorrectable memory errors {since}:",
         )
         life = _shown("gpu_uncorrected_errors_life_count", said.aggregate_uncorrected)
         yield Finding(
@@ -82,23 +82,26 @@ def _judge(ctx: Context[Params], reading: Reading[Memory], base: int | None) -> 
     elif said.failed:
         return
     elif not ctx.params.required:
-        yield make_finding(Status.SKIP, "NotApplicable", "tells no memory errors, and need not", target)
+        yield make_finding(Status.SKIP, "NotApplicable", "reports no memory errors, and is not required to", target)
     elif said.ecc_enabled is False:
-        text = "ECC is off, so memory errors go unseen; switch it on (nvidia-smi -e 1, then a reset) or set required"
+        text = (
+            "ECC is off, so memory errors go unnoticed; turn it on (nvidia-smi -e 1, then reset the GPU), or set "
+            "required"
+        )
         yield make_finding(Status.WARN, "NoData", text, target)
     elif said.ecc_enabled is None and said.remap_pending is None and said.retired_pages is None:
         yield make_finding(Status.SKIP, "NotApplicable", "this kind of GPU has no ECC", target)
     else:
-        yield make_finding(Status.UNKNOWN, "NoData", "has ECC and tells no count of errors", target)
+        yield make_finding(Status.UNKNOWN, "NoData", "has ECC but reports no error counts", target)
 
 
 def _repairs(target: str, said: Memory) -> Iterator[Finding]:
     if said.remap_failed:
-        text = "a row of memory could not be remapped: the spare ones are used up"
+        text = "a memory row could not be remapped because the spare rows are used up"
         yield make_finding(Status.FAIL, "EccErrors", text, target, Action.REPLACE)
     elif said.remap_pending or said.retire_pending:
-        what = "rows to be remapped" if said.remap_pending else "pages to be retired"
-        text = f"memory has {what} at the next reset of the GPU; until then a bad place may be used"
+        what = "rows to remap" if said.remap_pending else "pages to retire"
+        text = f"memory has {what} at the next reset of the GPU; until then a bad location may be used"
         yield make_finding(Status.FAIL, "EccErrors", text, target, Action.RESET_DEVICE)
 
 

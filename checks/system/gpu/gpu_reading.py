@@ -36,7 +36,7 @@ def read_gpus(ctx: Context[Any], read: Callable[[Gpu], T]) -> list[Reading[T] | 
         return [Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")]
     devices = ctx.inventory.get("devices") or ()
     if not devices:
-        text = "the driver shows no GPU, so there is none to ask"
+        text = "the driver shows no GPU"
         return [Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")]
     found: list[Reading[T] | Finding] = []
     try:
@@ -46,7 +46,7 @@ def read_gpus(ctx: Context[Any], read: Callable[[Gpu], T]) -> list[Reading[T] | 
                 try:
                     said = read(nvml.gpu(device))
                 except GpuLostError as error:
-                    text = f"the GPU does not answer: {error}"
+                    text = f"the GPU does not respond: {error}"
                     found.append(Finding(status=Status.FAIL, reason="DeviceLost", message=text, target=target))
                 except NvmlError as error:
                     found.append(Finding(status=Status.UNKNOWN, reason=error.reason, message=str(error), target=target))
@@ -67,7 +67,7 @@ def of_nvml(error: NvmlError) -> Finding:
 def not_told(target: str, failed: tuple[str, ...]) -> Iterator[Finding]:
     """What NVML should have told and did not."""
     if failed:
-        text = f"NVML does not tell: {'; '.join(failed)[:400]}"
+        text = f"NVML does not report: {'; '.join(failed)[:400]}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
 
 

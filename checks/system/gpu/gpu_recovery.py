@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says must be done before a GPU is used again."""
+"""The recovery action that NVIDIA's driver requests before a GPU is used again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from checks.system.gpu.gpu_reading import not_told, read_gpus
 _NEEDED: Mapping[int, tuple[str, Action]] = {
     1: ("a reset of the GPU", Action.RESET_DEVICE),
     2: ("a reboot of the node", Action.REBOOT),
-    3: ("that jobs which use peer-to-peer access end (drain P2P); then look again", Action.INSPECT),
-    4: ("that all jobs on it end, and a reset of the GPU", Action.RESET_DEVICE),
-    5: ("that its IMEX domain is recovered: restart nvidia-imex on all nodes of the domain", Action.INSPECT),
+    3: ("all jobs that use peer-to-peer access to end (drain P2P), then another check", Action.INSPECT),
+    4: ("all jobs on it to end, then a reset of the GPU", Action.RESET_DEVICE),
+    5: ("recovery of its IMEX domain: restart nvidia-imex on all nodes of the domain", Action.INSPECT),
     6: ("a reset of its PCI bus", Action.RESET_DEVICE),
-    7: ("a reboot of the whole system, not of a virtual machine alone", Action.REBOOT),
+    7: ("a reboot of the whole system, not only of a virtual machine", Action.REBOOT),
 }
 
 
@@ -52,11 +52,11 @@ def gpu_recovery(ctx: Context[NoParams]) -> Iterator[Finding]:
 def _judge(action: int, target: str) -> Finding:
     measured = Measurement(name="gpu_recovery_action", value=float(action), lower=None, upper=None, origin="none")
     status, reason, advice = Status.PASS, None, None
-    text = "the driver asks for no recovery"
+    text = "the driver requests no recovery"
     if action in _NEEDED:
         needed, advice = _NEEDED[action]
-        status, reason, text = Status.FAIL, "RecoveryNeeded", f"the driver asks for {needed} (recovery action {action})"
+        status, reason, text = Status.FAIL, "RecoveryNeeded", f"the driver requests {needed} (recovery action {action})"
     elif action != 0:
         status, reason, advice = Status.WARN, "RecoveryNeeded", Action.INSPECT
-        text = f"the driver asks for recovery action {action}, which is not known here: see nvidia-smi -q"
+        text = f"the driver requests the unknown recovery action {action}: see nvidia-smi -q"
     return Finding(status=status, reason=reason, message=text, target=target, measurements=(measured,), action=advice)

@@ -14,11 +14,11 @@ from checks.system.gpu.gpu_reading import Reading, earlier, not_told, read_gpus
 # nvmlClocksEventReasons (nvmlClocksThrottleReasons before driver 535). Source: nvml.h. The hardware's own slowdowns
 # halve the clocks or worse. What is not here is how GPUs work: idle, set by somebody, at the power limit.
 _HARDWARE: Mapping[int, str] = {
-    0x40: "too hot, by the hardware's measure",
-    0x80: "the power supply asked for less (power brake)",
+    0x40: "too hot, as measured by the hardware",
+    0x80: "the power supply requested less power (power brake)",
     0x08: "hardware slowdown",
 }
-_SOFTWARE: Mapping[int, str] = {0x20: "too hot, by the driver's measure"}
+_SOFTWARE: Mapping[int, str] = {0x20: "too hot, as measured by the driver"}
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,12 @@ def _judge(ctx: Context[Params], reading: Reading[Clocks], slowed: list[str], se
             subject="temperature in degrees Celsius:",
         )
     elif said.reasons is None and not said.failed:
-        yield make_finding(Status.UNKNOWN, "NoData", "tells neither temperature nor why clocks are as they are", target)
+        yield make_finding(
+            Status.UNKNOWN, "NoData", "reports neither temperature nor the reasons for its clocks", target
+        )
     elif said.reasons is not None and not slowed and not warm and not said.failed:
         none = Measurement(name="gpu_throttle_reasons_count", value=0.0, lower=None, upper=None, origin="none")
-        text = "clocks are not lowered; tells no temperature"
+        text = "clocks are not lowered; reports no temperature"
         yield Finding(status=Status.PASS, reason=None, message=text, target=target, measurements=(none,))
 
 

@@ -1,4 +1,4 @@
-"""NeuronCores: how many each device has, who holds them, and whether anybody is left to release them."""
+"""NeuronCores: how many each device has, which processes hold them, and whether these processes still exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Params:
 @check(tier="passive", interval_seconds=30, timeout_seconds=5, accelerators=True)
 def neuron_cores(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    Every Neuron device has all its cores, and none is reserved for a process that is gone.
+    Every Neuron device has all its cores, and none is reserved for a process that has exited.
 
     Who holds cores is a fact, not a fault; a holder without a process is one: nothing will ever release its cores,
     every job that wants them fails with "cores busy", and only a reset of the device helps. Such a holder does not make
@@ -43,10 +43,10 @@ def neuron_cores(ctx: Context[Params]) -> Iterator[Finding]:
         return
     error = tool_error(ctx)
     if error is not None:
-        yield unknown(error[0], f"which process holds which core cannot be seen: {error[1]}")
+        yield unknown(error[0], f"processes that hold cores cannot be seen: {error[1]}")
     devices: list[dict[str, Any]] = list(ctx.inventory.get("devices") or ())
     if not devices:
-        yield unknown("NoData", "no device is shown, so no core is; see device_count")
+        yield unknown("NoData", "the driver shows no device, so there are no cores; see device_count")
         return
     yield from _judge_counts(ctx, devices)
     yield from _judge_agreement(ctx, devices)
@@ -57,7 +57,7 @@ def neuron_cores(ctx: Context[Params]) -> Iterator[Finding]:
 def _judge_counts(ctx: Context[Params], devices: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     """Each device that has other cores than it should have, else all of them in one finding."""
     if all(device.get("cores") is None for device in devices):
-        yield unknown("NoData", "neither neuron-ls nor sysfs tells how many cores the devices have")
+        yield unknown("NoData", "neither neuron-ls nor sysfs reports the number of cores")
         return
     expected, origin = _expected(ctx, devices)
     bad = False
@@ -82,12 +82,12 @@ def _judge_device(device: dict[str, Any], expected: int | None, origin: str) -> 
     """What is wrong with the cores of one device; None where nothing is."""
     target, cores = str(device["target"]), device.get("cores")
     if cores is None:
-        return unknown("NoData", "neither neuron-ls nor sysfs tells how many cores this device has", target)
+        return unknown("NoData", "neither neuron-ls nor sysfs reports the number of cores of this device", target)
     if expected is None:
-        text = f"{cores} cores, and nothing to compare with: neither the instance type nor the chip is known"
+        text = f"{cores} cores, but neither the instance type nor the chip is known, so the expected number is unknown"
         return unknown("UnknownInstanceType", text, target)
     if cores > expected:
-        return unknown("UnknownInstanceType", f"{cores} cores instead of {expected}; is the type right?", target)
+        return unknown("UnknownInstanceType", f"{cores} cores instead of {expected}; is the type correct?", target)
     if cores == expected:
         return None
     return within(
@@ -131,22 +131,25 @@ def _judge_agreement(ctx: Context[Params], devices: Sequence[dict[str, Any]]) ->
     listed = {int(device["index"]) for device in devices}
     only_sysfs = sorted(set(shown) - listed)
     if only_sysfs and not in_container(ctx.host):
-        text = f"sysfs shows neuron:{numbers(only_sysfs)} and neuron-ls does not; see whether the driver has lost it"
+        text = f"sysfs shows neuron:{numbers(only_sysfs)} but neuron-ls does not; check whether the driver has lost it"
         yield unknown("NoData", text)
     if len(listed) > len(shown):
-        yield unknown("NoData", f"neuron-ls shows {len(listed)} devices and sysfs {len(shown)}; reload the driver")
+        yield unknown("NoData", f"neuron-ls shows {len(listed)} devices but sysfs {len(shown)}; reload the driver")
     lnc = ctx.inventory.get("lnc")
     for device in devices:
         cores, physical = device.get("cores"), device.get("sysfs_cores")
         if cores is not None and physical is not None and physical not in (cores, cores * (lnc or 1)):
-            text = f"neuron-ls shows {cores} cores of {lnc or 1} physical each and sysfs {physical}; reload the driver"
+            text = (
+                f"neuron-ls shows {cores} cores of {lnc or 1} physical cores each but sysfs {physical}; reload the "
+                "driver"
+            )
             yield unknown("NoData", text, str(device["target"]))
 
 
 def _judge_holders(ctx: Context[Params]) -> Iterator[Finding]:
     owners = ctx.inventory.get("core_holders")
     if owners is None:
-        text = "neuron-ls does not tell the processes of every device, so stuck cores cannot be seen; update it"
+        text = "neuron-ls does not list the processes of every device, so stuck cores cannot be seen; update it"
         yield unknown("NoData", text)
         return
     dead = [owner for owner in owners if owner.get("alive") is False]
@@ -174,11 +177,11 @@ def _judge_dead(ctx: Context[Params], owner: dict[str, Any]) -> Iterator[Finding
     for index in owner["devices"]:
         target = f"neuron:{index}"
         ids = by_index.get(index, {}).get("core_ids")
-        cores = f"cores of it (among {numbers(ids)})" if ids else "cores of it"
-        text = f"pid {owner['pid']} ({owner['command'] or 'unknown'}) is gone and still has {cores}"
+        cores = f"its cores (among {numbers(ids)})" if ids else "its cores"
+        text = f"pid {owner['pid']} ({owner['command'] or 'unknown'}) has exited but still holds {cores}"
         if holders is None or any(str(line).startswith(f"{target}: ") for line in holders):
             # A process that has inherited the open device will release it when it ends.
-            why = "who else has the device open cannot be seen" if holders is None else "another process has it open"
+            why = "other holders of the device cannot be seen" if holders is None else "another process has it open"
             yield unknown("NoData", f"{text}; {why}", target)
             continue
         text += "; reset the device while no job uses it, or reboot"

@@ -139,11 +139,11 @@ _REPAIRABLE = ("neuron_repairable_errors_count", "max_repairable_count", "EccErr
 _CORRECTED = ("neuron_corrected_errors_per_hour_count", "max_corrected_per_hour_count", "CorrectedErrors")
 _HARDWARE = ("neuron_hardware_errors_count", "max_hardware_errors_count", "HardwareErrors")
 _SUSPECT = ("neuron_suspect_errors_count", "max_suspect_errors_count", "HardwareErrors")
-_RESET = f"reset the device and run the active checks; when it aborts again, {REPLACE_IT}"
-_RELOAD = "reload the driver or reboot, which repairs it"
-_WATCH = "watch whether it grows"
-_OTHERS = "look at the other nodes of the job for the cause"
-_EITHER = "a program can cause them as well: run the active checks"
+_RESET = f"reset the device and run the active checks; if it aborts again, {REPLACE_IT}"
+_RELOAD = "reload the driver or reboot to repair it"
+_WATCH = "watch whether the count rises"
+_OTHERS = "look for the cause on the other nodes of the job"
+_EITHER = "a program can also cause them: run the active checks"
 
 KINDS: Mapping[str, Kind] = {
     "mem_ecc_uncorrected": Kind("uncorrectable HBM errors", *_ECC, Action.REPLACE, REPLACE_IT),
@@ -169,7 +169,7 @@ KINDS: Mapping[str, Kind] = {
         "executions ended with an error", *_SUSPECT, Action.INSPECT, _EITHER, Status.WARN, recent=True
     ),
 }
-UNKNOWN_KIND = Kind("hardware errors of a kind unknown here", *_HARDWARE, Action.INSPECT, "see the runtime's log")
+UNKNOWN_KIND = Kind("hardware errors of an unknown kind", *_HARDWARE, Action.INSPECT, "see the runtime's log")
 
 # One number of the device that the driver shows at each of its cores: nsysfsmetric_inc_reset_fail_count.
 _SHARED = frozenset({"reset_fail_count"})
@@ -207,7 +207,7 @@ def next_watch(host: Host, data: Mapping[str, Any] | None, elapsed_seconds: floa
         last = last._replace(**{name: data[name] for name in Watch._fields if name in data})
     last = last._replace(age_seconds=last.age_seconds + elapsed_seconds)
     if not params.monitor:
-        return last._replace(age_seconds=0.0, error=("NoData", "neuron-monitor is not to be started (monitor = false)"))
+        return last._replace(age_seconds=0.0, error=("NoData", "neuron-monitor is turned off (monitor = false)"))
     if last.age_seconds < params.monitor_interval_seconds:
         return last
     try:
@@ -220,7 +220,7 @@ def next_watch(host: Host, data: Mapping[str, Any] | None, elapsed_seconds: floa
 def add_reading(last: Watch, reading: Reading | None) -> Watch:
     """The watch with one more object of the stream; events add up, because each object counts its own period."""
     if reading is None:
-        return last._replace(error=("NoData", "neuron-monitor wrote something that is not understood"), skipped=())
+        return last._replace(error=("NoData", "the output of neuron-monitor is not understood"), skipped=())
     seen = {target: dict(names) for target, names in last.seen.items()}
     for index, counts in (reading.ecc or {}).items():
         names = seen.setdefault(f"neuron:{index}", {})
@@ -234,7 +234,7 @@ def add_reading(last: Watch, reading: Reading | None) -> Watch:
         watched_seconds=last.watched_seconds + (reading.period_seconds or 0.0),
         seen=seen,
         hardware_errors=last.hardware_errors + (reading.hardware_errors or 0),
-        error=None if reading.ecc is not None else ("NoData", "neuron-monitor tells no hardware counters"),
+        error=None if reading.ecc is not None else ("NoData", "neuron-monitor reports no hardware counters"),
         skipped=reading.skipped,
     )
 
@@ -253,7 +253,7 @@ def judge_watch(watch: Watch, lacking: Mapping[str, Sequence[str]], why: str | N
                     status=Status.FAIL, reason="EccErrors", message=text, target=target, action=Action.REPLACE
                 )
     if watch.hardware_errors:
-        text = f"{watch.hardware_errors} executions failed by hardware while neuron-monitor watched"
+        text = f"{watch.hardware_errors} executions failed because of hardware while neuron-monitor was watching"
         yield Finding(status=Status.FAIL, reason="HardwareErrors", message=text, target="node")
     told = {
         target
@@ -263,12 +263,12 @@ def judge_watch(watch: Watch, lacking: Mapping[str, Sequence[str]], why: str | N
     unseen = [target for target in lacking if target not in told]
     if told:
         text = (
-            f"sysfs has no ECC counters of {some(sorted(told))}, so errors are seen only while neuron-monitor is "
-            f"asked: {watch.watched_seconds:.3g} s so far; see whether /sys is the host's and which driver is loaded"
+            f"sysfs has no ECC counters of {some(sorted(told))}, so errors are seen only while neuron-monitor runs: "
+            f"{watch.watched_seconds:.3g} s so far; check that /sys is the host's and which driver is loaded"
         )
         yield Finding(status=Status.WARN, reason="NoData", message=text, target="node")
     if unseen or not lacking:
-        reason, text = watch.error or ("NoData", "neuron-monitor does not name it")
+        reason, text = watch.error or ("NoData", "neuron-monitor does not list it")
         skipped = f" ({'; '.join(watch.skipped)})" if watch.skipped else ""
         what = f"of {some(unseen)}" if unseen else "of any Neuron device"
         yield Finding(
@@ -399,15 +399,15 @@ def judge_state(target: str, device: DeviceCounters) -> Iterator[Finding]:
     """What the leaf `reset` says, where it may be read: nobody can open a device that is not ready."""
     if device.state == _INVALID:
         text = (
-            "the driver holds this device in an invalid state, because a reset of it failed: no process can open it; "
-            f"load the driver again or reboot, and {REPLACE_IT} if that does not help"
+            "the driver holds this device in an invalid state because a reset failed: no process can open it; reload "
+            f"the driver or reboot, and {REPLACE_IT} if that does not help"
         )
         yield Finding(status=Status.FAIL, reason="DeviceLost", message=text, target=target, action=Action.REBOOT)
     elif device.state == _RESETTING:
-        text = "the driver is resetting this device: processes that open it wait until that has ended"
+        text = "the driver is resetting this device: processes that open it wait until the reset ends"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target, action=Action.RETRY)
     elif device.state not in (None, _READY):
-        text = f"the driver says that the state of this device is {device.state}, which is not known here"
+        text = f"the driver reports the unknown device state {device.state}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
 
 
@@ -417,10 +417,10 @@ def judge_components(target: str, device: DeviceCounters) -> Iterator[Finding]:
     strange = [word for word in words if word not in _PARTS]
     known = [word for word in words if word in _PARTS]
     if known:
-        text = f"the firmware calls unhealthy: {', '.join(known)}; {REPLACE_IT} if it stays"
+        text = f"the firmware reports unhealthy components: {', '.join(known)}; {REPLACE_IT} if this persists"
         yield Finding(status=Status.FAIL, reason="UnhealthyComponent", message=text, target=target)
     if strange:
-        text = f"{COMPONENTS} says {' '.join(strange)[:100]!r}, which is no part that is known here"
+        text = f"{COMPONENTS} contains the unknown entry {' '.join(strange)[:100]!r}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
 
 
@@ -518,7 +518,7 @@ def _judge(
     yield from judge_wiped(history)
     bare = [target for target, device in devices.items() if not device.cores.get("hw_error")]
     if bare:
-        text = f"hw_error of no core is found below {some(bare)}: does the driver put its counters elsewhere?"
+        text = f"no hw_error counter found under {some(bare)}: does the driver put its counters elsewhere?"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
 
 
@@ -566,8 +566,8 @@ def _host_indices(inventory: Mapping[str, Any]) -> dict[str, int | None]:
 def _judge_untold(targets: Sequence[str]) -> Iterator[Finding]:
     if targets:
         text = (
-            f"which of the host's devices is {some(targets)} cannot be told in this container, so no counters of it "
-            "are read: those of another tenant's device may be taken for them; run healthd on the host"
+            f"this container cannot determine which of the host's devices is {some(targets)}, so its counters are "
+            "not read: they could be those of another tenant's device; run healthd on the host"
         )
         target = targets[0] if len(targets) == 1 else "node"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
@@ -622,8 +622,8 @@ def judge_wiped(history: History) -> Iterator[Finding]:
             if kind.recent or kind.action is not Action.REPLACE or history.counts.get(target, {}).get(name):
                 continue
             text = (
-                f"{name} held {count} before the counters were set back (a driver that was loaded again, or somebody "
-                f"who cleared them), which repairs nothing; {kind.advice}"
+                f"{name} was {count} before the counters were reset (by a driver reload or by hand), which repairs "
+                f"nothing; {kind.advice}"
             )
             yield Finding(
                 status=Status.WARN,
@@ -644,7 +644,7 @@ def judge_gaps(target: str, device: DeviceCounters) -> Iterator[Finding]:
     numbers = sorted({core for row in device.cores.values() for core in row})
     dark += [f"{name} of core {n}" for name, row in device.cores.items() for n in numbers if row.get(n) is None]
     if dark:
-        text = f"no count to be read: {', '.join(dark[:4])}{' and others' if len(dark) > 4 else ''}"
+        text = f"unreadable counters: {', '.join(dark[:4])}{' and others' if len(dark) > 4 else ''}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
 
 
@@ -661,11 +661,11 @@ def _all_well(devices: Mapping[str, DeviceCounters], history: History) -> Findin
     read = sum(len(device.counts) + sum(map(len, device.cores.values())) for device in devices.values())
     corrected = sum(history.counts.get(target, {}).get(name, 0) for target in devices for name in CORRECTED)
     errors = f", {corrected} corrected errors so far" if corrected else ""
-    back = "; some were set back since we look" if history.wiped else ""
+    back = "; some were reset since monitoring began" if history.wiped else ""
     return Finding(
         status=Status.PASS,
         reason=None,
-        message=f"{len(devices)} devices, {cores} cores: {read} counters tell of no damage{errors}{back}",
+        message=f"{len(devices)} devices, {cores} cores: {read} counters show no damage{errors}{back}",
         target="node",
         measurements=(
             Measurement(name="neuron_counters_read_count", value=float(read), lower=None, upper=None, origin="none"),
@@ -679,5 +679,5 @@ def _cores(cores: Mapping[int, int | None]) -> str:
 
 
 def _recently(recent: int, total: int, wiped: int) -> str:
-    before = f", set back since it held {wiped}" if wiped else ""
+    before = f", reset after it reached {wiped}" if wiped else ""
     return f", {recent} of {total} within the last hours{before}" if recent else before

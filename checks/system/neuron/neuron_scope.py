@@ -15,7 +15,7 @@ def not_concerned(ctx: Context[Any]) -> Finding | None:
     if used == "neuron":
         return None
     if used is None:
-        return unknown("NoData", "what devices there are was not found out in this run; see the survey's error")
+        return unknown("NoData", "this run could not determine the devices; see the survey's error")
     text = f"the accelerator in use is {used}, not neuron"
     return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
 

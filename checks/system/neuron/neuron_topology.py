@@ -1,4 +1,4 @@
-"""The links that the Neuron driver lists between devices, against those of the instance type."""
+"""Compares the links that the Neuron driver lists with those of the instance type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def neuron_topology(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    The driver takes the machine for what it is: it lists the links between devices that the instance type has.
+    The driver lists the links between devices that the instance type has.
 
     The driver does not look at links. It takes its list from a fixed table, by the kind of devices and by how many it
     has found, so that the list never shows a broken link. It shows that all devices were found, and that they are the
@@ -48,15 +48,15 @@ def neuron_topology(ctx: Context[Params]) -> Iterator[Finding]:
     devices = list(ctx.inventory.get("devices") or ())
     if known is None or known.topology is None:
         name = "the instance type" if known is None else known.name
-        text = f"the links that devices should have are not known: {name} is not in the catalogue with its topology"
+        text = f"the expected links are unknown: {name} is not in the catalogue with its topology"
         yield unknown("UnknownInstanceType", text)
     elif known.topology not in ("single", "chain", "ring", "torus"):
         text = f"the devices of {known.name} are linked by {known.topology}, which the driver does not list"
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
     elif not devices:
-        yield unknown("NoData", "no device is shown, so no link is; see device_count")
+        yield unknown("NoData", "the driver shows no device, so there are no links; see device_count")
     elif known.topology == "single":
-        yield _measured(0, 0, known, "one device, no links to others; links:")
+        yield _measured(0, 0, known, "one device, which has no links to others; links:")
     else:
         yield from _judge(known, devices)
 
@@ -70,9 +70,9 @@ def _judge(known: InstanceType, devices: list[dict[str, Any]]) -> Iterator[Findi
     for device in devices:
         index, target = device.get("host_index", device.get("index")), str(device["target"])
         if not device.get("connected_to"):
-            yield unknown("NoData", "the driver lists no links of this device, and lists those of others", target)
+            yield unknown("NoData", "the driver lists the links of other devices but not of this one", target)
         elif not isinstance(index, int):
-            yield unknown("NoData", "which of the host's devices this is cannot be told in this container", target)
+            yield unknown("NoData", "this container cannot determine which of the host's devices this is", target)
         else:
             targets[index], links[index] = target, frozenset(device["connected_to"])
     different = [index for index in links if _expected(known, index) != links[index]]
@@ -87,10 +87,10 @@ def _judge(known: InstanceType, devices: list[dict[str, Any]]) -> Iterator[Findi
 def _why_none(known: InstanceType, devices: list[dict[str, Any]]) -> str:
     if known.devices is not None and len(devices) < known.devices:
         return (
-            f"the driver lists no links: it does so only when it finds all {known.devices} devices of {known.name}, "
-            f"and {len(devices)} are shown; see device_count"
+            f"the driver lists no links: it does so only if it finds all {known.devices} devices of {known.name}, "
+            f"but {len(devices)} are shown; see device_count"
         )
-    return f"neither neuron-ls nor sysfs lists the links of {known.name}; see whether the driver is loaded as it should"
+    return f"neither neuron-ls nor sysfs lists the links of {known.name}; check that the driver is loaded"
 
 
 def _expected(known: InstanceType, index: int) -> frozenset[int] | None:
@@ -103,8 +103,8 @@ def _expected(known: InstanceType, index: int) -> frozenset[int] | None:
 def _different(known: InstanceType, target: str, listed: frozenset[int], expected: frozenset[int] | None) -> Finding:
     should = "has no such device" if expected is None else f"has {_names(expected)}"
     text = (
-        f"the driver lists links to {_names(listed)}, and {known.name} {should}; its list is fixed by type and number "
-        "of devices, so see whether the instance type and the driver's version are right"
+        f"the driver lists links to {_names(listed)}, but {known.name} {should}; its list depends only on the type "
+        "and number of devices, so check the instance type and the driver's version"
     )
     return Finding(status=Status.WARN, reason="WrongTopology", message=text, target=target)
 

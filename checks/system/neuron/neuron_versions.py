@@ -46,7 +46,7 @@ PAIRS = (
 @check(tier="passive", interval_seconds=600, timeout_seconds=10)
 def neuron_versions(ctx: Context[NoParams]) -> Iterator[Finding]:
     """
-    Driver, runtime and collectives of AWS Neuron go together, and the driver at work is the one that is installed.
+    Driver, runtime and collectives of AWS Neuron are compatible, and the loaded driver is the installed one.
 
     Judged are the packages of this machine; a container has its own, and one without any has nothing to be compared:
     that is a skip, because the job's runtime is not here.
@@ -69,8 +69,8 @@ def neuron_versions(ctx: Context[NoParams]) -> Iterator[Finding]:
     loaded = shown or started
     known = loaded is not None and parse_version(loaded) is not None
     if not known:
-        said = f"says {loaded!r}, which is no version" if loaded else "is not to be found"
-        text = f"the version of the loaded Neuron driver {said}: neither /sys/module/neuron/version nor the kernel log"
+        said = f"is {loaded!r}, which is not a version number" if loaded else "cannot be found"
+        text = f"the version of the loaded Neuron driver {said}: checked /sys/module/neuron/version and the kernel log"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
     try:
         packages = read_packages(ctx.host) or {}
@@ -80,7 +80,7 @@ def neuron_versions(ctx: Context[NoParams]) -> Iterator[Finding]:
         return
     if not packages:
         text = (
-            f"no Neuron packages are installed here to go with driver {loaded or '(unknown)'}; a container has its own"
+            f"no Neuron packages are installed to compare with driver {loaded or '(unknown)'}; a container has its own"
         )
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
@@ -94,15 +94,15 @@ def judge_driver(shown: str | None, started: str | None, packages: Mapping[str, 
     """The loaded driver against the kernel log's and the installed one."""
     if shown and started and same_version(shown, started) is False:
         text = (
-            f"the loaded Neuron driver says it is {shown}, and the one that started last is {started} (kernel log): "
-            "was a reload interrupted? Reload the driver or reboot"
+            f"the loaded Neuron driver reports version {shown}, but the kernel log shows that {started} started "
+            "last: was a reload interrupted? Reload the driver or reboot"
         )
         yield _mismatch(text, Action.REBOOT)
     loaded, installed = shown or started, packages.get("driver")
     if loaded and installed and installed.state is None and same_version(loaded, installed.version) is False:
         text = (
-            f"Neuron driver {loaded} is loaded and {installed.version} is installed (aws-neuronx-dkms): reload the "
-            "driver or reboot, while no job runs"
+            f"Neuron driver {loaded} is loaded but {installed.version} is installed (aws-neuronx-dkms): reload the "
+            "driver or reboot while no job runs"
         )
         yield _mismatch(text, Action.REBOOT)
 
@@ -112,11 +112,12 @@ def judge_packages(packages: Mapping[str, Package]) -> Iterator[Finding]:
     for part, package in packages.items():
         if package.state is not None:
             text = (
-                f"{PACKAGES[part]} {package.version} is {package.state}: its installation broke off; install it again"
+                f"{PACKAGES[part]} {package.version} is {package.state}: its installation did not finish; "
+                "install it again"
             )
             yield _mismatch(text, Action.INSPECT)
         elif parse_version(package.version) is None:
-            text = f"{PACKAGES[part]} has the version {package.version!r}, which is not understood"
+            text = f"{PACKAGES[part]} has the unreadable version {package.version!r}"
             yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
     runtime, collectives = packages.get("runtime"), packages.get("collectives")
     if runtime is None or collectives is None:
@@ -124,8 +125,8 @@ def judge_packages(packages: Mapping[str, Package]) -> Iterator[Finding]:
     one, other = parse_version(runtime.version), parse_version(collectives.version)
     if one and other and one[:2] != other[:2]:
         text = (
-            f"Neuron runtime {runtime.version} and collectives {collectives.version} are not of one release: install "
-            "both from the same Neuron SDK"
+            f"Neuron runtime {runtime.version} and collectives {collectives.version} are from different releases: "
+            "install both from the same Neuron SDK"
         )
         yield _mismatch(text, Action.INSPECT)
 
@@ -164,7 +165,7 @@ def _go_together(loaded: str, packages: Mapping[str, Package]) -> Finding:
     return Finding(
         status=Status.PASS,
         reason=None,
-        message=f"no known conflict: driver {loaded} (loaded), {others or 'and no other package of Neuron'}",
+        message=f"no known conflict: driver {loaded} (loaded), {others or 'no other Neuron package'}",
         target="node",
         measurements=(
             Measurement(

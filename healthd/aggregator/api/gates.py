@@ -1,4 +1,6 @@
-"""The paths of gates: ask, follow, explain, release, tell how the job ended; and the end of a gate of several hooks."""
+"""
+The paths of gates: ask, follow, explain, release, report how the job ended; and the two-step end of a group's gate.
+"""
 
 from __future__ import annotations
 
@@ -104,10 +106,10 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
-    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again; with `wait` an
-    admission is then repeated once its nodes have said that they still hold its leases. A token of
-    scope `gate` may ask for more than the aggregator's settings do; for less (mode, tier, max_age_seconds, collective,
-    lease) only where `gate.callers_may` allows it, else the answer is 403.
+    Asking again for the same job and attempt returns the same gate, so a lost answer can be requested again; with
+    `wait`, an admission is then repeated once its nodes have confirmed that they still hold its leases. A token of
+    scope `gate` may ask for stricter terms than the aggregator's settings; weaker terms (mode, tier, max_age_seconds,
+    collective, lease) need `gate.callers_may`, else the answer is 403.
     """
     began = time.perf_counter()
     parts = parts_of(request)
@@ -150,7 +152,7 @@ async def listed(
 # A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
 @router.get("/{gate:path}/postmortem", responses=problems(429))
 async def postmortem(request: Request, caller: Reader, gate: str, wait: Wait) -> PostmortemState:
-    """Why the job of a gate died, by its id or its job (then the newest); held back until nothing is waited for."""
+    """Why the job of a gate died, by its id or its job (then the newest). Waits until the verdict is final."""
     parts = parts_of(request)
     with _held(parts, caller, wait):
         return state_of(await parts.postmortems.wait(await _find(parts, caller, gate), None, wait))
@@ -158,7 +160,7 @@ async def postmortem(request: Request, caller: Reader, gate: str, wait: Wait) ->
 
 @router.get("/{gate:path}/evidence")
 async def evidence(request: Request, caller: Reader, gate: str) -> Evidence:
-    """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
+    """The stored gate, with the node states that its decision is based on, its leases and how the job ended."""
     parts = parts_of(request)
     told = await parts.engine.explain(await _find(parts, caller, gate))
     return Evidence(gate=plain(told.gate), states=told.states, leases=told.leases, outcome=told.outcome)
@@ -166,7 +168,7 @@ async def evidence(request: Request, caller: Reader, gate: str) -> Evidence:
 
 @router.get("/{gate:path}", responses=problems(429))
 async def follow(request: Request, response: Response, caller: Reader, gate: str, wait: Wait) -> Decision:
-    """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
+    """The decision of a gate, by its id or its job (then the newest). Waits while the gate is open."""
     parts = parts_of(request)
     with _held(parts, caller, wait):
         return await _decision(parts, await _find(parts, caller, gate), wait, response)
@@ -179,7 +181,7 @@ async def release_job(
     job: Annotated[str, Query(max_length=256)],
     attempt: Annotated[int, Query(ge=0, le=LARGEST_ATTEMPT)] = 0,
 ) -> GateReleased:
-    """As the release of a gate, by its job and attempt; also leases that were adopted after the loss of a database."""
+    """Release a gate by its job and attempt; also releases leases that were adopted after the loss of a database."""
     parts, job = parts_of(request), _own_job(caller, job)
     await _check_job(parts, caller, job, attempt)
     return _released(parts.engine, await parts.engine.release_job(job, attempt))
@@ -190,11 +192,10 @@ async def release(
     request: Request, caller: GateCaller, gate: str, node: Annotated[list[str], Query()] = NO_NODES
 ) -> GateReleased:
     """
-    Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
-    attempt that were adopted after the loss of a database. With `node` (as often as you like) those of these nodes
-    alone.
+    Withdraw an open gate, or return the nodes of an admitted one: its leases end, and so do those of the same job and
+    attempt that were adopted after the loss of a database. With `node` (repeatable) only the leases on these nodes.
 
-    Safe to repeat. 404 where there is nothing to give back and nothing was given back before.
+    Safe to repeat. 404 if there is nothing to return and nothing was returned before.
     """
     parts = parts_of(request)
     await _check_gate(parts, caller, gate)
@@ -221,7 +222,7 @@ async def leave(request: Request, caller: GateCaller, gate: str, member: str) ->
 
 @router.post("/{gate}/outcome")
 async def outcome(request: Request, caller: GateCaller, gate: str, body: OutcomeBody) -> OutcomeKept:
-    """Write down how the job ended."""
+    """Report how the job ended."""
     parts = parts_of(request)
     await _check_gate(parts, caller, gate)
     ended = await parts.engine.outcome(gate, body.status, body.message)
@@ -233,10 +234,10 @@ async def outcome(request: Request, caller: GateCaller, gate: str, body: Outcome
 @router.post("/{gate}/notes", responses=problems(409, 429))
 async def notes(request: Request, caller: GateCaller, gate: str, wait: Wait, body: NotesBody) -> PostmortemState:
     """
-    A `healthd run` tells that its part of the job ended badly, and with which notes. Safe to repeat.
+    A `healthd run` reports that its part of the job ended badly, with its notes. Safe to repeat.
 
-    The answer is held back until the notes of all nodes are judged, or until this one is to check its devices: then its
-    member is in `to_measure`, and it sends its notes once more with what it found.
+    The answer waits until the notes of all nodes are judged, or until this node should check its devices: then its
+    member is in `to_measure`, and it sends its notes again with the findings.
     """
     parts = parts_of(request)
     node = next(iter(_own_names(parts, (body.node,))))
@@ -254,7 +255,7 @@ async def notes(request: Request, caller: GateCaller, gate: str, wait: Wait, bod
 async def handshake(
     request: Request, caller: GateCaller, gate: str, wait: Wait, body: HandshakeBody
 ) -> HandshakeAnswer:
-    """One step of the end of a gate of several hooks; held back until there is an outcome, or the job is over."""
+    """One step in the end of a gate of several hooks. Waits until there is an outcome, or the job is over."""
     parts = parts_of(request)
     found = await parts.engine.get(gate)
     caller.check_speaks_for((body.node,))
@@ -275,10 +276,8 @@ def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
         opened = ", ".join(f'"{term}"' for term in (*sorted(parts.callers_may), *refused))
         raise AuthError(
             403,
-            f"{caller} may not ask for less than the aggregator's settings: "
-            f"{', '.join(refused.values())}; "
-            "leave that out, ask with a token of scope admin, or have the operator of the aggregator set "
-            f"[gate] callers_may = [{opened}] there",
+            f"{caller} may not weaken the aggregator's settings: {', '.join(refused.values())}; leave that out, use "
+            f"a token of scope admin, or have the aggregator's operator set [gate] callers_may = [{opened}]",
         )
 
 
@@ -323,7 +322,7 @@ async def _find(parts: Parts, caller: Caller, name: str) -> str:
         found = await parts.engine.gates(limit=1, job=_own_job(caller, name))
         if not found:
             raise NotFoundError(
-                f"no gate and no job {name[:80]!r} is known; 'healthd fleet history NODE' lists those of a node"
+                f"no gate and no job {name[:80]!r}; 'healthd fleet history NODE' lists the gates of a node"
             ) from None
         return found[0].id
 
@@ -357,13 +356,13 @@ override_router = APIRouter(prefix="/v1/overrides", route_class=ApiRoute, tags=[
 
 @override_router.get("/{job:path}", dependencies=[READ])
 async def override(request: Request, job: str) -> Override:
-    """The override of a job that is in force."""
+    """The active override of a job."""
     return _override(parts_of(request), job)
 
 
 @override_router.put("/{job:path}")
 async def put_override(request: Request, job: str, caller: Admin, body: PersonDecision) -> Override:
-    """Admit a job by hand, whatever its nodes are, until a time that must be given."""
+    """Admit a job by hand, whatever the state of its nodes, until a time that must be given."""
     word, now = checked(body), parts_of(request).engine.now()
     until = end_of(word, now)
     if until is None or until > now + MAX_OVERRIDE_SECONDS:
@@ -377,7 +376,7 @@ async def put_override(request: Request, job: str, caller: Admin, body: PersonDe
 
 @override_router.delete("/{job:path}")
 async def delete_override(request: Request, job: str, _caller: Admin) -> OverrideEnded:
-    """Take an override back."""
+    """Withdraw an override."""
     parts = parts_of(request)
     _override(parts, job)
     await parts.engine.override(job, None)
@@ -388,7 +387,7 @@ def _override(parts: Parts, job: str) -> Override:
     for record in parts.engine.overrides():
         if record.job == job:
             return record
-    raise NotFoundError(f"no override of job {job[:80]!r} is in force")
+    raise NotFoundError(f"job {job[:80]!r} has no active override")
 
 
 # The path by which a controller of jobs finds out what its jobs have, also after it was away.
@@ -401,7 +400,7 @@ claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gate
 async def claims(
     request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
 ) -> ClaimList:
-    """Open gates, and leases in force, of workloads whose names begin with `workload`."""
+    """Open gates and active leases of workloads whose names begin with `workload`."""
     parts = parts_of(request)
     now = parts.engine.now()
     found = {
@@ -458,7 +457,10 @@ preflight_router = APIRouter(prefix="/v1/preflight", route_class=ApiRoute, tags=
 
 @preflight_router.post("/ranks", dependencies=[GATE], responses=problems(409))
 async def ranks(request: Request, body: RollCallBody) -> RollCallAnswer:
-    """A rank has come: whether all who have were started alike, and how long the gate will hold. Safe to repeat."""
+    """
+    A rank reports in: returns whether all ranks so far were started alike, and how long the gate will hold. Safe to
+    repeat.
+    """
     return parts_of(request).rollcall.answer(body)
 
 
@@ -487,7 +489,7 @@ class ValidationBody:
 async def start(
     request: Request, response: Response, caller: GateCaller, wait: Wait, body: ValidationBody
 ) -> ValidationState:
-    """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
+    """Start a validation: 200 with its state after `wait` seconds; follow it by its `id`."""
     parts = parts_of(request)
     asked = request_of(body)
     _check_asked(parts, caller, asked)
@@ -501,7 +503,7 @@ async def start(
 
 @validation_router.get("/{gate}", responses=problems(429))
 async def follow_validation(request: Request, caller: Reader, gate: str, wait: Wait) -> ValidationState:
-    """The validations of a gate or of one started by hand, round by round; held back while it is open."""
+    """The validations of a gate, or of one started by hand, round by round. Waits while it is open."""
     parts = parts_of(request)
     with _held(parts, caller, wait):
         await parts.engine.wait(gate, wait)
@@ -516,7 +518,7 @@ def request_of(body: ValidationBody) -> GateRequest:
     wanted = len(body.nodes) or body.count or 0
     if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
         # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
-        raise BadInputError("collectives are run by two nodes at least; name more, or set min_nodes to 2 or more")
+        raise BadInputError("collectives need at least two nodes; name more, or set min_nodes to 2 or more")
     return GateRequest(
         job=f"validation-{secrets.token_hex(6)}",
         nodes=body.nodes,
@@ -572,7 +574,7 @@ report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 @report_router.get("/report", dependencies=[READ])
 async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
-    """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
+    """Gate accuracy over the last days: shares with their counts, and whether to switch to enforce mode."""
     parts = parts_of(request)
     since = parts.engine.now() - days * 86400.0
     counts = await parts.engine.counts(since)
@@ -606,9 +608,7 @@ def _check_namespace(caller: Caller, gate: str, jobs: Iterable[str]) -> None:
     """AuthError where a hook in a pod means a gate of a job that is none of its namespace."""
     if caller.hook is not None and not all(job.startswith(f"{caller.hook.namespace}/") for job in jobs):
         namespace = caller.hook.namespace
-        raise AuthError(
-            403, f"{caller} may end and follow up jobs of namespace {namespace} alone, not gate {gate[:80]}"
-        )
+        raise AuthError(403, f"{caller} may only end and follow jobs of namespace {namespace}, not gate {gate[:80]}")
 
 
 def _check_asked(parts: Parts, caller: Caller, asked: GateRequest) -> None:
@@ -618,15 +618,15 @@ def _check_asked(parts: Parts, caller: Caller, asked: GateRequest) -> None:
     if asked.pool is not None:
         raise AuthError(
             403,
-            f"{caller} speaks for named nodes alone, and the aggregator chooses those of pool {asked.pool[:80]!r}; "
-            "name the nodes, or use a token without 'nodes'",
+            f"{caller} may only ask for named nodes, but the aggregator chooses the nodes of pool "
+            f"{asked.pool[:80]!r}; name the nodes, or use a token without 'nodes'",
         )
     joins = () if asked.join is None else (asked.join.node,)
     caller.check_speaks_for(_own_names(parts, (*asked.nodes, *joins)))
     if caller.hook is not None and asked.workload is not None and process_of(asked.workload) is None:
         told = pod_of(asked.workload)
         if told is None or dataclasses.replace(told, uid=told.uid or caller.hook.uid) != caller.hook:
-            raise AuthError(403, f"{caller} asks for itself alone, not for workload {asked.workload[:120]!r}")
+            raise AuthError(403, f"{caller} may only ask for its own workload, not for {asked.workload[:120]!r}")
 
 
 async def _check_gate(parts: Parts, caller: Caller, gate: str) -> None:
@@ -668,7 +668,7 @@ def _check_concerned(caller: Caller, gate: str, found: Gate | None, held: Sequen
         _check_namespace(caller, gate, (*(one.request.job for one in gates), *(row.lease.job for row in held)))
         return
     if any(one.request.pool is not None for one in gates):
-        raise AuthError(403, f"{caller} speaks for named nodes alone, and gate {gate[:80]} is of a pool")
+        raise AuthError(403, f"{caller} may only ask for named nodes, but gate {gate[:80]} is for a pool")
     for one in gates:
         caller.check_speaks_for((*one.request.nodes, *(member.node for member in one.members), *one.granted))
     caller.check_speaks_for(row.node for row in held)

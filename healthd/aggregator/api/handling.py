@@ -75,7 +75,7 @@ class HeldRequests:
         if node is not None:
             name, limit, most = f"node {node}", "open_gates_per_node", policy.open_gates_per_node
         if self._held[name] >= most:
-            raise LimitError(f"{name}: {most} requests are held already (policy.{limit}); wait until one has ended")
+            raise LimitError(f"{name}: {most} requests are waiting already (policy.{limit}); wait until one has ended")
         self._held[name] += 1
         try:
             yield
@@ -121,8 +121,8 @@ def parts_of(request: Request) -> Parts:
 TOKEN = HTTPBearer(
     scheme_name="token",
     auto_error=False,
-    description="A token of the aggregator's file. It has scopes: read, sync, gate (also read), admin (all). "
-    "An aggregator on loopback without a token table asks for none.",
+    description="A token from the aggregator's token file. Its scopes are read, sync, gate (includes read) and admin "
+    "(all). An aggregator on loopback without a token table requires none.",
 )
 
 
@@ -140,18 +140,18 @@ Admin = Annotated[Caller, Security(caller, scopes=[Scope.ADMIN.value])]
 
 
 STATUSES = {
-    400: "The request cannot be used: a parameter, a header or a member of the body makes no sense.",
-    401: "No token, or none that is known here.",
-    403: "The token lacks the scope or may not ask a gate for so little, or a page of another site made the request.",
-    404: "Nothing of this name is known.",
-    405: "The path is another one: a name with a slash in it.",
-    408: "The body did not come in time.",
-    409: "It contradicts what was asked before, or what is in force.",
+    400: "The request is invalid: a parameter, a header or a member of the body is wrong.",
+    401: "The token is missing or unknown.",
+    403: "The token lacks the scope, or may not ask a gate for so little, or a page of another site made the request.",
+    404: "Nothing with this name exists.",
+    405: "The path is written differently: a name contains a slash.",
+    408: "The body did not arrive in time.",
+    409: "The request contradicts an earlier request or the current state.",
     413: "The body is too large.",
-    429: "The caller has as many open gates, or held requests, as it may; try again later.",
-    421: "This aggregator stands by; the header `Leader` has the URL of the one that leads.",
+    429: "The caller has reached its limit of open gates or waiting requests; try again later.",
+    421: "This aggregator is a standby; the header `Leader` has the URL of the leader.",
     431: "The headers are too large.",
-    500: "An internal error; the aggregator's log has more.",
+    500: "An internal error; see the aggregator's log.",
     503: "The database cannot be written, or there are too many connections or nodes; try again later.",
 }
 """What the status of a problem means; its text says it of the case."""
@@ -179,11 +179,11 @@ def check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     host = request.headers.get("host", "")
     if site not in (None, "same-origin") or (origin is not None and split_header("Origin", origin).netloc != host):
-        raise HttpError(403, "this was sent from another site; use the page or the command of this one")
+        raise HttpError(403, "the request was sent from another site; use this aggregator's page, or the command line")
     parts = parts_of(request)
     if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host_of(host)):
         # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
-        raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
+        raise HttpError(403, f"changes are only accepted under localhost or an IP address, not as {host[:80]!r}")
 
 
 def _names_no_one(name: str) -> bool:
@@ -315,7 +315,7 @@ class _Body:
 
     def _text(self, error: ValidationError) -> str:
         if error.error_count() > MOST_ERRORS:
-            return f"{error.error_count()} members are unknown or wrong"
+            return f"{error.error_count()} members are unknown or invalid"
         found = error.errors(include_url=False, include_input=False)
         # A member with a typo is also one that is missing.
         first = next((one for one in found if one["type"] == "unexpected_keyword_argument"), found[0])
@@ -340,7 +340,7 @@ def _at_first(schema: Any) -> Any:
 async def wait_seconds(
     request: Request,
     wait: Annotated[
-        str, Query(description="Seconds to hold the answer back.", json_schema_extra={"pattern": WAIT_PATTERN})
+        str, Query(description="Maximum seconds to wait for an answer.", json_schema_extra={"pattern": WAIT_PATTERN})
     ] = "0",
 ) -> float:
     """A dependency: how long the answer may be held back."""

@@ -66,7 +66,7 @@ class PersonDecision:
 
 @router.get("/fleet", dependencies=[READ], tags=["fleet"])
 async def fleet(request: Request) -> FleetSummary:
-    """The fleet in numbers, and what keeps it from admitting."""
+    """The fleet in numbers, and what prevents admissions."""
     parts = parts_of(request)
     healths: Counter[Health] = Counter()
     quarantined = 0
@@ -101,7 +101,7 @@ async def nodes(
     registry = parts_of(request).fleet
     key, separator, value = (label or "").partition("=")
     if label is not None and not (key and separator):
-        raise BadInputError(f"label={label[:80]!r} must be written name=value")
+        raise BadInputError(f"label={label[:80]!r} must have the form name=value")
     names = registry.names() if pool is None else registry.pool(pool)
     found: list[NodeView] = []
     more = False
@@ -123,7 +123,7 @@ async def nodes(
 
 @router.get("/nodes/{node}", dependencies=[READ], tags=["nodes"], responses=problems(409))
 async def node(request: Request, node: str) -> NodeDetail:
-    """All that is known of one node, by any of its names: its state with ages as of now, with our verdict in it."""
+    """The state of one node, by any of its names, with current ages and the aggregator's verdict."""
     parts = parts_of(request)
     view = _meant(parts, node)
     node = view.node.node
@@ -148,14 +148,14 @@ async def node(request: Request, node: str) -> NodeDetail:
 async def quarantine(
     request: Request, node: str, caller: Admin, body: PersonDecision, unseen: bool = False
 ) -> Quarantine:
-    """Keep a node out of admissions; with `unseen` also one that was never heard of, so that it does not slip in."""
+    """Exclude a node from admissions; with `unseen` also one that has never reported, before it joins."""
     check_name(node)
     word, now = checked(body), parts_of(request).engine.now()
     record = Quarantine(
         reason=word.reason, owner=owner_of(word.owner, caller), owner_kind="person", since=now, until=end_of(word, now)
     )
     if not unseen:
-        _known(parts_of(request), node, "; one that has yet to come can be kept out with ?unseen=true (--unseen)")
+        _known(parts_of(request), node, "; to quarantine a node that has not reported yet, use ?unseen=true (--unseen)")
     return await parts_of(request).engine.quarantine(node, record) or record
 
 
@@ -166,7 +166,7 @@ async def unquarantine(
     caller: Admin,
     reason: Annotated[str | None, Query(min_length=1, max_length=MAX_REASON_LENGTH)] = None,
 ) -> Unquarantined:
-    """Let a node in again, by any of its names; takes back what the rules hold against it. Safe to repeat."""
+    """Release a node, by any of its names; clears the state of the quarantine rules for it. Safe to repeat."""
     parts = parts_of(request)
     view = _meant(parts, node)
     node = view.node.node
@@ -181,9 +181,9 @@ async def unquarantine(
 @router.delete("/nodes/{node}", tags=["nodes"], responses=problems(409))
 async def forget(request: Request, node: str, caller: Admin) -> Forgotten:
     """
-    Drop a node that is gone, with its key; its next sync is a first one. The answer says what else went with it.
+    Remove a node that is gone, with its key; its next sync is a first one. The answer lists what else was removed.
 
-    409 while a job has it, and while it is quarantined and syncs.
+    409 while a job uses it, and while it is quarantined and still syncs.
     """
     parts = parts_of(request)
     _known(parts, node)
@@ -195,7 +195,7 @@ async def forget(request: Request, node: str, caller: Admin) -> Forgotten:
 
 @router.delete("/nodes/{node}/leases", tags=["nodes"], responses=problems(409))
 async def release_leases(request: Request, node: str, caller: Admin) -> Released:
-    """End every lease on a node, no matter which gate gave it; its job is not touched. Safe to repeat."""
+    """End every lease on a node, whichever gate granted it; its job is not touched. Safe to repeat."""
     parts = parts_of(request)
     node = _meant(parts, node).node.node
     return Released(node=node, released=await parts.engine.release_node(node, caller.name))
@@ -203,7 +203,7 @@ async def release_leases(request: Request, node: str, caller: Admin) -> Released
 
 @router.post("/nodes/{node}/rekey", tags=["nodes"], responses=problems(409))
 async def rekey(request: Request, node: str, caller: Admin) -> Rekeyed:
-    """The key that was refused last is the node's from now on: for a machine that was replaced and kept its name."""
+    """Accept the most recently refused key as the node's: for a machine that was replaced and kept its name."""
     parts = parts_of(request)
     _known(parts, node)
     await parts.engine.rekey(node, caller.name)
@@ -212,14 +212,16 @@ async def rekey(request: Request, node: str, caller: Admin) -> Rekeyed:
 
 @router.post("/fleet/recover", tags=["fleet"])
 async def recover(request: Request, caller: Admin) -> Recovered:
-    """Say that the fleet is known again after the loss of the database. `recovered` is false when nothing was lost."""
+    """
+    Confirm that the fleet is known again after the loss of the database. `recovered` is false if nothing was lost.
+    """
     return Recovered(recovered=await parts_of(request).engine.recover(caller.name))
 
 
 def _known(parts: Parts, node: str, more: str = "; 'healthd fleet status' lists all") -> NodeView:
     view = parts.fleet.view(node)
     if view is None:
-        raise NotFoundError(f"no node {node[:80]!r} was ever heard of{parts.fleet.near(node).rstrip('?')}{more}")
+        raise NotFoundError(f"no node {node[:80]!r} has ever reported{parts.fleet.near(node).rstrip('?')}{more}")
     return view
 
 
@@ -244,7 +246,7 @@ def end_of(word: PersonDecision, now: float) -> float | None:
         raise BadInputError("give either 'until' or 'for_seconds'")
     until = now + word.for_seconds if word.for_seconds is not None else word.until
     if until is not None and until <= now:
-        raise BadInputError("the end that is given has passed already")
+        raise BadInputError("the given end is in the past")
     return until
 
 
@@ -298,23 +300,23 @@ async def history(
     limit: Annotated[int, Query(ge=1, le=RULES_MOST_EVENTS)] = 100,
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
 ) -> History:
-    """What happened on a node, newest first; `next` is the `before` of the next page, null on the last."""
+    """Events of a node, newest first; `next` is the `before` of the next page, null on the last."""
     check_name(node)
     parts = parts_of(request)
     found = await parts.engine.history(node, limit=limit + 1, before=before, days=HISTORY_DAYS)
     if not found and parts.fleet.view(node) is None:
-        raise NotFoundError(f"no node {node[:80]!r} was ever heard of; 'healthd fleet status' lists all")
+        raise NotFoundError(f"no node {node[:80]!r} has ever reported; 'healthd fleet status' lists all")
     page = found[:limit]
     return History(node=node, events=tuple(page), next=page[-1].id if len(found) > limit else None)
 
 
 @router.get("/fleet/breaker", dependencies=[READ], tags=["fleet"])
 async def breaker(request: Request) -> OpenBreakers:
-    """Breakers of the rules that are open, by pool; the empty name stands for nodes without one."""
+    """Open breakers of the quarantine rules, by pool; the empty name stands for nodes without a pool."""
     return OpenBreakers(open=parts_of(request).engine.breakers())
 
 
 @router.post("/fleet/breaker/reset", tags=["fleet"])
 async def reset_breaker(request: Request, caller: Admin, pool: str | None = None) -> BreakersReset:
-    """Somebody has looked: rules may quarantine again, everywhere or in one pool. Safe to repeat."""
+    """Let the rules quarantine again, everywhere or in one pool. Safe to repeat."""
     return BreakersReset(reset=await parts_of(request).engine.reset_breaker(caller.name, pool))

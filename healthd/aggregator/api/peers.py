@@ -1,6 +1,6 @@
 """
-The paths of nodes compared with their peers: who is slow, who computes other bits, who is slow in a running job; and
-the samples that `healthd baseline` learns limits from.
+The paths that compare nodes with their peers: slow devices, differing digests, slow ranks in running jobs; and the
+samples from which `healthd baseline` learns limits.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ class StepList:
 
 @router.get("/stragglers")
 async def stragglers(request: Request) -> StragglerList:
-    """Who is slow among its peers: `confirmed` by two runs, or `suspects` of one, which accuse nobody yet."""
+    """
+    Devices that are slow compared with their peers: `confirmed` by two runs, or `suspects` of one, which are not
+    accused yet.
+    """
     peers = parts_of(request).stragglers.peers
     await peers.search()
     found = peers.suspects
@@ -109,13 +112,13 @@ async def stragglers(request: Request) -> StragglerList:
 
 @router.get("/samples")
 async def samples(request: Request) -> SampleList:
-    """What the devices of the fleet measured last: what `healthd baseline` learns limits from."""
+    """The latest measurements of the fleet's devices, from which `healthd baseline` learns limits."""
     return SampleList(series=await parts_of(request).stragglers.peers.series())
 
 
 @router.get("/digests")
 async def digests(request: Request) -> DigestList:
-    """Nodes whose training step gives other bits than that of nodes like them: `accused` ones, and `suspects`."""
+    """Nodes whose training-step digest differs from nodes like them: `accused` ones, and `suspects`."""
     found = parts_of(request).fleet.peers.digests
     return DigestList(
         nodes=len(found),

@@ -88,7 +88,7 @@ class SyncEndpoint:
 
     async def _answer(self, node: str, scope: ASGIScope, receive: Receive) -> bytes:
         if scope["method"] != "POST":
-            raise HttpError(405, f"{scope['method']} is not for this path; a sync is a POST", {"allow": "POST"})
+            raise HttpError(405, f"{scope['method']} is not supported for this path; use POST", {"allow": "POST"})
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization")
         said = None if authorization is None else authorization.decode("latin-1")
@@ -111,9 +111,7 @@ class SyncEndpoint:
         )
         request = decode(body, SyncRequest, what="sync")
         if request.protocol != PROTOCOL:
-            raise BadInputError(
-                f"protocol {request.protocol} is not spoken here, only {PROTOCOL}; update the older side"
-            )
+            raise BadInputError(f"protocol {request.protocol} is not supported, only {PROTOCOL}; update the older side")
         if executor is not None:
             executed = await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds)
             keep_connection(scope)
@@ -160,7 +158,7 @@ async def read_body(
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise HttpError(400, "the client went away before its request was whole")
+                    raise HttpError(400, "the client disconnected before its request was complete")
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 done = not message.get("more_body", False)
@@ -168,13 +166,13 @@ async def read_body(
                     # A client that is still sending would not see an answer: let it end, as far as that is bearable.
                     chunks.clear()
                     if done or size > DRAINED_TIMES * max_bytes:
-                        raise HttpError(413, f"the body may have {max_bytes} bytes at most", {"connection": "close"})
+                        raise HttpError(413, f"the body may have at most {max_bytes} bytes", {"connection": "close"})
                 elif done:
                     return chunk if not chunks else b"".join((*chunks, chunk))
                 else:
                     chunks.append(chunk)
     except TimeoutError:
-        raise HttpError(408, f"the body was not whole after {timeout_seconds:g} s", {"connection": "close"}) from None
+        raise HttpError(408, f"the body was incomplete after {timeout_seconds:g} s", {"connection": "close"}) from None
 
 
 async def respond(send: Send, status: int, body: bytes, media_type: str, headers: MutableMapping[str, str]) -> None:

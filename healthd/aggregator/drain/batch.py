@@ -49,7 +49,7 @@ _over: contextvars.ContextVar[threading.Event] = contextvars.ContextVar("over")
 def while_awaited(clients: Callable[[str], Any], service: str) -> Any:
     """The client for one call; ActuatorError once nobody waits for the method that makes it: then all may be other."""
     if _over.get().is_set():
-        raise ActuatorError("nobody waits for it any more")
+        raise ActuatorError("no request waits for it any more")
     return clients(service)
 
 
@@ -66,15 +66,15 @@ async def in_thread(work: Callable[[], T]) -> T:
         async with asyncio.timeout(METHOD_SECONDS):
             return await asyncio.to_thread(work)
     except TimeoutError:
-        raise ActuatorError(f"AWS did not answer within {METHOD_SECONDS:g} s") from None
+        raise ActuatorError(f"AWS did not respond within {METHOD_SECONDS:g} s") from None
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         pause = THROTTLED_PAUSE_SECONDS if code in THROTTLED else None
         raise ActuatorError(f"AWS refused: {error}", retry_after_seconds=pause) from None
     except BotoCoreError as error:
-        raise ActuatorError(f"AWS could not be asked: {error}") from None
+        raise ActuatorError(f"AWS could not be reached: {error}") from None
     except (msgspec.ValidationError, KeyError, TypeError) as error:
-        raise ActuatorError(f"what AWS answered is not understood: {error}") from None
+        raise ActuatorError(f"the answer of AWS is not understood: {error}") from None
     finally:
         over.set()
 
@@ -158,14 +158,14 @@ class BatchActuator:
     def _remove(self, removal: Removal) -> Outcome:
         instance_id = next((name for name in _ids(removal) if INSTANCE_ID.fullmatch(name)), None)
         if instance_id is None:
-            return Outcome(done=Done.LEFT, note=f"{removal.node} has no EC2 instance id, so ECS cannot be asked for it")
+            return Outcome(done=Done.LEFT, note=f"{removal.node} has no EC2 instance id, so ECS cannot find it")
         found = self._find(instance_id)
         if found is None:
             return Outcome(done=Done.LEFT, note=f"no cluster of {', '.join(self._clusters)} has {instance_id}")
         if found.owner is not None and found.owner != self._owner:
             return Outcome(done=Done.LEFT, note=f"{instance_id} is drained by {found.owner}")
         if found.draining and found.owner is None:
-            return Outcome(done=Done.LEFT, note=f"{instance_id} was DRAINING before; whoever did that undoes it")
+            return Outcome(done=Done.LEFT, note=f"{instance_id} was already DRAINING; only its owner can undo that")
         # The mark first: were we to end between the two, an instance would be drained that nobody makes ACTIVE again.
         if found.owner is None:
             self._mark(found, removal)
@@ -199,7 +199,7 @@ class BatchActuator:
                 ],
             )
         if not mine:
-            return Outcome(done=Done.LEFT, note=f"{node} bears no mark of {self._owner}")
+            return Outcome(done=Done.LEFT, note=f"{node} has no mark of {self._owner}")
         return Outcome(done=Done.BACK, note=f"{', '.join(found.instance_id or found.arn for found in mine)} is ACTIVE")
 
     # --- asking ECS ---------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class BatchActuator:
                 for name in self._settings.compute_environments:
                     arn = told.get(name, {}).get("ecsClusterArn")
                     if not isinstance(arn, str) or not arn:
-                        raise ActuatorError(f"Batch tells no ECS cluster of the compute environment {name!r}")
+                        raise ActuatorError(f"Batch lists no ECS cluster for the compute environment {name!r}")
                     named += (arn,)
             self._clusters = tuple(dict.fromkeys(named))
         return self._clusters
@@ -278,7 +278,7 @@ class BatchActuator:
             cluster=found.cluster, containerInstances=[found.arn], status=status
         )
         for failure in answer.get("failures") or ():
-            raise ActuatorError(f"ECS does not make {found.instance_id} {status}: {failure.get('reason', failure)}")
+            raise ActuatorError(f"ECS did not set {found.instance_id} to {status}: {failure.get('reason', failure)}")
 
 
 def _ids(removal: Removal) -> tuple[str, ...]:
@@ -293,9 +293,7 @@ def _value(text: str) -> str:
 def make(settings: ActuatorSettings) -> BatchActuator:
     """The actuator that the settings describe. ConfigError where boto3 is missing or no cluster is named."""
     if not settings.batch.clusters and not settings.batch.compute_environments:
-        raise ConfigError(
-            "actuator.batch: name clusters of ECS, or compute_environments of Batch, whose nodes are ours"
-        )
+        raise ConfigError("actuator.batch: name ECS clusters, or compute_environments of Batch, that contain the nodes")
     try:
         import boto3
         from botocore.config import Config

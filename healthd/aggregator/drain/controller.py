@@ -95,15 +95,15 @@ class DeferredRejects:
                 async with asyncio.timeout(left):
                     await pending.done.wait()
             except TimeoutError:
-                log.debug("gate %s: its nodes are not out of the way yet", gate_id)
+                log.debug("gate %s: its nodes are not out of the scheduler's reach yet", gate_id)
         if gate_id not in self._pending:
             return decision
         names = ", ".join(sorted(pending.nodes)[:8])
         if self._clock() >= pending.deadline:
             self._pending.pop(gate_id, None)
-            log.warning("gate %s is answered although %s could not be taken out of the way in time", gate_id, names)
+            log.warning("gate %s is answered although %s could not be removed from scheduling in time", gate_id, names)
             return decision
-        text = f"rejected; {names} is taken out of the scheduler's way first, so that the next attempt starts elsewhere"
+        text = f"rejected; first {names} is removed from scheduling, so that the next attempt starts elsewhere"
         first = reason("Removing", text, status=Status.UNKNOWN)
         return dataclasses.replace(decision, decision=Verdict.HOLD, reasons=(first, *decision.reasons))
 
@@ -335,7 +335,7 @@ class DrainController:
             for node, kept in self._rejected.items()
             if kept.until > wall and not kept.quarantined and node not in self._kept_back and node not in self._left
         }
-        return {**dict.fromkeys(self._marked, "its mark is taken away"), **found}
+        return {**dict.fromkeys(self._marked, "its mark is removed"), **found}
 
     def quarantines_changed(self) -> None:
         """Compare at once: a node that is kept out is to be out of the scheduler's way within seconds."""
@@ -406,13 +406,13 @@ class DrainController:
             if plan.out[node].scope != self._scopes.get(node):
                 del self._standing[node]
         for node, why in plan.kept_back.items():
-            self._say(node, f"{node} stays where jobs are placed: {why}")
+            self._say(node, f"{node} stays schedulable: {why}")
         if acting:
             await self._act(plan, seen)
         else:
             for node, removal in plan.out.items():
                 of = "" if removal.whole else f"{', '.join(device.target for device in removal.devices)} of "
-                text = f"{of}{node} would be taken out of the way (observe): {removal.reason}"
+                text = f"{of}{node} would be removed from scheduling (observe): {removal.reason}"
                 self._say(node, f"{self._actuator.name}: {text}")
         self._told = {
             about: text
@@ -458,7 +458,7 @@ class DrainController:
             if new:
                 self._rate.removed(self._clock())
             if new or changed:
-                await self._write(node, "taken out of the way", f"{outcome.note}: {removal.reason}")
+                await self._write(node, "removed from scheduling", f"{outcome.note}: {removal.reason}")
         elif outcome.done is Done.LEFT:
             self._marked.pop(node, None)
             self._say(node, f"{self._actuator.name}: {outcome.note}")
@@ -530,7 +530,7 @@ class DrainController:
         if self._rate.allows_one(self._clock()):
             self._told.pop(_RATE, None)
             return True
-        self._say(_RATE, f"{self._actuator.name}: {self._rate.most_per_minute} nodes a minute; the rest waits")
+        self._say(_RATE, f"{self._actuator.name}: {self._rate.most_per_minute} nodes per minute; the rest waits")
         return False
 
     def _failed(self, node: str, error: ActuatorError) -> None:
@@ -568,20 +568,18 @@ class ActuatorCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks."""
         labels = ("kind", "call")
-        calls = CounterMetricFamily(
-            "healthd_actuator_calls", "Times that the actuator's scheduler was asked.", labels=labels
-        )
+        calls = CounterMetricFamily("healthd_actuator_calls", "Calls to the actuator's scheduler.", labels=labels)
         failures = CounterMetricFamily(
             "healthd_actuator_failures", "Calls of the actuator that its scheduler refused or lost.", labels=labels
         )
         out = GaugeMetricFamily(
             "healthd_actuator_nodes_out",
-            "Nodes that bear the actuator's mark now, or one of whose devices does.",
+            "Nodes that have the actuator's mark now, or one of whose devices does.",
             labels=("kind",),
         )
         overdue = GaugeMetricFamily(
             "healthd_actuator_nodes_overdue",
-            "Nodes about which the last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
+            "Nodes whose last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
             labels=("kind",),
         )
         if (drain := self._drain) is not None:

@@ -115,7 +115,7 @@ def find_device(wanted: DeviceRecord, published: Sequence[PublishedDevice]) -> M
     if len(touched) > 1:
         return Match(why=f"{wanted.target} may be {touched[0][0]} or {touched[1][0]}")
     device, agree = touched[0]
-    return Match(device=device) if all(agree) else Match(why=f"{wanted.target} agrees only in a part with {device}")
+    return Match(device=device) if all(agree) else Match(why=f"{wanted.target} matches {device} only in part")
 
 
 def _signs(wanted: DeviceRecord, device: PublishedDevice) -> tuple[bool, ...]:
@@ -179,7 +179,7 @@ class Versions:
             return "this Kubernetes serves no DeviceTaintRule"
         if effect == "None" and self.kubernetes < NONE_SINCE:
             major, minor = self.kubernetes
-            return f"Kubernetes {major}.{minor} knows no effect None"
+            return f"Kubernetes {major}.{minor} does not support the effect None"
         return None
 
 
@@ -293,7 +293,7 @@ class DeviceTaintRules:
                 same = (members(selector, "driver"), members(selector, "pool"), members(selector, "device"))
                 if self._note(rule, "device") == device.target and same == (one.driver, one.pool, one.name):
                     return Match(device=one)
-        return Match(why=f"{device.target} is not shown by its node now")
+        return Match(why=f"the node does not report {device.target} at present")
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class DeviceTaintRules:
         except KubernetesError as error:
             if error.status != 404:
                 raise
-        return f"the DeviceTaintRule of device {device} is gone"
+        return f"the DeviceTaintRule of device {device} is removed"
 
     async def _rules(self) -> AsyncIterator[dict[str, object]]:
         async for rule in self._listed(self._path(), {"labelSelector": f"{self._key}={self._owner}"}, LIST_RULES):

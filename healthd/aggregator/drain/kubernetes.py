@@ -100,7 +100,7 @@ class KubernetesActuator:
         self._names[removal.node] = name
         if (resource := plugin_resource(node)) is not None:
             await rules.remove(removal.node)
-            return Applied(out=False, note=f"no rule for its device: a device plugin gives them away ({resource})")
+            return Applied(out=False, note=f"no rule for its device: a device plugin allocates them ({resource})")
         return await rules.apply(removal.node, name, removal.devices, _line(removal.reason))
 
     async def _taint(self, removal: Removal) -> Outcome:
@@ -109,7 +109,7 @@ class KubernetesActuator:
             found = await self._find(removal.names)
             if found is None:
                 names = ", ".join(removal.names)
-                return Outcome(done=Done.LEFT, note=f"no node of the cluster is named {names}, so nothing was tainted")
+                return Outcome(done=Done.LEFT, note=f"the cluster has no node named {names}, so nothing was tainted")
             name, node = found
             taints = records(node, "spec", "taints")
             if any(self._ours(taint) for taint in taints) and self._label(node) == self._owner:
@@ -118,7 +118,7 @@ class KubernetesActuator:
             other = next((t for t in taints if self._same_place(t) and not self._ours(t)), None)
             if other is not None:
                 told = f"{self._key}={other.get('value') or ''}:{EFFECT}"
-                return Outcome(done=Done.LEFT, note=f"node {name} has {told} already, which is not ours")
+                return Outcome(done=Done.LEFT, note=f"node {name} has {told} already, which does not belong to healthd")
             kept = [taint for taint in taints if not self._ours(taint)]
             ours = {"key": self._key, "value": self._owner, "effect": EFFECT}
             notes = {f"{self._key}-node": removal.node, f"{self._key}-reason": _line(removal.reason)}
@@ -126,7 +126,7 @@ class KubernetesActuator:
             if await self._write(name, node, metadata, [*kept, ours]):
                 self._names[removal.node] = name
                 return Outcome(done=Done.OUT, note=f"node {name} is tainted {self._key}={self._owner}:{EFFECT}")
-        raise ActuatorError(f"kubernetes: node {name} changed {CONFLICTS} times while it was to be tainted")
+        raise ActuatorError(f"kubernetes: node {name} changed {CONFLICTS} times while it was being tainted")
 
     async def restore(self, node: str) -> Outcome:
         """Our taint, label and annotations go, and our rules for its devices; nothing else is touched."""
@@ -144,20 +144,20 @@ class KubernetesActuator:
         for _ in range(CONFLICTS):
             found = await self._find((name,))
             if found is None:
-                return Outcome(done=Done.LEFT, note=f"node {name} is gone")
+                return Outcome(done=Done.LEFT, note=f"node {name} no longer exists")
             current = found[1]
             taints = records(current, "spec", "taints")
             kept = [taint for taint in taints if not self._ours(taint)]
             labelled = self._label(current) == self._owner
             if len(kept) == len(taints) and not labelled:
-                return Outcome(done=Done.LEFT, note=f"node {name} has no taint of ours")
+                return Outcome(done=Done.LEFT, note=f"node {name} has no taint of healthd")
             nothing = {f"{self._key}-node": None, f"{self._key}-reason": None}
             metadata = {"labels": {self._key: None}, "annotations": nothing} if labelled else {}
             if await self._write(name, current, metadata, kept):
                 gone = len(kept) < len(taints)
-                note = f"the taint of node {name} is gone" if gone else f"node {name} had lost our taint already"
+                note = f"the taint of node {name} is removed" if gone else f"node {name} had already lost the taint"
                 return Outcome(done=Done.BACK, note=note)
-        raise ActuatorError(f"kubernetes: node {name} changed {CONFLICTS} times while its taint was to be taken away")
+        raise ActuatorError(f"kubernetes: node {name} changed {CONFLICTS} times while its taint was being removed")
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class KubernetesActuator:
         """False: the node has changed since it was read."""
         version = members(node, "metadata", "resourceVersion")
         if not isinstance(version, str) or not version:
-            raise ActuatorError(f"kubernetes: node {name} came without a resourceVersion, so nothing is written")
+            raise ActuatorError(f"kubernetes: node {name} has no resourceVersion, so nothing is written")
         body = {"metadata": {**metadata, "resourceVersion": version}, "spec": {"taints": taints or None}}
         try:
             await self._server.patch(node_path(name), body, kind=MERGE, needs=WRITE)
@@ -249,11 +249,11 @@ async def clean(server: ApiServer, traces: Traces, *, wait_seconds: float) -> tu
         for start in range(0, len(names), AT_ONCE):
             some = names[start : start + AT_ONCE]
             await asyncio.gather(*(_remove_conditions(server, name, written[name]) for name in some))
-        done += [f"node {name}: condition {', '.join(written[name])} is gone" for name in names]
+        done += [f"node {name}: condition {', '.join(written[name])} is removed" for name in names]
     if left:
         raise ActuatorError(
-            f"kubernetes: after {wait_seconds:.0f} s these pods have not ended, and their nodes are left as they are: "
-            f"{', '.join(sorted(left)[:5])}; run it again when they have"
+            f"kubernetes: after {wait_seconds:.0f} s these pods have not ended, so their nodes are left unchanged: "
+            f"{', '.join(sorted(left)[:5])}; run it again when they have ended"
         )
     return tuple(done)
 
@@ -294,7 +294,7 @@ async def _remove_label(server: ApiServer, node: str, label: str) -> str:
     except KubernetesError as error:
         if error.status != 404:
             raise _told(error) from None
-    return f"node {node}: label {label} is gone"
+    return f"node {node}: label {label} is removed"
 
 
 async def _listed(server: ApiServer, path: str, selector: str, needs: str) -> AsyncIterator[dict[str, object]]:

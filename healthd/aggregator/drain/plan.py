@@ -1,4 +1,4 @@
-"""Which nodes are to be out of the scheduler's way, and which are not though something says so, and why: pure."""
+"""Which nodes the actuator should take out of scheduling, which it must leave, and why. Pure."""
 
 from __future__ import annotations
 
@@ -234,14 +234,14 @@ def make_plan(
         if removal.by_person or (suspect.gone and removal.node in out_now):
             out[removal.node] = removal
         elif suspect.gone:
-            kept_back[removal.node] = "it was not heard for a day"
+            kept_back[removal.node] = "it has not reported for a day"
         elif pool in sight.breakers and removal.node not in out_now:
             kept_back[removal.node] = (
                 f"the breaker of the rules is open ({where}); `healthd fleet breaker reset` closes it"
             )
         elif by_pool.get(pool, 0) >= size.most_out:
             kept_back[removal.node] = (
-                f"{size.most_out} of {size.nodes} nodes are out already ({where}), and no more may be (out_ratio)"
+                f"{size.most_out} of {size.nodes} nodes are out already ({where}), which is the limit (out_ratio)"
             )
         else:
             by_pool[pool] = by_pool.get(pool, 0) + 1
@@ -309,9 +309,9 @@ def why_not_terminated(removal: Removal, terminate: bool, tasks: int) -> str | N
     if removal.injected:
         return "not terminated: its fault is injected"
     if removal.by_person:
-        return "not terminated: a person took it out, and may want to look at it"
+        return "not terminated: an operator took it out and may want to inspect it"
     if removal.why is not Why.QUARANTINE:
-        return "not terminated: a gate's reject alone is not enough"
+        return "not terminated: a gate's rejection alone is not enough"
     if removal.allocated:
-        return "not terminated: a job has it"
+        return "not terminated: a job uses it"
     return f"not terminated: {tasks} tasks run on it" if tasks else None

@@ -31,7 +31,7 @@ class KubernetesActuatorSettings:
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.taint_key):
-            raise ValueError(f"taint_key: {self.taint_key!r} is no key of a taint; write domain/name")
+            raise ValueError(f"taint_key: {self.taint_key!r} is not a taint key; write domain/name")
 
 
 @dataclass(frozen=True, kw_only=True)

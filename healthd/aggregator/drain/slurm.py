@@ -55,24 +55,24 @@ class SlurmActuator:
     def _remove(self, scontrol: Scontrol, removal: Removal) -> Outcome:
         node = _find(scontrol, removal)
         if node is None:
-            return Outcome(done=Done.LEFT, note=f"Slurm knows no node {' or '.join(removal.names)}")
+            return Outcome(done=Done.LEFT, note=f"Slurm has no node {' or '.join(removal.names)}")
         if node.bears(self._mark):
             return Outcome(done=Done.OUT, note=f"{node.name} is drained: {node.reason}")
         if node.off:
-            return Outcome(done=Done.LEFT, note=f"{node.name} is powered off by Slurm; there is nothing to keep out")
+            return Outcome(done=Done.LEFT, note=f"{node.name} is powered off by Slurm; no drain is needed")
         if node.out:
             note = f"{node.name} is out of service by others: {node.reason or 'no reason'}"
             return Outcome(done=Done.LEFT, note=note)
         whose = "" if node.name == removal.node else f"as {removal.node}: "
         scontrol.drain(node.name, reason_text(self._mark, whose + removal.reason))
-        return Outcome(done=Done.OUT, note=f"{node.name} is drained; jobs that run there go on")
+        return Outcome(done=Done.OUT, note=f"{node.name} is drained; its running jobs continue")
 
     def _restore(self, scontrol: Scontrol, name: str) -> Outcome:
         node = self._drained_for(scontrol, name)
         if node is None:
-            return Outcome(done=Done.LEFT, note=f"no drain of ours on {name}")
+            return Outcome(done=Done.LEFT, note=f"{name} has no drain by healthd")
         scontrol.undrain(node.name)
-        return Outcome(done=Done.BACK, note=f"{node.name} is drained no more")
+        return Outcome(done=Done.BACK, note=f"{node.name} is no longer drained")
 
     def _drained_for(self, scontrol: Scontrol, name: str) -> SlurmNode | None:
         """The node that bears our mark for a node of the fleet: looked at anew, right before it is undrained."""

@@ -67,8 +67,8 @@ def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState
         rendezvous.check_same_question(gate, request)
     elif gate.as_asked != request:
         raise ConflictError(
-            f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
-            f"use the next attempt (--attempt {request.attempt + 1})"
+            f"{who} was requested before with other parameters (gate {gate.id}): "
+            f"{_difference(gate.as_asked, request)}; use the next attempt (--attempt {request.attempt + 1})"
         )
     check_leases_stand(gate, fleet_state)
 
@@ -82,8 +82,8 @@ def check_leases_stand(gate: Gate, fleet_state: FleetState) -> None:
         ended = [name for name, grant in gate.granted.items() if not fleet_state.lease_stands(grant.lease_id)]
         if ended:
             raise ConflictError(
-                f"{who} was admitted (gate {gate.id}) and its lease on {', '.join(sorted(ended)[:5])} has ended; "
-                "use the next attempt"
+                f"{who} was admitted (gate {gate.id}) and its lease on {', '.join(sorted(ended)[:5])} has ended; use "
+                "the next attempt"
             )
 
 
@@ -94,10 +94,10 @@ def _difference(before: GateRequest, now: GateRequest) -> str:
         first, second = (_shown(getattr(one, name)) for one in (before, now))
         return f"{name} was {first} and is {second} now"
     gone, new = (sorted(set(one.nodes) - set(other.nodes)) for one, other in ((before, now), (now, before)))
-    parts = [f"no more {', '.join(gone[:5])}"] if gone else []
+    parts = [f"without {', '.join(gone[:5])}"] if gone else []
     parts += [f"newly {', '.join(new[:5])}"] if new else []
-    named = "; ".join(parts) or "in another order"
-    return f"{len(before.nodes)} nodes were named and {len(now.nodes)} are now: {named}"
+    named = "; ".join(parts) or "in a different order"
+    return f"{len(before.nodes)} nodes were named before, {len(now.nodes)} now: {named}"
 
 
 def _shown(value: object) -> str:
@@ -158,7 +158,7 @@ def open_gate(
     newest = fleet_state.newest.get(request.job)
     fleet_state.add(gate)
     if newest is not None and newest > request.attempt:
-        text = f"attempt {newest} of job {request.job} was asked before this one"
+        text = f"attempt {newest} of job {request.job} was requested before this one"
         after, effects = decisions.close(batch.now, gate, policy, Closing.SUPERSEDED, text)
         fleet_state.carry_out(batch, after, effects, ())
         return after
@@ -183,7 +183,7 @@ def _check_room(fleet_state: FleetState, policy: Policy, request: GateRequest, a
                     f"node {node}: {count} open gates name it (policy.open_gates_per_node); wait until one has ended"
                 )
     if len(fleet_state.gates) >= policy.tuning.max_open_gates:
-        raise StoreError(f"{policy.tuning.max_open_gates} gates are open already; ask again when one has ended")
+        raise StoreError(f"{policy.tuning.max_open_gates} gates are open already; try again when one has ended")
 
 
 def _nodes_of(gate: Gate) -> Collection[str]:
@@ -213,7 +213,7 @@ def _open_group(
     group = None if gate is None else gate.group
     if group is not None and group.asked_attempt > request.attempt:
         text = f"attempt {request.attempt} of group {join.group} is over"
-        raise ConflictError(f"{text}: attempt {group.asked_attempt} was asked meanwhile")
+        raise ConflictError(f"{text}: attempt {group.asked_attempt} was requested meanwhile")
     if gate is not None and (group is None or group.asked_attempt == request.attempt):
         if gate.decision is None:
             rendezvous.check_same_question(gate, request)
@@ -226,7 +226,7 @@ def _open_group(
     _check_room(fleet_state, policy, request, asker)
     attempt = request.attempt if newest is None else max(request.attempt, newest + 1)
     if attempt > LARGEST_ATTEMPT:
-        raise ConflictError(f"job {request.job} has used up its attempts ({LARGEST_ATTEMPT}); name the job otherwise")
+        raise ConflictError(f"job {request.job} has used up its attempts ({LARGEST_ATTEMPT}); use another job name")
     opened = new_gate(fleet_state.new_id(batch.now), dataclasses.replace(request, attempt=attempt), policy, batch.now)
     former: Mapping[str, int] = {}
     if gate is not None and group is not None and group.asked_attempt == request.attempt:
@@ -271,7 +271,9 @@ def end_leases_for_executor(batch: Batch, fleet_state: FleetState, gate: Gate, n
     for lease_id in fleet_state.leases_of.get(node, ()):
         row = fleet_state.leases[lease_id]
         if row.lease.gate != gate.id:
-            fleet_state.close_lease(batch, row, f"a hook of job {gate.request.job} has the devices; no daemon is there")
+            fleet_state.close_lease(
+                batch, row, f"a hook of job {gate.request.job} has the devices, and no daemon runs there"
+            )
 
 
 def remove_member(batch: Batch, fleet_state: FleetState, gate: Gate, member: str) -> Gate:
@@ -304,7 +306,7 @@ def _supersede_earlier(
     Returns the gate with what it has to wait for.
     """
     job, attempt, group = gate.request.job, gate.request.attempt, gate.request.join is not None
-    text = f"attempt {attempt} of job {job} takes its place (gate {gate.id})"
+    text = f"attempt {attempt} of job {job} replaces it (gate {gate.id})"
     rows = (
         [fleet_state.leases[lease_id] for lease_id in fleet_state.adopted] if first else [*fleet_state.leases.values()]
     )
@@ -411,7 +413,7 @@ def check_request(request: GateRequest) -> None:
     if request.join is not None:
         _check_join(request, request.join)
     elif bool(request.nodes) == (request.pool is not None):
-        raise BadInputError("name either nodes or a pool with a count, or join a group")
+        raise BadInputError("name nodes, or a pool with a count, or join a group")
     else:
         _check_size(request)
     _check_workload(request)
@@ -426,7 +428,7 @@ def _check_workload(request: GateRequest) -> None:
         raise BadInputError(f"workload {why}, not {request.workload[:80]!r}")
     several = len(request.nodes) > 1 or (request.count or 0) > 1
     if several and (request.workload or "").startswith("pid:"):
-        text = f"workload {request.workload} is a process of one host, and several nodes are asked for"
+        text = f"workload {request.workload} is a process of one host, but several nodes were requested"
         raise BadInputError(f"{text}; leave it out, or ask node by node")
 
 
@@ -467,13 +469,13 @@ def less_than_policy(request: GateRequest, policy: Policy) -> Mapping[GateTerm, 
         elif lacking := [name for name in always if name not in terms.checks]:
             found["collective"] = f"collectives without {', '.join(lacking)} (policy.collective_checks has them)"
     if not request.lease:
-        found["lease"] = "an answer without leases (every gate leases its nodes to the job)"
+        found["lease"] = "a decision without leases (every gate leases its nodes to the job)"
     return found
 
 
 def _check_join(request: GateRequest, join: Join) -> None:
     if request.nodes or request.pool is not None or request.count is not None:
-        raise BadInputError("who joins a group names its own node alone; leave out nodes, pool and count")
+        raise BadInputError("a group member names only its own node; leave out nodes, pool and count")
     for what, text, longest in (("group", join.group, LONGEST_NAME), ("member", join.member, LONGEST_MEMBER)):
         if not text or len(text) > longest or not text.isprintable():
             raise BadInputError(f"{what} must be 1 to {longest} printable characters, not {text[:40]!r}")
@@ -481,19 +483,19 @@ def _check_join(request: GateRequest, join: Join) -> None:
     if not 1 <= join.size <= MOST_NODES:
         raise BadInputError(f"a group can have 1 to {MOST_NODES} members, not {join.size}")
     if not 0 <= join.rank < join.size:
-        raise BadInputError(f"rank {join.rank} is not one of 0 to {join.size - 1}")
+        raise BadInputError(f"rank {join.rank} must be from 0 to {join.size - 1}")
     if request.min_nodes is not None and not 1 <= request.min_nodes <= join.size:
         raise BadInputError(f"min_nodes must be 1 to {join.size}, not {request.min_nodes}")
 
 
 def _check_size(request: GateRequest) -> None:
     if request.nodes and request.count is not None:
-        raise BadInputError("count goes with a pool; of named nodes all are meant, or min_nodes of them")
+        raise BadInputError("count belongs to a pool; for named nodes, all are meant, or min_nodes of them")
     if request.pool is not None and request.count is None:
         raise BadInputError(f"how many nodes of pool {request.pool}? give a count")
     wanted = len(request.nodes) or request.count or 0
     if not 1 <= wanted <= MOST_NODES:
-        raise BadInputError(f"1 to {MOST_NODES} nodes can be asked for, not {wanted}")
+        raise BadInputError(f"1 to {MOST_NODES} nodes can be requested, not {wanted}")
     if len(set(request.nodes)) != len(request.nodes):
         twice = sorted(name for name, times in Counter(request.nodes).items() if times > 1)
         raise BadInputError(f"node named twice: {', '.join(twice[:5])}")

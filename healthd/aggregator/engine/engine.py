@@ -105,7 +105,7 @@ class GivenBack:
     at: float
 
 
-RELEASED = "released by the one who asked"
+RELEASED = "released by the caller"
 """Why a lease ended that its job gave back."""
 
 
@@ -221,7 +221,7 @@ class Engine:
         if not late:
             return None
         named = ", ".join(late[: decisions.MOST_NAMED])
-        text = f"the job was admitted and asks again; {named} have yet to say that they still hold its leases"
+        text = f"the job was admitted and asks again; {named} still have to confirm its leases"
         why = reason("Silent", text, node=late[0] if len(late) == 1 else None)
         return dataclasses.replace(decision, decision=Verdict.HOLD, reasons=(why,), retryable=True)
 
@@ -241,7 +241,7 @@ class Engine:
         if gate is None and gate_id in self._memory.fleet_state.gate_ids:
             gate = await self._store.read(lambda connection: reading.read_gate(connection, gate_id))
         if gate is None:
-            raise NotFoundError(f"no gate {gate_id}; it may have been long ago")
+            raise NotFoundError(f"no gate {gate_id}; it may be too old")
         return gate
 
     async def wait(self, gate_id: str, seconds: float) -> Decision:
@@ -285,14 +285,14 @@ class Engine:
             held = tuple(row for row in held if not nodes or row.node in nodes)
             after = current or gate
             if current is not None and not nodes:
-                text = "the one who asked withdrew it; ask with the next attempt"
+                text = "the caller withdrew it; ask with the next attempt"
                 after, effects = decisions.close(batch.now, current, self.policy, Closing.RELEASED, text)
                 fleet_state.carry_out(batch, after, effects, ())
             elif not held:
                 verdict = "not decided" if gate.decision is None else gate.decision.decision.value
                 raise NotFoundError(
-                    f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so that nothing is given "
-                    f"back: its gate {gate_id} was decided ({verdict}) and its leases have ended, or it got none"
+                    f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so there is nothing to "
+                    f"return: its gate {gate_id} was decided ({verdict}), and its leases have ended or never existed"
                 )
             self._end(batch, held, RELEASED)
             return GivenBack(gate=after, leases=held, at=_first_release(held, batch.now))
@@ -324,7 +324,7 @@ class Engine:
         if adopted := self._leases(lambda row: row.adopted and (row.lease.job, row.lease.attempt) == (job, attempt)):
             return await self._give_back(adopted)
         raise NotFoundError(
-            f"no gate and no lease of job {job[:80]!r} attempt {attempt} is known, or a later attempt has superseded it"
+            f"no gate and no lease of job {job[:80]!r} attempt {attempt}, or a later attempt has replaced it"
         )
 
     async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
@@ -351,7 +351,7 @@ class Engine:
         )
         await self.submit(lambda batch: batch.changes.append(told))
         if await self._store.read(lambda connection: reading.read_outcome(connection, gate_id)) is None:
-            raise NotFoundError(f"no gate {gate_id!r}; it was dropped because it is old")
+            raise NotFoundError(f"no gate {gate_id!r}; it was removed because it is old")
         if facts is None or (before is not None and before.status == status):
             return None
         return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
@@ -451,16 +451,16 @@ class Engine:
             if held:
                 job = held[0].lease.job
                 raise ConflictError(
-                    f"{node} is leased to job {job!r}; end that first: healthd fleet release-lease {node}"
+                    f"{node} is leased to job {job!r}; end that lease first: healthd fleet release-lease {node}"
                 )
             kept = self._memory.fleet_state.quarantines.get(node)
             found = self._registry.node(node)
             heard = math.inf if found is None or found.heard_seconds is None else found.heard_seconds
             if kept is not None and heard <= self.policy.silent_seconds:
                 raise ConflictError(
-                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports "
-                    f"(last heard {ago(heard)}): it would come back without the quarantine; end that first: "
-                    f"healthd fleet release {node}; or stop its daemon and wait {self.policy.silent_seconds:g} s"
+                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports (last report "
+                    f"{ago(heard)}): it would come back without the quarantine; release it: healthd fleet release "
+                    f"{node}; or stop its daemon and wait {self.policy.silent_seconds:g} s"
                 )
             gone = Gone(
                 quarantine=kept,
@@ -484,7 +484,9 @@ class Engine:
         def act(batch: Batch) -> str:
             key = key_hash or self._registry.refused_key_hash(node)
             if key is None:
-                raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
+                raise ConflictError(
+                    f"no other key is waiting under the name {node}; forget the node to accept the next key"
+                )
             batch.changes.append(rows.PutKey(node=node, key_hash=key, seen_at=batch.now))
             batch.changes.append(rows.PutDuplicate(node=node, duplicate=None))
             batch.event(node, "rekeyed", f"by {owner}")
@@ -572,7 +574,7 @@ class Engine:
     def recovering(self) -> str | None:
         """Why nothing is admitted at all; None in good days."""
         if self._stale:
-            return "a write failed, and what is on disk could not be read since"
+            return "a write failed, and the database could not be read since"
         return self._memory.reconciler.recovering(self._clock())
 
     async def recover(self, owner: str) -> bool:
@@ -606,7 +608,7 @@ class Engine:
                 async with asyncio.timeout(max(0.0, pause)):
                     await self._wake.wait()
             except TimeoutError:
-                log.debug("time is up for a gate")
+                log.debug("gate timeouts")
             self._wake.clear()
             try:
                 with contained(Where.TURN, "engine"):
@@ -917,7 +919,7 @@ class Engine:
 
 
 def _internal_error() -> HealthdError:
-    return HealthdError("internal error; the aggregator's log has more")
+    return HealthdError("internal error; see the aggregator's log")
 
 
 def steady_clock(open_gates: Iterable[Gate] = ()) -> Callable[[], float]:
@@ -1207,7 +1209,7 @@ class Memory:
                 if kept.until > batch.now:
                     self._next_end = min(self._next_end, kept.until)
                 else:
-                    self.fleet_state.put_quarantine(batch, node, None, why=f"the time that {kept.owner} said is over")
+                    self.fleet_state.put_quarantine(batch, node, None, why=f"the quarantine by {kept.owner} expired")
 
 
 class Stepper:
@@ -1397,7 +1399,7 @@ def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
 
 
 def _reason(fault: Fault) -> Reason:
-    text = "the aggregator failed on this gate in an unforeseen way and tries again; its log has the traceback"
+    text = "the aggregator hit an unexpected internal error on this gate and tries again; its log has the traceback"
     return reason("InternalError", f"{text} ({fault.message})")
 
 
@@ -1498,4 +1500,4 @@ class Pruning:
                 continue
             with contained(Where.NODE, name):
                 rules.forget(batch, name)
-                reconciler.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")
+                reconciler.forget(batch, name, f"the aggregator: no report for {policy.forget_days:g} days")

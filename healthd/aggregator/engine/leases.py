@@ -1,10 +1,11 @@
 """
-Leases: brings those in memory in line with what nodes report, and says whether this database knows its fleet at all.
+Leases: reconciles the leases in memory with what nodes report, and detects the loss of the database.
 
-The nodes tell: one that took orders from another database, or has a lease or quarantine that this one must have given
-and does not know, is a witness of the loss. A node can say anything, so a share of the fleet decides, and only for a
-while after the database was opened: later it cannot have been replaced. Nothing was lost where no witness has such a
-lease or quarantine, as after a new installation. What a single node claims is `reports`' matter, for it alone.
+A node that took orders from another database, or holds a lease or quarantine that this database must have created but
+does not contain, is a witness of the loss. A node can report anything, so a share of the fleet decides, and only for a
+while after the database was opened: later it cannot have been replaced. Without a witness that holds such a lease or
+quarantine nothing was lost, as after a new installation. What a single node claims is handled by `reports`, for that
+node alone.
 """
 
 from __future__ import annotations
@@ -53,9 +54,8 @@ class Recovery:
         if now >= self._until:
             return None
         return (
-            "nodes tell leases or quarantines that this database does not know, so it may have been lost: nothing is "
-            "admitted until "
-            f"{self._policy.recovery_seconds:.0f} s have passed or somebody says `healthd fleet recover`"
+            "nodes report leases or quarantines that this database does not contain, so it may have been lost: "
+            f"nothing is admitted for {self._policy.recovery_seconds:.0f} s, or until 'healthd fleet recover' is run"
         )
 
     def ends(self) -> Iterator[float]:
@@ -95,7 +95,7 @@ class Recovery:
             some = ", ".join(sorted(self._witnesses)[:3])
             text = (
                 f"{len(self._witnesses)} of {fleet} nodes ({some}, ...) know another database, and "
-                f"{min(self._with_leases)} has a lease or quarantine of it"
+                f"{min(self._with_leases)} has a lease or quarantine from it"
             )
             batch.event("fleet", "recovering", text)
 
@@ -238,7 +238,7 @@ class LeaseReconciler:
         for row in list(self._fleet_state.leases.values()):
             most = row.lease.max_seconds
             if batch.now >= row.granted_at + most and not self._registry.has_daemon(row.node):
-                why = f"its time of {span(most)} is over, and the node has no daemon that sees its job"
+                why = f"its time of {span(most)} is over, and its node has no daemon that observes the job"
                 self._fleet_state.close_lease(batch, row, why)
 
     def is_at_rest(self, name: str, now: float) -> bool:
@@ -281,7 +281,7 @@ class LeaseReconciler:
                 self._fleet_state.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
             elif row.state is LeaseState.ENDING and lease_id not in held_leases and report is None and node.confirmed:
                 # A standing lease that is missing has not ended: the node stores it again, or reports its end.
-                self._fleet_state.close_lease(batch, row, "the node does not hold it any more")
+                self._fleet_state.close_lease(batch, row, "the node no longer holds it")
 
     def _adopt(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
         """Adopt leases and a quarantine that another database gave, or this one before an old copy was restored."""

@@ -315,8 +315,8 @@ class FleetState:
         batch.freed.add(row.node)
         batch.touched.add(row.node)
         of_job = f"the lease of job {row.lease.job} attempt {row.lease.attempt}"
-        batch.event(row.node, "renamed", f"the machine with its key calls itself {node} now; {of_job} went with it")
-        batch.event(node, "renamed", f"this machine was {row.node}, by its key; {of_job} came with it")
+        batch.event(row.node, "renamed", f"the machine with its key is now named {node}; {of_job} moved with it")
+        batch.event(node, "renamed", f"by its key, this machine was {row.node}; {of_job} came with it")
         self.put_lease(batch, self.leases[row.lease.id])
 
     def put_lease(self, batch: Batch, row: LeaseRow) -> None:

@@ -1,4 +1,4 @@
-"""Gates of several hooks: how the two-step end of each is settled, and who has come to the roll call of a preflight."""
+"""Gates of several hooks: settles their two-step end, and answers the roll call of a preflight."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def difference(processes: Iterable[tuple[int, Mapping[str, str]]]) -> str | None
             ranks.setdefault(options.get(name, "not given"), {})[rank] = None
         if len(ranks) > 1:
             said = " and ".join(f"{value} on {_ranks(list(which))}" for value, which in ranks.items())
-            return f"the ranks were not started alike: {name} is {said}; start all of them with the same one"
+            return f"the ranks were not started alike: {name} is {said}; start all of them with the same value"
     return None
 
 
@@ -221,7 +221,7 @@ def _check(body: RollCallBody) -> None:
     if len(body.options) > MOST_OPTIONS or not all(len(text) <= LONGEST_TEXT and text.isprintable() for text in texts):
         raise BadInputError(f"at most {MOST_OPTIONS} options of at most {LONGEST_TEXT} printable characters each")
     if body.host and not can_name(body.host):
-        raise BadInputError(f"host {body.host[:80]!r} is no host's name")
+        raise BadInputError(f"host {body.host[:80]!r} is not a host name")
     if len(body.asked) > MOST_ASKED:
         raise BadInputError(f"asked: at most {MOST_ASKED} ranks, not {len(body.asked)}")
     if not 0 <= body.rank < MOST_PROCESSES or not 0 <= body.local_rank < MOST_PROCESSES:

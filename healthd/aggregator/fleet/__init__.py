@@ -1,4 +1,4 @@
-"""The nodes as they report: who is there, names, pools, and what they show of each other."""
+"""The nodes as they report: membership, names, pools, and comparisons between nodes."""
 
 from healthd.aggregator.fleet.comparison import DigestComparison, Standing
 from healthd.aggregator.fleet.node_record import differences, identities_in, machine_identity, machine_of, name_of

@@ -176,7 +176,7 @@ def findings_of(group: Group, node: str, vote: Vote, counted_as: str) -> Iterato
     total = group.size() + vote.injected
     if right is not None:
         status, reason = Status.FAIL, "SilentCorruption"
-        what = f"has other bits than on {group.count(right)} of {total} nodes of its kind ({_names(group, right)})"
+        what = f"differs from {group.count(right)} of {total} nodes of its kind ({_names(group, right)})"
         place, step = _difference(group, right, counted_as)
     else:
         status, reason = Status.UNKNOWN, "DigestMismatch"
@@ -185,8 +185,8 @@ def findings_of(group: Group, node: str, vote: Vote, counted_as: str) -> Iterato
         sides = f"{same} on one side, {_names(group, other, injected=made)} on the other"
         different = len({*group.roots(), counted_as})
         if different > 2:
-            sides += f", {different} different results in all"
-        what = f"differs between {total} nodes of one kind and no majority can say which are wrong: {sides}"
+            sides += f", {different} different results in total"
+        what = f"differs between {total} nodes of one kind, and no majority shows which are wrong: {sides}"
         place, step = _difference(group, other, counted_as)
     text = f"{vote.label} {step}: {place} {what}"
     if vote.injected:
@@ -207,7 +207,7 @@ def _other(group: Group, vote: Vote, node: str, root: str) -> tuple[str, bool]:
 def _difference(group: Group, right: str, root: str) -> tuple[str, str]:
     """The first place at which two digests differ, in words, and the step."""
     wanted, found = unpack(group.places.get(right, "")), unpack(group.places.get(root, ""))
-    return first_difference(wanted, found) if wanted and found else ("a place that was not told", "step 1")
+    return first_difference(wanted, found) if wanted and found else ("an unknown place", "step 1")
 
 
 def _names(group: Group, root: str, *, injected: bool = False) -> str:
@@ -425,11 +425,11 @@ class SlowNode:
         found = self.slow
         many = f"s {self.ranks[0]} to {self.ranks[-1]}" if len(self.ranks) > 1 else f" {self.ranks[0]}"
         own = f"the median of its rank{many} works" if len(self.ranks) > 1 else f"its rank{many} works"
-        since = "for as long as it is known" if found.since_step is None else f"since step {found.since_step}"
+        since = "for as long as it has been observed" if found.since_step is None else f"since step {found.since_step}"
         return (
-            f"job {self.job}: {own} {quantity('x_seconds', found.own_seconds)} a step by its own time, the other nodes "
-            f"{quantity('x_seconds', found.peers_seconds)}: {100 * found.excess_ratio:.3g} % longer in {found.windows} "
-            f"of the last {found.of_windows} windows over {self.nodes} nodes, {since}"
+            f"job {self.job}: {own} {quantity('x_seconds', found.own_seconds)} in each step (own time), the other "
+            f"nodes {quantity('x_seconds', found.peers_seconds)}: {100 * found.excess_ratio:.3g} % longer in "
+            f"{found.windows} of the last {found.of_windows} windows over {self.nodes} nodes, {since}"
         )
 
     def finding(self, devices: Sequence[str]) -> Finding:
@@ -672,8 +672,8 @@ class PeerFindings:
         if left_out != self._left_out:
             self._left_out = left_out
             log.warning(
-                "not compared over nodes for want of room, since the start: %d digests, %d blocks of steps; "
-                "a node may tell %d digests and %d jobs",
+                "not compared between nodes since the start for lack of room: %d digests, %d blocks of steps; a node "
+                "may report %d digests and %d jobs",
                 *left_out,
                 MOST_OF_NODE,
                 MOST_JOBS_OF_NODE,

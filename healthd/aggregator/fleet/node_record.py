@@ -1,9 +1,9 @@
 """
-What the aggregator remembers of one node, and what a sync does to it: ages, order of arrival, who speaks. No I/O.
+What the aggregator remembers of one node, and how a sync changes it: ages, order of arrival, identity. No I/O.
 
-Ages cross the wire, not clocks. An age now is the age at sending, plus the time since arrival, plus what the way here
-may have taken: the time between our last answer's departure and this arrival that the node does not account for. A
-node that cannot name an answer of ours has an unbounded way behind it, so it is not confirmed.
+Ages cross the wire, not clocks. The present age is the age at sending, plus the time since arrival, plus the longest
+time that the message can have taken: the time between the departure of our last answer and this arrival that the node
+does not account for. If a node cannot name an answer of ours, that time is unbounded, so the node is not confirmed.
 """
 
 from __future__ import annotations
@@ -456,7 +456,7 @@ class NodeRecord:
             if given is None or request.last_answer != given:
                 return Arrival.FORMER
             if self.proven:
-                self.duplicate = "two daemons that hold the same key sync under this name in turn"
+                self.duplicate = "two daemons with the same key sync alternately under this name"
                 return Arrival.DUPLICATE
             # The other one has read nothing of ours: it was its request that came late, to an aggregator that had heard
             # neither before.
@@ -511,15 +511,15 @@ class NodeRecord:
         if silent and self.moved_to is not None:
             own.append(reason("Silent", moved_text(self.node, self.moved_to), node=self.node))
         elif self.heard_at is None:
-            own.append(reason("Silent", "not heard of since the aggregator started", node=self.node))
+            own.append(reason("Silent", "no report since the aggregator started", node=self.node))
         elif silent:
-            text = f"last heard {now - self.heard_at:.0f} s ago, may be silent for {silent_seconds:.0f} s"
+            text = f"last report {now - self.heard_at:.0f} s ago; at most {silent_seconds:.0f} s are allowed"
             own.append(reason("Silent", text, node=self.node))
         elif self.state is None:
             own.append(reason("NoData", "the node has not sent its state yet", node=self.node))
         elif not self.confirmed:
             own.append(
-                reason("Recovering", "heard in one direction only: its ages are not bounded yet", node=self.node)
+                reason("Recovering", "no answer confirmed yet, so the age of its evidence is unknown", node=self.node)
             )
         if self.state is None:
             return tuple(own)
@@ -554,7 +554,7 @@ class NodeRecord:
 def _check(node: str, request: SyncRequest) -> None:
     """Numbers and names that types cannot bound; msgspec has refused what is no finite number."""
     if request.state is not None and request.state.node != node:
-        raise BadInputError(f"the state is that of {request.state.node[:80]!r}, but the path says {node!r}")
+        raise BadInputError(f"the state is from {request.state.node[:80]!r}, but the path names {node!r}")
     since = request.since_answer_seconds
     if since is not None and since < 0:
         raise BadInputError(f"since_answer_seconds is {since}, must not be negative")

@@ -1,6 +1,6 @@
 """
-A node's state that is kept packed, as it came, and opened only when somebody looks at its evidence: there are many
-nodes, and most of a state is what all of them say. Meanwhile its ages move on, and what other nodes show is added.
+A node's state, kept packed as it arrived and only opened when its evidence is needed, because there are many nodes
+and their states are mostly alike. Its ages advance meanwhile, and comparisons with other nodes are added.
 """
 
 from __future__ import annotations

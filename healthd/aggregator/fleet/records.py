@@ -82,8 +82,8 @@ class FleetNode:
 def moved_text(node: str, moved_to: str) -> str:
     """Where a machine is that started again under another name."""
     return (
-        f"the machine that was {node} calls itself {moved_to} now (its key came under that name); its leases go with "
-        f"it. Ask for {moved_to}, and once the name is no longer used: healthd fleet forget {node}"
+        f"the machine that was {node} is now named {moved_to} (its key is used under that name); its leases moved "
+        f"with it. Use {moved_to}, and once the old name is no longer needed: healthd fleet forget {node}"
     )
 
 

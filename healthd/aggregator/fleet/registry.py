@@ -1,8 +1,8 @@
 """
-The fleet in memory, made of what the nodes say in their syncs: who is in it, by which names and in which pools, what
-each node is told, and who is held waiting for an answer.
+The fleet in memory, built from the syncs of the nodes: members, names, pools, the answers to each node, and the syncs
+that wait for an answer.
 
-On the event loop alone. Nothing here decides about jobs (`gate`) or writes (`store`); node keys are enrolled through
+On the event loop only. Nothing here decides about jobs (`gate`) or writes (`store`); node keys are enrolled through
 `Enrol`, because a name must still belong to the same key after a restart.
 """
 
@@ -206,7 +206,7 @@ class Fleet:
             inner = record.executor = NodeRecord(node=node, key_hash=key_hash, member=member)
             self._share(record)
         elif inner.key_hash is None or not hmac.compare_digest(inner.key_hash, key_hash):
-            raise DuplicateError(f"{node}: member {member[:80]!r} came with another key; a member is one process")
+            raise DuplicateError(f"{node}: member {member[:80]!r} used another key; a member is one process")
         if not record.listed:
             self._make_room()
         self._synced(node)
@@ -394,7 +394,7 @@ class Fleet:
                 self._share(record)
             self._list(record)
         if unheld and unheld != self._unheld:
-            text = "%s and %d others: hooks cannot run their checks, because %d hooks are to come already"
+            text = "%s and %d others: hooks cannot run their checks, because %d hooks are already expected"
             log.warning(text, unheld[0], len(unheld) - 1, self._max_nodes)
         self._unheld = unheld
         self._executing = set(members)
@@ -490,8 +490,8 @@ class Fleet:
         if speaker.vouched is None or speaker.vouched_id is None:
             if record.vouched_id is not None:
                 raise NotVouchedError(
-                    f"{record.node}: this name belongs to {record.vouched} according to its platform; this "
-                    "token is not bound to that node; use the token of the node itself"
+                    f"{record.node}: this name belongs to {record.vouched} according to its platform; this token is "
+                    "not bound to that node; use the node's own token"
                 )
             await self._refuse_key(record, key_hash)
         elif not own and speaker.vouched_id in record.former_pods and self._heard_lately(record):
@@ -500,8 +500,8 @@ class Fleet:
             )
         elif not own and speaker.launched is not None and speaker.launched <= (record.launched or speaker.launched):
             raise NotVouchedError(
-                f"{record.node}: {speaker.vouched} has another key since it started, and its identity document can be "
-                f"copied; where its disk was replaced: healthd fleet rekey {record.node}"
+                f"{record.node}: {speaker.vouched} has a different key since it started, and its identity document "
+                f"can be copied; if its disk was replaced: healthd fleet rekey {record.node}"
             )
         elif not own or record.refused_key_hash is not None:
             record = await self._replace(record, key_hash, speaker.vouched)
@@ -524,7 +524,7 @@ class Fleet:
                     return record  # by another request meanwhile
                 if now - record.replaced_at < REPLACED_SECONDS:
                     raise ConflictError(f"{node}: its key was replaced just now, for {record.vouched}; try again soon")
-                log.info("%s: another key came under this name from %s, and is the node's now", node, vouched)
+                log.info("%s: a new key was presented for this name by %s and now belongs to the node", node, vouched)
                 if self._replace_key is None:
                     self.rekey(node, key_hash)
                 else:
@@ -540,10 +540,11 @@ class Fleet:
     async def _refuse_key(self, record: NodeRecord, key_hash: str) -> None:
         new = record.refused_key_hash != key_hash or record.duplicate is None
         record.refused_key_hash = key_hash
-        record.duplicate = record.duplicate or "another key came under this name"
+        record.duplicate = record.duplicate or "another key was presented for this name"
         if new:
             log.warning(
-                "%s: another key came under this name; nothing is admitted there until an admin decides", record.node
+                "%s: another key was presented for this name; no job is admitted until an admin decides",
+                record.node,
             )
             self._notify(record.node)
         await self._remember(record)
@@ -775,7 +776,7 @@ class Fleet:
             # Looking at all of them is not done again for every stranger that knocks.
             self._no_room_until = now if gone else now + 10.0
         if len(self._names) >= self._max_nodes:
-            raise FullError(f"{self._max_nodes} nodes are kept and none is gone; raise max_nodes or forget some")
+            raise FullError(f"{self._max_nodes} nodes are stored and none has left; raise max_nodes or forget some")
 
     def _notify(self, node: str) -> None:
         for callback in self._listeners:

@@ -162,7 +162,7 @@ def _outliers(
             limit=normal.limit(higher_is_better=rate),
             count=len(group),
             runs=(*runs[-1:], sample.run),
-            message=text if runs else f"{text}; to be measured again before anybody is named",
+            message=text if runs else f"{text}; it is measured again before a device is named",
         )
 
 
@@ -402,12 +402,12 @@ class PeerEvents:
             try:
                 await self.write()
             except StoreError as error:
-                log.debug("what nodes show of each other is written later: %s", error)
+                log.debug("comparison results are written to the history later: %s", error)
 
     async def write(self) -> None:
         """Write what is new now. StoreError, and it is still to be written."""
         peers = self._fleet.peers
-        await self._write(peers.digests.news, "digest differs", "digest agrees", "its digests are those of its peers")
+        await self._write(peers.digests.news, "digest differs", "digest agrees", "its digests match its peers")
         await self._write(peers.jobs.news, "slow rank", "rank not slow", "no rank here is slow by its own time")
 
     async def _write(self, news: deque[tuple[str, str]], begins: str, ends: str, ended: str) -> None:

@@ -37,7 +37,7 @@ def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
     nodes = tuple(_admitted(gate, name, assessments.get(name)) for name in chosen)
     rest = _rest(gate, assessments, set(chosen))
     would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None
-    observed = reason("Observed", "observe mode: enforce would have admitted too", status=Status.PASS)
+    observed = reason("Observed", "enforce mode would also have admitted", status=Status.PASS)
     why = (observed, *notes) if would else tuple(notes)
     decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, why, nodes, rest, would=would)
     _answer(context, decision, gate.granted)
@@ -56,8 +56,8 @@ def admit_as_held(context: StepContext, ready: Sequence[LeaseRow], held: Sequenc
     notes = [
         reason(
             "Recovering",
-            f"{row.node} already holds the lease of job {gate.request.job} attempt {gate.request.attempt} from before "
-            "this copy of the database was put back",
+            f"{row.node} still holds the lease of job {gate.request.job} attempt {gate.request.attempt} from before "
+            "this copy of the database was restored",
             node=row.node,
             status=Status.WARN,
         )
@@ -82,7 +82,7 @@ def _answer_as_held(
     """End the gate, and take back what it has granted beside the leases that are held."""
     ids = {row.lease.id for row in held}
     others = {name: grant for name, grant in context.gate.granted.items() if grant.lease_id not in ids}
-    _revoke(context, others, f"gate {context.gate.id} goes on with the leases that its nodes hold")
+    _revoke(context, others, f"gate {context.gate.id} continues with the leases that its nodes hold")
     granted = {node: Grant(lease_id=row.lease.id, granted_at=row.granted_at) for node, row in kept.items()}
     _answer(context, decision, granted)
 
@@ -94,7 +94,7 @@ def reject(context: StepContext, why: Sequence[Reason], *, retryable: bool, woul
     """
     gate = context.gate
     if gate.terms.mode is Mode.OBSERVE and can_admit_regardless(context):
-        text = f"observe mode admits; enforce would have said {would.value}"
+        text = f"observe mode admits; enforce mode would have decided {would.value}"
         admit_regardless(context, (reason("Observed", text, status=Status.WARN), *why), would)
         return
     rest = _rest(gate, context.assessments, set())
@@ -144,7 +144,7 @@ def current_decision(now: float, gate: Gate, policy: Policy) -> Decision:
     """The decision of a gate, or a hold that says what the gate waits for."""
     if gate.decision is not None:
         return gate.decision
-    waiting = gate.waiting or (reason("NotYetRun", "the gate has just been asked"),)
+    waiting = gate.waiting or (reason("NotYetRun", "the gate was just requested"),)
     nodes = tuple(_admitted(gate, name, None) for name in gate.reserved)
     return _decision(now, gate, policy, Verdict.HOLD, waiting, nodes, retryable=True)
 
@@ -167,7 +167,7 @@ def worst_reasons(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
         rest = len(found) - MOST_REASONS + 1
         found = [
             *found[: MOST_REASONS - 1],
-            dataclasses.replace(found[MOST_REASONS - 1], node=None, message=f"and {rest} nodes more"),
+            dataclasses.replace(found[MOST_REASONS - 1], node=None, message=f"and {rest} more nodes"),
         ]
     return tuple(found)
 
@@ -255,7 +255,7 @@ def _uncleared(gate: Gate) -> Mapping[str, Reason]:
         for name in validation.members:
             found.pop(name, None)
             if name not in cleared:
-                text = f"{name}: its own evidence is good, and the collectives with it {what}"
+                text = f"{name}: its own evidence is good, but the collectives with it {what}"
                 found[name] = reason("Undecided", text, node=name)
     return found
 

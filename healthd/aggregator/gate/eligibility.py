@@ -65,8 +65,8 @@ def names_found(gate: Gate, called: Callable[[str], Sequence[str]], heard: Colle
 def ambiguous_text(name: str, nodes: Sequence[str]) -> str:
     """Why a name by which several nodes are known cannot be resolved."""
     rest = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
-    text = f"{name}: {nodes[0]} and {nodes[1]}{rest} are known by this name"
-    return f"{text}; ask for the one that is meant by its own name, or correct their aliases"
+    text = f"{name}: {nodes[0]} and {nodes[1]}{rest} both have this name"
+    return f"{text}; use the node's own name, or correct the aliases"
 
 
 def unresolved_text(gate: Gate, snapshot: Snapshot, name: str) -> str:
@@ -76,7 +76,7 @@ def unresolved_text(gate: Gate, snapshot: Snapshot, name: str) -> str:
         return ambiguous_text(name, nodes)
     if len(nodes) == 1 and nodes[0] != name and nodes[0] in gate.request.nodes:
         also = f", as {gate.asked[nodes[0]]}" if nodes[0] in gate.asked else ""
-        return f"{name} is another name of {nodes[0]}, which is asked for as well{also}; name each node once"
+        return f"{name} is another name of {nodes[0]}, which was also requested{also}; name each node once"
     return ""
 
 
@@ -219,7 +219,7 @@ def _removed(gate: Gate, snapshot: Snapshot, found: Assessment) -> Assessment:
     until = snapshot.removed.get(found.node)
     if until is None or gate.request.pool is None or found.node in gate.granted:
         return found
-    why = reason("Removed", f"{found.node} is removed by healthd until {until}", node=found.node)
+    why = reason("Removed", f"{found.node} is removed from scheduling by healthd until {until}", node=found.node)
     return Assessment(node=found.node, eligibility=Eligibility.BUSY, reasons=(why,))
 
 
@@ -247,8 +247,8 @@ def _quarantined_or_duplicate(now: float, node: FleetNode) -> Assessment | None:
         return _out(node.node, "Quarantined", text, status=Status.FAIL, wake_at=wake_at, injected=kept.injected)
     if node.duplicate:
         text = (
-            f"two daemons call themselves {node.node}: stop the wrong one, then 'healthd fleet forget {node.node}'; "
-            "or 'rekey' it where its machine was replaced"
+            f"two daemons use the name {node.node}: stop the wrong one, then run 'healthd fleet forget {node.node}'; "
+            "or 'rekey' if its machine was replaced"
         )
         return _out(node.node, "DuplicateNode", text)
     return None
@@ -276,15 +276,12 @@ def _out_of_contact(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetN
             name, "Silent", text, wake_at=until if until > snapshot.now else math.inf
         )
     if node.heard_seconds > policy.silent_seconds:
-        text = (
-            f"{name} was last heard {node.heard_seconds:.0f} s ago; "
-            f"a node may be silent for {policy.silent_seconds:.0f} s"
-        )
+        text = f"{name} last reported {node.heard_seconds:.0f} s ago; at most {policy.silent_seconds:.0f} s are allowed"
         if node.moved_to is not None:
             text = moved_text(name, node.moved_to)
         return _out(name, "Silent", text)
     if not node.confirmed or node.state is None:
-        text = f"{name} is heard but has not confirmed an answer yet, so the age of its evidence is not known"
+        text = f"{name} reports but has not confirmed an answer yet, so the age of its evidence is unknown"
         return _unheard(name, "Silent", text, wake_at=snapshot.now + policy.silent_seconds - node.heard_seconds)
     return None
 
@@ -373,9 +370,9 @@ def _scheduled_event(now: float, gate: Gate, node: FleetNode) -> tuple[Assessmen
         return None, math.inf
     ends_in = runtime if node.node not in gate.granted else gate.granted[node.node].granted_at + runtime - now
     if event.seconds is None:
-        text = f"{node.node}: {event.message}; the job says that it runs for {span(runtime)}, so this must be known"
+        text = f"{node.node}: {event.message}; the job declares a runtime of {span(runtime)}, so this must be known"
     elif event.seconds < ends_in:
-        text = f"{node.node}: {event.message}; the job would still run then (it says {span(runtime)})"
+        text = f"{node.node}: {event.message}; the job would still be running then (it declares {span(runtime)})"
     else:
         return None, math.inf if node.node in gate.granted else now + event.seconds - runtime
     return _out(node.node, "ScheduledEvent", text, status=Status.WARN), math.inf
@@ -419,12 +416,14 @@ def _run_in_progress(now: float, gate: Gate, node: FleetNode, state: NodeState, 
         return _needs_run(name, judged, run.counted_rounds, run_over=True)
     until = run.ordered_at + run.deadline_seconds
     if now >= until:
-        text = f"{name} did not finish the ordered run of tier {gate.terms.tier.value} in {run.deadline_seconds:.0f} s"
+        text = (
+            f"{name} did not finish the ordered run of tier {gate.terms.tier.value} within {run.deadline_seconds:.0f} s"
+        )
         return dataclasses.replace(_out(name, "Timeout", text), final=True, run_over=True)
     text = (
-        f"{name} runs tier {gate.terms.tier.value}"
+        f"{name} is running tier {gate.terms.tier.value}"
         if status == OrderStatus.RUNNING
-        else f"{name} is to run tier {gate.terms.tier.value}"
+        else f"{name} has been ordered to run tier {gate.terms.tier.value}"
     )
     why = reason("NotYetRun", f"{text} ({judged.reasons[0].message})" if judged.reasons else text, node=name)
     return Assessment(node=name, eligibility=Eligibility.RUNNING, reasons=(why,), wake_at=until)

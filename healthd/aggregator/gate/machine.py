@@ -112,7 +112,7 @@ def _alone(context: StepContext) -> Reject | Admit:
         last = next((one for one in reversed(tests) if _says_of(name, one)), None)
         if last is not None and last.outcome is not Outcome.PASS:
             others = ", ".join(sorted({*last.ended_within, *last.accused.keys() & {name}}))
-            text = f"{name} is left alone after collectives that failed in the middle on {others}: it has passed none"
+            text = f"{name} is left out: its collectives failed midway on {others}, so it has not passed any"
             return Reject((reason("Undecided", text), *last.accused.values(), *last.unfit.values()))
     return Admit()
 
@@ -175,7 +175,7 @@ def _conclude_validation(context: StepContext, validation: Validation) -> Hold |
         return Reject((*_without_torch(validation), *found.reasons))
     unready = [name for name in context.gate.reserved if context.assess(name).eligibility is not Eligibility.READY]
     if not context.gate.reserved or unready:
-        waiting = found.reasons or (reason("NotYetRun", "other nodes take the place of those that failed"),)
+        waiting = found.reasons or (reason("NotYetRun", "other nodes replace those that failed"),)
         return Hold(waiting, wake_at=context.now + AT_ONCE_SECONDS)
     return None
 
@@ -204,7 +204,7 @@ def _revoke_leases(context: StepContext) -> Hold | None:
 
     A node runs nothing under a lease, and stores the next one only when its ranks have left the devices.
     """
-    why = "a node was lost before the job could start; the others run together once more"
+    why = "a node was lost before the job could start; the others run together again"
     for name, grant in context.gate.granted.items():
         context.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
     if context.gate.granted:
@@ -213,7 +213,7 @@ def _revoke_leases(context: StepContext) -> Hold | None:
     holding = [n for n, state in states.items() if state and any(le.gate == context.gate.id for le in state.leases)]
     if not holding:
         return None
-    text = f"{', '.join(holding[:8])}: the lease is taken back, because {why}"
+    text = f"{', '.join(holding[:8])}: the lease is revoked, because {why}"
     return Hold((reason("NotYetRun", text),))
 
 
@@ -225,7 +225,7 @@ def _start_validation(context: StepContext) -> Reject | None:
     ended = [one for one in gate.ended if one.verdict is not None and consequence(one).out]
     if len(ended) >= MOST_VALIDATIONS:
         last = consequence(ended[-1]).reasons
-        text = f"{len(ended)} validations with different nodes did not end with nodes that pass together"
+        text = f"{len(ended)} validations with different nodes found no group that passes together"
         return Reject((reason("Undecided", text), *last))
     nodes, wanted = context.snapshot.nodes, gate.terms.checks
     unknown = lacking(wanted, gate.reserved, nodes, context.policy)
@@ -355,14 +355,16 @@ def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseR
     names = ", ".join(row.node for row in held[: decisions.MOST_NAMED])
     why = reason(
         "Recovering",
-        f"{job} was granted {names} before the aggregator started; {len(ready)} of {terms.needed} nodes that it needs "
-        "have confirmed that they hold its leases",
+        f"{job} was granted {names} before the aggregator restarted; {len(ready)} of the {terms.needed} nodes it "
+        "needs have confirmed its leases",
     )
     enough = terms.wanted if snapshot.settling is not None or len(ready) < len(held) else terms.needed
     if not unfit and len(ready) >= max(1, enough):
         decisions.admit_as_held(context, ready, held)
     elif unfit or len(held) < terms.needed or context.now >= deadline_of(context):
-        stay = reason("Recovering", f"{why.message}; these leases stay until the job ends or its next attempt is asked")
+        stay = reason(
+            "Recovering", f"{why.message}; these leases stay until the job ends or its next attempt is requested"
+        )
         decisions.reject_as_held(context, (*decisions.worst_reasons(unfit), stay), held)
     else:
         _conclude(context, Hold((why,), wake_at=deadline_of(context)))
@@ -458,7 +460,7 @@ def _conclude(context: StepContext, end: Hold | Reject | Admit) -> None:
     must_wait, would = _must_wait(context), Verdict.REJECT
     if isinstance(end, Hold) and context.now >= deadline_of(context) and not must_wait:
         waited = min(context.now, context.gate.deadline) - context.gate.since
-        text = f"not admitted within {waited:.0f} s; it waited for: " + "; ".join(r.message for r in end.waiting[:8])
+        text = f"not admitted within {waited:.0f} s; waiting for: " + "; ".join(r.message for r in end.waiting[:8])
         would = Verdict.HOLD if context.now < context.gate.deadline else Verdict.REJECT
         end = Reject((reason("Expired", text), *end.waiting))
     if isinstance(end, Reject) and end.retryable and must_wait:
@@ -493,7 +495,7 @@ def _never_possible(context: StepContext) -> tuple[Reason, ...]:
         if not there:
             return (reason("UnknownPool", _unknown_pool(context)),)
         if there < context.gate.terms.needed:
-            text = f"pool {request.pool} has {counted(there, 'node')}, {context.gate.terms.needed} are asked for"
+            text = f"pool {request.pool} has {counted(there, 'node')}, {context.gate.terms.needed} were requested"
             return (reason("TooFewNodes", text),)
         return ()
     unheard = [
@@ -549,7 +551,7 @@ def _update_reserved(context: StepContext) -> None:
         if why is not None and context.assessments[name].eligibility is not Eligibility.EXCLUDED:
             context.fail(name, (why,))
     lost = tuple(name for name in context.gate.reserved if context.assessments[name].eligibility not in USABLE)
-    return_nodes(context, lost, "the node is no longer fit")
+    return_nodes(context, lost, "the node is no longer eligible")
 
 
 def _order_runs(context: StepContext) -> None:
@@ -595,7 +597,7 @@ def _waiting_for(context: StepContext) -> tuple[Reason, ...]:
         pool = context.snapshot.pools.get(context.gate.request.pool or "", ())
         claimed = sum(name in context.snapshot.claims for name in pool)
         if claimed:
-            text = f"{claimed} of {len(pool)} nodes of pool {context.gate.request.pool} are taken by other jobs"
+            text = f"{claimed} of {len(pool)} nodes of pool {context.gate.request.pool} are in use by other jobs"
             return (reason("Reserved", text), *decisions.worst_reasons(found)[: decisions.MOST_REASONS - 1])
         if context.gate.request.pool is not None and not found:
             if not pool:
@@ -605,7 +607,12 @@ def _waiting_for(context: StepContext) -> tuple[Reason, ...]:
             text = (
                 f"pool {context.gate.request.pool} has {there} so far, {needed} {'is' if needed == 1 else 'are'} needed"
             )
-            return (reason("TooFewNodes", f"{text}; {context.snapshot.settling or 'waiting for more'}"),)
+            return (
+                reason(
+                    "TooFewNodes",
+                    f"{text}; {context.snapshot.settling or 'waiting for more'}",
+                ),
+            )
     return decisions.worst_reasons(found)
 
 

@@ -42,17 +42,19 @@ def check_same_question(gate: Gate, request: GateRequest) -> None:
         return
     join, theirs = asked.join, others.join
     if join is None or theirs is None:
-        raise ConflictError(f"job {request.job} was asked before without joining (gate {gate.id}); name it otherwise")
+        raise ConflictError(
+            f"job {request.job} was requested before without joining a group (gate {gate.id}); use another job name"
+        )
     for name in ("group", "size"):
         if getattr(join, name) != getattr(theirs, name):
             raise ConflictError(
-                f"job {request.job}: this member says {name} {getattr(join, name)}, those before it said "
+                f"job {request.job}: this member has {name} {getattr(join, name)}, earlier members have "
                 f"{getattr(theirs, name)} (gate {gate.id})"
             )
     name = next(f.name for f in dataclasses.fields(asked) if getattr(asked, f.name) != getattr(others, f.name))
     raise ConflictError(
-        f"group {join.group}: this member asks for {name} {getattr(asked, name)}, those before it for "
-        f"{getattr(others, name)} (gate {gate.id}); all must ask alike"
+        f"group {join.group}: this member requests {name} {getattr(asked, name)}, earlier members "
+        f"{getattr(others, name)} (gate {gate.id}); all must request the same"
     )
 
 
@@ -66,13 +68,13 @@ def add_member(now: float, gate: Gate, join: Join, workload: str | None) -> Gate
     if known is not None:
         if (known.rank, known.node) != (join.rank, join.node):
             raise ConflictError(
-                f"group {join.group}: member {join.member} was rank {known.rank} on {known.node} and says now rank "
-                f"{join.rank} on {join.node}; every process needs a name of its own"
+                f"group {join.group}: member {join.member} was rank {known.rank} on {known.node} and is now rank "
+                f"{join.rank} on {join.node}; every process needs its own member name"
             )
         heard = tuple(dataclasses.replace(one, heard_at=now) if one is known else one for one in gate.members)
         return with_group(gate, members=heard)
     if len(gate.members) >= 4 * join.size + 64:
-        raise ConflictError(f"group {join.group}: {len(gate.members)} members have come for {join.size} ranks")
+        raise ConflictError(f"group {join.group}: {len(gate.members)} members have joined for {join.size} ranks")
     newcomer = Member(
         member=join.member,
         rank=join.rank,
@@ -169,9 +171,9 @@ def collect_members(context: StepContext) -> Hold | Reject | None:
         if _complete(group.roster, present, conflicts):
             return _unheard_since_start(context)
         if group.restarts >= MOST_RESTARTS:
-            text = f"group {join.group}: members were replaced so often that the gate began anew {group.restarts}"
+            text = f"group {join.group}: members were replaced so often that the gate restarted {group.restarts}"
             return Reject(
-                (reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(context, present))
+                (reason("MemberMissing", f"{text} times; find out why their pods end"), *_missing(context, present))
             )
         _restart(context)
     if unheard := _unheard_since_start(context):
@@ -236,7 +238,7 @@ def _unheard_since_start(context: StepContext) -> Hold | None:
     if context.gate.phase is Phase.COLLECTING and context.now >= context.gate.deadline:
         context.gate = dataclasses.replace(context.gate, deadline=context.now + context.policy.tuning.settle_seconds)
     text = ", ".join(f"rank {one.rank} on {one.node}" for one in silent[:MOST_NAMED])
-    return Hold((reason("MemberMissing", f"not heard again yet since the aggregator started: {text}"),))
+    return Hold((reason("MemberMissing", f"no report yet since the aggregator started: {text}"),))
 
 
 def _members_by_rank(context: StepContext) -> tuple[Mapping[int, Member], Sequence[Conflict]]:
@@ -267,9 +269,7 @@ def _conflict_text(context: StepContext, what: str, one: Member, other: Member) 
     first, second = (
         f"{m.member} (rank {m.rank} on {m.node}{', ' + m.workload if m.workload else ''})" for m in (one, other)
     )
-    return (
-        f"group {join.group if join else '?'}: {what} is claimed by two members at once, {first} and {second}; end one"
-    )
+    return f"group {join.group if join else '?'}: two members claim {what}, {first} and {second}; end one of them"
 
 
 def _complete(roster: Sequence[str], present: Mapping[int, Member], conflicts: Sequence[Conflict]) -> bool:
@@ -288,7 +288,7 @@ def _missing(context: StepContext, present: Mapping[int, Member]) -> tuple[Reaso
     named = ", ".join(f"{rank}{_last_seen(context.gate, rank)}" for rank in ranks[:MOST_NAMED]) + rest
     asked = deadline_of(context) - (context.gate.deadline - context.policy.join_seconds)
     late = f" within {asked:.0f} s" if context.now >= deadline_of(context) else ""
-    text = f"group {join.group}: {len(present)} of {join.size} members have come; missing{late}: rank {named}"
+    text = f"group {join.group}: {len(present)} of {join.size} members have joined; missing{late}: rank {named}"
     return (reason("MemberMissing", text),)
 
 
@@ -310,7 +310,7 @@ def _start_with(context: StepContext, present: Mapping[int, Member]) -> None:
     assert join is not None
     late = {
         f"rank-{rank}": (
-            reason("MemberMissing", f"rank {rank} of group {join.group} did not come in time{_last_seen(gate, rank)}"),
+            reason("MemberMissing", f"rank {rank} of group {join.group} did not join in time{_last_seen(gate, rank)}"),
         )
         for rank in range(join.size)
         if rank not in present
@@ -329,7 +329,7 @@ def _start_with(context: StepContext, present: Mapping[int, Member]) -> None:
 
 def _restart(context: StepContext) -> None:
     """Collect the members again; nothing that was done for the former ones counts."""
-    return_nodes(context, context.gate.reserved, "a member of the group was replaced or is gone")
+    return_nodes(context, context.gate.reserved, "a member of the group was replaced or has ended")
     context.assessments.clear()
     context.gate = dataclasses.replace(
         with_group(context.gate, roster=(), restarts=group_of(context.gate).restarts + 1, began_at=None),

@@ -179,7 +179,7 @@ def drop_unready(context: StepContext) -> bool:
     )
     if len(ready) < terms.needed or (pending and context.now < extra_nodes_until(context)):
         return False
-    return_nodes(context, pending, "the job does not wait for it any longer")
+    return_nodes(context, pending, "the job no longer waits for it")
     return True
 
 

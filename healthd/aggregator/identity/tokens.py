@@ -153,8 +153,8 @@ class Caller:
             if not self.speaks_for(node):
                 raise AuthError(
                     403,
-                    f"{self} may not speak for node {node[:253]!r}, only for "
-                    f"{some(self.nodes, MOST_PATTERNS_NAMED)}; use a token of that node",
+                    f"{self} may not act for node {node[:253]!r}, only for {some(self.nodes, MOST_PATTERNS_NAMED)}; "
+                    "use a token of that node",
                 )
 
 
@@ -294,7 +294,7 @@ class Guard:
             self._trouble.clear()
             log.info("%s: %d tokens read again", self._file, len(self._callers))
         except ConfigError as error:
-            self._trouble.say(f"{error}; the tokens read before stay in force")
+            self._trouble.say(f"{error}; the previous tokens stay valid")
 
 
 def read_tokens(file: Path) -> dict[bytes, Caller]:
@@ -311,25 +311,25 @@ def read_tokens(file: Path) -> dict[bytes, Caller]:
         mode = stat.S_IMODE(file.stat().st_mode)
         values = parse_toml(read_file(file, MAX_FILE_BYTES).decode())
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such token table; make one with 'healthd token'") from None
+        raise ConfigError(f"{file}: no such token table; create one with 'healthd token'") from None
     except (OSError, BadInputError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: cannot be used as a token table: {error}") from None
     if mode & 0o022:
-        raise ConfigError(f"{file}: others may write it (mode {mode:04o}); run: chmod go-w {file}")
+        raise ConfigError(f"{file}: others can write it (mode {mode:04o}); run: chmod go-w {file}")
     check_file(file, "token table")
     entries = values.pop("token", [])
     if values or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"{file}: must hold tables [[token]] and nothing else; see 'healthd token --help'")
+        raise ConfigError(f"{file}: must contain only tables [[token]]; see 'healthd token --help'")
     if not 1 <= len(entries) <= MAX_TOKENS:
-        raise ConfigError(f"{file}: holds {len(entries)} tokens; 1 to {MAX_TOKENS} are allowed")
+        raise ConfigError(f"{file}: contains {len(entries)} tokens; 1 to {MAX_TOKENS} are allowed")
     found: dict[bytes, Caller] = {}
     names: set[str] = set()
     for number, entry in enumerate(entries, 1):
         digest, caller, clear = _entry(entry, f"{file}: token {number}")
         if clear and mode & 0o007:
-            raise ConfigError(f"{file}: holds tokens in clear and everybody may read it; run: chmod o-rwx {file}")
+            raise ConfigError(f"{file}: contains plain-text tokens and everyone can read it; run: chmod o-rwx {file}")
         if caller.name in names or digest in found:
-            raise ConfigError(f"{file}: token {number}: {caller.name!r} is there twice; remove one")
+            raise ConfigError(f"{file}: token {number}: the name {caller.name!r} is used twice; remove one")
         names.add(caller.name)
         found[digest] = caller
     return found
@@ -338,12 +338,12 @@ def read_tokens(file: Path) -> dict[bytes, Caller]:
 def _entry(entry: dict[str, Any], where: str) -> tuple[bytes, Caller, bool]:
     """Digest, caller and whether the token stands there in clear."""
     if unknown := entry.keys() - {"name", "scopes", "nodes", "sha256", "token"}:
-        raise ConfigError(f"{where}: unknown key {min(unknown)!r}; it has: name, scopes, nodes, sha256, token")
+        raise ConfigError(f"{where}: unknown key {min(unknown)!r}; known keys: name, scopes, nodes, sha256, token")
     name, scopes = entry.get("name"), entry.get("scopes")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{where}: needs a 'name' of letters, digits, dots, dashes (at most 64)")
     if not isinstance(scopes, list) or not scopes or not set(map(str, scopes)) <= {s.value for s in Scope}:
-        raise ConfigError(f"{where} ({name}): 'scopes' must be a list out of: {', '.join(s.value for s in Scope)}")
+        raise ConfigError(f"{where} ({name}): 'scopes' must be a list of: {', '.join(s.value for s in Scope)}")
     clear, hashed = entry.get("token"), entry.get("sha256")
     if (clear is None) == (hashed is None):
         raise ConfigError(f"{where} ({name}): needs either 'sha256' or 'token'")
@@ -354,7 +354,7 @@ def _entry(entry: dict[str, Any], where: str) -> tuple[bytes, Caller, bool]:
     elif isinstance(hashed, str) and _SHA256.fullmatch(hashed):
         digest = bytes.fromhex(hashed)
     else:
-        raise ConfigError(f"{where} ({name}): 'sha256' must be 64 hexadecimal digits in lower case")
+        raise ConfigError(f"{where} ({name}): 'sha256' must be 64 lower-case hexadecimal digits")
     allowed = frozenset().union(*(IMPLIED[Scope(scope)] for scope in scopes))
     nodes = entry.get("nodes")
     if nodes is not None:
@@ -367,16 +367,14 @@ def _entry(entry: dict[str, Any], where: str) -> tuple[bytes, Caller, bool]:
 def check_patterns(nodes: Sequence[str], scopes: Iterable[Scope], where: str) -> tuple[str, ...]:
     """The patterns of node names for a token of these scopes; ConfigError says what is wrong with them."""
     if other := sorted(scope.value for scope in set(scopes) - {Scope.SYNC, Scope.GATE}):
-        raise ConfigError(
-            f"{where}: names of nodes go with the scopes sync and gate alone, not with {', '.join(other)}"
-        )
+        raise ConfigError(f"{where}: node names need the scopes sync or gate, not {', '.join(other)}")
     if not 1 <= len(nodes) <= MOST_PATTERNS:
-        raise ConfigError(f"{where}: names {len(nodes)} patterns of nodes; 1 to {MOST_PATTERNS} are allowed")
+        raise ConfigError(f"{where}: has {len(nodes)} node patterns; 1 to {MOST_PATTERNS} are allowed")
     for pattern in nodes:
         if not _NODES.fullmatch(pattern) or pattern.count("*") + pattern.count("?") > MOST_WILDCARDS:
             raise ConfigError(
-                f"{where}: {pattern[:80]!r} is no pattern of node names; use letters, digits, dots, dashes, * and ? "
-                f"(at most {MOST_WILDCARDS} of these)"
+                f"{where}: {pattern[:80]!r} is not a pattern of node names; use letters, digits, dots, dashes, * and "
+                f"? (at most {MOST_WILDCARDS} of these)"
             )
     return tuple(nodes)
 
@@ -388,7 +386,7 @@ def new_token(name: str, scopes: Iterable[Scope], nodes: Sequence[str] = ()) -> 
     The file gets its hash alone: who can read the file still cannot use it.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot name a token; use letters, digits, dots and dashes (at most 64)")
+        raise ConfigError(f"{name!r} is not a token name; use letters, digits, dots and dashes (at most 64)")
     token, scopes = secrets.token_urlsafe(32), tuple(scopes)
     listed = ", ".join(f'"{scope.value}"' for scope in scopes)
     if not listed:
@@ -416,8 +414,8 @@ def check_exposure(*, hosts: Iterable[str], tokens: bool, tls: bool, insecure: b
     missing = [name for name, there in (("tls_cert and tls_key", tls), ("token_table", tokens)) if not there]
     if outside and missing and not insecure:
         raise ConfigError(
-            f"listening on {outside[0] or 'all addresses'} without {' and '.join(missing)}: set them, "
-            "listen on 127.0.0.1, or say --insecure"
+            f"listening on {outside[0] or 'all addresses'} without {' and '.join(missing)}: set them, listen on "
+            "127.0.0.1, or use --insecure"
         )
 
 
@@ -429,13 +427,13 @@ def _allowed(caller: Caller, scope: Scope) -> Caller:
 
 
 def _nobody() -> NoReturn:
-    raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
+    raise AuthError(401, "this token is unknown; ask the aggregator's operator for one")
 
 
 def _token_in(authorization: str) -> str:
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise AuthError(401, "the Authorization header must read 'Bearer TOKEN'")
+        raise AuthError(401, "the Authorization header must have the form 'Bearer TOKEN'")
     return token.strip()
 
 
@@ -452,7 +450,7 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     try:
         status = file.stat()
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such token table; make one with 'healthd token'") from None
+        raise ConfigError(f"{file}: no such token table; create one with 'healthd token'") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {words_of(error)}") from None
     return status.st_mtime_ns, status.st_size, status.st_ino

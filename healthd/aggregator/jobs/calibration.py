@@ -71,7 +71,7 @@ def share(count: int, of: int) -> Share | None:
 def quantile(ascending: Sequence[float], q: float) -> float:
     """By nearest rank: a value that was seen. ValueError of nothing."""
     if not ascending:
-        raise ValueError("there is no quantile of nothing")
+        raise ValueError("no quantile of an empty list")
     return ascending[max(0, math.ceil(q * len(ascending)) - 1)]
 
 
@@ -333,9 +333,9 @@ def exit_of(observed: Sequence[EndRow], rule: ExitRule) -> Exit:
     known = [row for row in observed if word_of(row.status) != "other"]
     jobs, good = _sum(known), _of(known, word="ok")
     if not jobs:
-        return Exit(ready=False, why=("no job was observed to its end: run gates in observe mode and tell outcomes",))
+        return Exit(ready=False, why=("no observed job has ended: run gates in observe mode and report outcomes",))
     enough = jobs >= rule.min_jobs
-    why = [f"{jobs} observed jobs have ended, {'at least' if enough else 'below'} the {rule.min_jobs} that are wanted"]
+    why = [f"{jobs} observed jobs have ended, {'at least' if enough else 'below'} the {rule.min_jobs} required"]
     ready = enough
     alarms = sum(row.count for row in good if row.alarmed)
     stopped = sum(row.count for row in good if row.would is not Verdict.ADMIT)
@@ -350,14 +350,14 @@ def _bounded(count: int, of: int, what: str, rule: ExitRule) -> tuple[bool, str]
     """Whether a share is below the bound for certain, and the sentence that says so."""
     most = f"{100 * rule.most_false_ratio:g} %"
     if not of:
-        return False, f"no observed job was successful, so that nothing is known of how many {what}"
+        return False, f"no observed job was successful, so it is unknown how many {what}"
     high = wilson(count, of)[1]
     text = f"{count} of {of} successful jobs {what}: at most {100 * high:.1f} % (95 %)"
     if high < rule.most_false_ratio:
         return True, f"{text}, below {most}"
     if count / of >= rule.most_false_ratio:
-        return False, f"{text}; it must be below {most}: look at what failed before jobs that were fine"
-    return False, f"{text}; to be sure of less than {most}, {needed(count, rule) - of} more without one are needed"
+        return False, f"{text}; it must be below {most}: find out what failed before jobs that succeeded"
+    return False, f"{text}; to show less than {most}, {needed(count, rule) - of} more jobs without one are needed"
 
 
 def needed(count: int, rule: ExitRule) -> int:

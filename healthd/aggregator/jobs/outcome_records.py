@@ -1,4 +1,4 @@
-"""What is kept of each decided gate, and what is counted of it: records for `calibration` and the store."""
+"""Records of each decided gate and its outcome, for `calibration` and the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes have told of the bad end of a gate's job, and what was said of it."""
+"""What nodes have reported about the bad end of a gate's job, and the verdict."""
 
 from __future__ import annotations
 

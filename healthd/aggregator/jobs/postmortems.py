@@ -1,16 +1,16 @@
 """
-Why jobs died: collects what the nodes of a job tell of its bad end, has them check their devices, keeps the verdict.
+Why jobs died: collects the notes of a job's nodes, has the nodes check their devices, and keeps the verdict.
 
-Every `healthd run` of a job sends its notes and waits. When all have told, or after COLLECT_SECONDS, the notes of all
-nodes are judged together (`healthd.postmortem.judge`, which is pure). Where a probe of the devices can say more, the
-members that offer it are asked to run one, and what they find is judged again. The end is told to the gate as its
-outcome. Nodes under suspicion are then checked by their own daemons, and links by collectives, in a gate without a
-lease: what is found there is evidence for the next gate, and the rules of quarantine go by it.
+Every `healthd run` of a job sends its notes and waits. When all have reported, or after COLLECT_SECONDS, the notes of
+all nodes are judged together (`healthd.postmortem.judge`, which is pure). If a probe of the devices can add something,
+the members that offer one are asked to run it, and its findings are judged as well. The gate receives the end as its
+outcome. Suspected nodes are then checked by their own daemons, and links by collectives, in a gate without a lease: the
+findings are evidence for the next gate and for the rules of quarantine.
 
-A bad end releases nothing. The job may go on: its launcher may try again at once, or another `healthd run` of it may be
-on the same node. So its leases end as all leases do, and only the checks of its own suspects pass them.
+A bad end releases nothing. The job may continue: its launcher may retry at once, or another `healthd run` of it may be
+on the same node. Its leases therefore end as all leases do, and only the checks of its own suspects pass them.
 
-Everything that is answered is on disk before, so that the next aggregator goes on where this one ended.
+Every answer is on disk before it is sent, so that the next aggregator continues where this one stopped.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class Postmortems:
         """
         notes = unpack(packed, f"the notes of {node}")
         if notes.code == 0:
-            raise BadInputError("these are notes of a good end; tell the gate its outcome instead")
+            raise BadInputError("these notes are of a successful end; report the outcome to the gate instead")
         gate = await self._engine.get(gate_id)
         nodes = () if gate.decision is None else tuple(admitted.node for admitted in gate.decision.nodes)
         if node not in nodes:
             raise BadInputError(
-                f"{node[:80]!r} is no node that gate {gate_id} has admitted; name the one of this process with --node"
+                f"{node[:80]!r} was not admitted by gate {gate_id}; name this process's node with --node"
             )
         member = member_name(node, notes.rank)
         async with self._changing:
@@ -189,7 +189,7 @@ class Postmortems:
             except FencedError:
                 raise
             except StoreError as error:
-                log.warning("a job's end could not be written down, which is tried again: %s", error)
+                log.warning("the end of a job could not be stored; it is tried again: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     # --- one record ---------------------------------------------------------------------------------------------------
@@ -206,11 +206,11 @@ class Postmortems:
 
     def _check_room(self, record: Postmortem) -> None:
         if len(record.told) > MOST_MEMBERS:
-            raise ConflictError(f"{MOST_MEMBERS} processes of this job have told of its end already")
+            raise ConflictError(f"{MOST_MEMBERS} processes of this job have already reported its end")
         if sum(each.packed_bytes for each in record.told.values()) > MOST_BYTES:
-            raise ConflictError(f"the notes of this job have {MOST_BYTES >> 20} MiB already, which is all that is kept")
+            raise ConflictError(f"the notes of this job have reached the limit of {MOST_BYTES >> 20} MiB")
         if record.gate not in self._open and len(self._open) >= MOST_OPEN:
-            raise StoreError(f"{MOST_OPEN} jobs that ended badly are looked at already; tell again later")
+            raise StoreError(f"{MOST_OPEN} job failures are being examined already; report again later")
 
     async def _go_on(self, gate_id: str) -> None:
         """Judge the notes that are there, write down what follows. Who told meanwhile is judged in the next turn."""
@@ -269,7 +269,7 @@ class Postmortems:
         try:
             ended = await self._engine.outcome(record.gate, word, verdict.sentence)
         except NotFoundError:
-            log.info("gate %s was dropped before the end of its job was known", record.gate)
+            log.info("gate %s was removed before the end of its job was known", record.gate)
             return
         if ended is not None:
             self._on_outcome(ended)
@@ -354,7 +354,7 @@ def measured_by(gate: str, decision: Decision) -> tuple[Measured, ...]:
             for why in each.reasons
             if why.code in KIND_OF_REASON
         )
-        why = next((why.message for why in each.reasons), "nothing was found out")
+        why = next((why.message for why in each.reasons), "no cause was found")
         status = "fail" if problems else "unknown"
         found.append(Measured(node=each.node, tier="quick", status=status, problems=problems, note=why))
     return tuple(found)

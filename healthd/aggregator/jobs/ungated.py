@@ -17,7 +17,7 @@ from healthd.core.model import NodeState
 from healthd.core.platforms.slurm import gate_name, job_of
 
 UNGATED = (
-    "Jobs of Slurm that nodes saw and for which no gate was asked within a minute: their hook could not run or "
+    "Slurm jobs that nodes observed and for which no gate was requested within a minute: their hook did not run or "
     "could not ask."
 )
 """The metric `healthd_jobs_ungated`."""

@@ -193,7 +193,7 @@ async def let_in(request: Request, visitor: Visitor, nodes: Sequence[str], field
 def end_of(text: str) -> float | None:
     """How many seconds from now, None: until somebody ends it; BadInputError for what the form does not offer."""
     if text not in ENDS:
-        raise BadInputError(f"until when? choose one of: {', '.join(ENDS)}")
+        raise BadInputError(f"choose an end: {', '.join(ENDS)}")
     return ENDS[text]
 
 
@@ -201,13 +201,13 @@ def known_node(request: Request, node: str) -> None:
     """NotFoundError for a node that was never heard of."""
     check_name(node)
     if parts_of(request).fleet.view(node) is None:
-        raise NotFoundError(f"no node {node[:80]!r} was ever heard of")
+        raise NotFoundError(f"no node {node[:80]!r} has ever reported")
 
 
 def reason_of(text: str) -> str:
     """Why, as it is kept; BadInputError for nothing, and for what is no line."""
     if not text or not text.isprintable():
-        raise BadInputError(f"say why, in one line of 1 to {MAX_REASON_LENGTH} characters")
+        raise BadInputError(f"give a reason, in one line of 1 to {MAX_REASON_LENGTH} characters")
     return text
 
 

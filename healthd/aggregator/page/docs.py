@@ -1,4 +1,4 @@
-"""The API for those who write programs: its description as a file, and FastAPI's documentation page of it."""
+"""The API's description as a file, and FastAPI's documentation page of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-What changed, as server-sent events: what is looked at for those who watch, and told through the ring (`ring`).
+Changes as server-sent events: watches what open pages show, and publishes changes through the ring (`ring`).
 
-While nobody watches, the only work is to sample new states for the small charts, a few each second.
+While no page is open, the only work is to sample new states for the small charts, a few each second.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Feed:
         Events: `cells` (with cells to change), `changed` (read the page anew), `reset` (the cursor is gone), `beat`.
         """
         if self.streams >= MOST_STREAMS:
-            raise FullError(f"{MOST_STREAMS} pages are live already; this one shows how it was when it was loaded")
+            raise FullError(f"{MOST_STREAMS} pages are live already; this page is not updated after loading")
         return self._stream(topic, after, still)
 
     async def _stream(self, topic: str, after: str | None, still: Callable[[], bool]) -> AsyncIterator[bytes]:

@@ -203,13 +203,13 @@ def _outcome(verdict: ValidationVerdict | None, rounds: Sequence[Round], *, ende
     if verdict is None and ended:
         return "unknown", "?", "not finished when the gate ended"
     if verdict is None:
-        return "running", "…", "under way"
+        return "running", "…", "running"
     if verdict.culprits:
         return "unhealthy", "✕", "at fault: " + ", ".join(culprit.member for culprit in verdict.culprits[:MOST_NAMES])
     if verdict.paths or verdict.groups or verdict.scale or verdict.one_of:
         return "unhealthy", "✕", "a fault between nodes"
     if not verdict.decided and verdict.rest_passed:
-        return "unknown", "?", "failed, then passed: nobody found at fault"
+        return "unknown", "?", "failed, then passed: no node at fault"
     if not verdict.decided or verdict.not_measured or verdict.rest_passed is not True:
         return "unknown", "?", "not decided"
     if len(rounds) > 1:

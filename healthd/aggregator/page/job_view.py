@@ -1,4 +1,4 @@
-"""What the page of a job's end shows: its verdict as a badge, and who has told of it. Pure."""
+"""What the page of a job's end shows: its verdict as a badge, and the nodes that reported. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TONES = {
 OUTLOOKS = {
     Outlook.HERE: "A retry on the same nodes can help.",
     Outlook.ELSEWHERE: "A retry on other nodes can help.",
-    Outlook.NONE: "A retry as it is does not help.",
-    Outlook.STOPPED: "Somebody wanted it to stop.",
+    Outlook.NONE: "A retry without changes does not help.",
+    Outlook.STOPPED: "It was stopped on purpose.",
 }
 _WAITS = {
     PostmortemPhase.COLLECTING: "waiting for the notes of its nodes",

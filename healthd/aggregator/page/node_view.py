@@ -71,7 +71,7 @@ class Row:
     def told(self) -> str:
         """The charts in words."""
         bad = sum(point.status in (Status.FAIL, Status.UNKNOWN) for point in self.points)
-        return f"{len(self.points)} results kept, {bad} of them not well"
+        return f"{len(self.points)} results kept, {bad} of them not passing"
 
     @property
     def reach_seconds(self) -> float:
@@ -125,7 +125,7 @@ def tiles(state: NodeState) -> list[tuple[DeviceRecord, Status | None, str]]:
 
 def _worst(findings: Sequence[Finding]) -> tuple[Status | None, str]:
     if not findings:
-        return None, "no result speaks of it"
+        return None, "no result mentions it"
     status = worst(finding.status for finding in findings)
     if status is Status.PASS:
         return status, f"{len(findings)} findings, all pass"

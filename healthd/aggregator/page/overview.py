@@ -93,7 +93,7 @@ async def choice_of(request: Request) -> Choice:
         elif name in ("word", "reason", "end", "do", "q") and name not in fields and len(value) <= MAX_REASON_LENGTH:
             fields[name] = value.strip()
         else:
-            raise BadInputError(f"the form has a field {name[:40]!r} too many; load the page again")
+            raise BadInputError(f"the form has an unknown field {name[:40]!r}; load the page again")
     check_word(visitor, fields.get("word", ""))
     if not nodes:
         raise BadInputError("no node is chosen; go back and tick some")

@@ -61,24 +61,25 @@ VERDICT_TONES: Mapping[Verdict, str] = {
 WORST_FIRST = (Health.UNHEALTHY, Health.UNKNOWN, Health.DEGRADED, Health.HEALTHY)
 
 ACTIONS: Mapping[Action, tuple[str, str]] = {
-    Action.NONE: ("Nothing to do", "It passes by itself, or it says what a person or another job wanted."),
-    Action.RETRY: ("Try again", "Ask again, or wait for the next run. If it stays for an hour, inspect the node."),
+    Action.NONE: ("Nothing to do", "It resolves itself, or states what an operator or another job wanted."),
+    Action.RETRY: ("Try again", "Ask again, or wait for the next run. If it persists for an hour, inspect the node."),
     Action.RESET_DEVICE: (
         "Reset the device",
-        "Drain the node, reset the device by its vendor's tool or reboot, then run the deep tier before it comes back.",
+        "Drain the node, reset the device with the vendor's tool or reboot, then run the deep tier before it returns "
+        "to service.",
     ),
     Action.REBOOT: (
         "Reboot the node",
-        "Drain it, reboot it, and let the boot-time checks run. If it comes back, replace the node.",
+        "Drain the node, reboot it, and let the boot-time checks run. If the fault returns, replace the node.",
     ),
     Action.REPLACE: (
         "Replace the node",
-        "Do not give it work. Keep it out with a quarantine, replace the hardware or the instance, and run the deep "
-        "tier on what comes in its place.",
+        "Give the node no work. Quarantine it, replace the hardware or the instance, and run the deep tier on the "
+        "replacement.",
     ),
     Action.INSPECT: (
-        "Look into it",
-        "Somebody has to look: read the message and the evidence of the check, then the kernel log of the node.",
+        "Inspect it",
+        "Read the message and the evidence of the check, then the node's kernel log.",
     ),
 }
 

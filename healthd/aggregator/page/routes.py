@@ -49,7 +49,7 @@ async def node(
     topic = f"node:{node}"
     view = parts.fleet.view(node)
     if view is None:
-        raise NotFoundError(f"no node {node[:80]!r} was ever heard of")
+        raise NotFoundError(f"no node {node[:80]!r} has ever reported")
     after = feed.begin(topic)
     state = view.node.current()
     if state is not None:

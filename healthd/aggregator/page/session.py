@@ -99,9 +99,9 @@ async def form_of(request: Request, known: Mapping[str, int]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in await pairs_of(request):
         if name not in known or name in found:
-            raise BadInputError(f"the form has a field {name[:40]!r} too many; load the page again")
+            raise BadInputError(f"the form has an unknown field {name[:40]!r}; load the page again")
         if len(value) > known[name]:
-            raise BadInputError(f"{name!r} may have {known[name]} characters at most, and has {len(value)}")
+            raise BadInputError(f"{name!r} may have at most {known[name]} characters, not {len(value)}")
         found[name] = value.strip()
     return found
 
@@ -114,7 +114,7 @@ async def pairs_of(
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise HttpError(
-            415, "a form of this page is sent as application/x-www-form-urlencoded", {"connection": "close"}
+            415, "forms of this page are sent as application/x-www-form-urlencoded", {"connection": "close"}
         )
     body = await read_body(
         request.receive,
@@ -125,13 +125,13 @@ async def pairs_of(
     try:
         return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=max_fields, errors="strict")
     except ValueError:
-        raise BadInputError("the form cannot be read; load the page again and send it once more") from None
+        raise BadInputError("the form cannot be read; load the page again and send it again") from None
 
 
 def check_word(visitor: Visitor, word: str) -> None:
     """HttpError 403 unless the form is one that this visitor was given."""
     if not hmac.compare_digest(visitor.word.encode(), word.encode("utf-8", "surrogateescape")):
-        raise HttpError(403, "this form is of another session; load the page again and send it once more")
+        raise HttpError(403, "this form is from another session; load the page again and send it again")
 
 
 # --- in and out -------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def check_word(visitor: Visitor, word: str) -> None:
 async def check_token(parts: Parts, token: str) -> Caller:
     """Who a token that was typed in belongs to; AuthError when it may not read."""
     if not token or len(token) > MAX_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
-        raise AuthError(401, "this token is not known here; ask the operator of the aggregator for one")
+        raise AuthError(401, "this token is unknown; ask the aggregator's operator for one")
     return await parts.guard.admit(f"Bearer {token}", Scope.READ)
 
 

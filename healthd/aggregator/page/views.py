@@ -219,7 +219,7 @@ async def events_view(parts: Parts, *, q: str, kind: str, before: int | None) ->
     """Events of a kind in which a search finds something, before the event `before`. BadInputError."""
     for name, text in (("q", q), ("kind", kind)):
         if text and not text.isprintable():
-            raise BadInputError(f"{name}: a search has no control characters")
+            raise BadInputError(f"{name}: a search must not contain control characters")
     engine = parts.engine
     found = await engine.history(None, limit=MOST_EVENTS + 1, before=before, days=HISTORY_DAYS, text=q, kind=kind)
     more = len(found) > MOST_EVENTS

@@ -1,10 +1,9 @@
 """
-What validations found lately: nodes at fault, and faults between nodes. For people, who see it beside a node's health.
+Recent findings of validations: nodes at fault, and faults between nodes. Shown to people beside a node's health.
 
-A node that a validation names may be healthy by its own checks. It is shown with the accusation, also at its own port,
-until it passes a later validation, until a person releases it, or until the accusation is too old. Nothing is decided
-by it: gates and rules have records of their own. Kept in memory, and read from the newest gates on disk when the
-aggregator starts.
+A node that a validation accuses may be healthy by its own checks. The accusation is shown, also at the node's own port,
+until the node passes a later validation, an operator releases it, or the accusation is too old. It decides nothing:
+gates and rules have records of their own. Kept in memory, and read from the newest gates on disk at the start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results and accusations taken into the record: what is counted, what latches, what passes again. Pure."""
+"""Adds results and accusations to the record: what is counted, what latches, what passes again. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
-`judge`: what the rules make of one node, given what they remember of it and what is seen of it now. Pure.
+`judge`: the verdict of the rules on one node, from their record and the current facts. Pure.
 
-The same facts again change nothing: results are counted once, by when they were measured. What is not known never
-clears a node, and only what the node itself is to blame for is ever among the facts' faults.
+The same facts change nothing a second time: results are counted once, by the time they were measured. Unknown results
+never clear a node, and only faults of the node itself are among the facts.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _latched(latch: Latch, facts: Facts, policy: Policy) -> Cause:
     fault = latch.fault
     often = "once" if latch.times == 1 else f"{latch.times} times, last {moment(latch.last_at)}"
     if latch.identity not in facts.identities:
-        where = f"{latch.identity}, which is not seen any more"
+        where = f"{latch.identity}, which is no longer present"
     else:
         where = latch.identity
     if fault.action in BY_BOOT and rebooted(latch, facts):
@@ -131,9 +131,9 @@ def _latched(latch: Latch, facts: Facts, policy: Policy) -> Cause:
     elif fault.action in BY_BOOT:
         until = f"until a reboot and a pass of {fault.check} in tier {latch.tier.value}"
     else:
-        until = "until somebody releases it"
+        until = "until it is released"
     if fault.check == INHERITED:
-        reason = f"a rule said so before the database was lost, kept {until}: {fault.message}"
+        reason = f"a rule decided this before the database was lost; kept {until}: {fault.message}"
     else:
         reason = (
             f"{fault.check} {fault.target} {fault.code}: {fault.message}; seen {often} since {moment(latch.since)}, "
@@ -147,8 +147,8 @@ def _latched(latch: Latch, facts: Facts, policy: Policy) -> Cause:
 
 def _owed(owed: ReplacementProof, facts: Facts, policy: Policy) -> Cause:
     reason = (
-        f"{owed.target}: {owed.identity} took the place of {owed.instead_of}, which was latched, and has not passed "
-        f"the deep tier since {moment(owed.since)}"
+        f"{owed.target}: {owed.identity} replaced the latched {owed.instead_of} and has not passed the deep tier "
+        f"since {moment(owed.since)}"
     )
     devices = (owed.target,) if owed.target in facts.serials else ()
     key = f"{owed.target} {owed.identity}"
@@ -159,7 +159,7 @@ def _counted(count: FailureCount, policy: Policy) -> Cause:
     fault, failed = count.fault, sum(mark.failed for mark in count.marks)
     within = span(count.window_seconds)
     if fault.check == INHERITED:
-        reason = f"a rule said so before the database was lost: {fault.message}"
+        reason = f"a rule decided this before the database was lost: {fault.message}"
     elif count.rule is Rule.ACCUSED:
         reason = (
             f"{fault.check} {fault.code}: {fault.message}; accused by {failed or count.fails} validations within "
@@ -219,7 +219,7 @@ def speak(
     mode = _mode(word if not begins else None, facts, first, effects, now)
     if begins or word.lead != first.key or mode is not word.mode or word.clear:
         nth = "" if repeats < 2 else f"; {repeats} times in {HISTORY_DAYS:g} days"
-        reason = f"{first.reason}; out for {span(word.until - word.since)} at least{nth}"
+        reason = f"{first.reason}; out for at least {span(word.until - word.since)}{nth}"
         word = dataclasses.replace(
             word, rule=first.rule, code=first.code, reason=reason, lead=first.key, mode=mode, clear=False
         )
@@ -239,7 +239,7 @@ def _without_cause(
         return None, word.repeats_before, word.last_before
     if now >= word.until:
         if facts.kept:
-            effects.append(LiftQuarantine(why=f"nothing is left of what caused it since {moment(word.since)}"))
+            effects.append(LiftQuarantine(why=f"no cause is left since {moment(word.since)}"))
         return None, repeats, last_at
     after = dataclasses.replace(word, clear=True)
     if facts.person:
@@ -268,9 +268,9 @@ def _mode(word: RuleVerdict | None, facts: Facts, first: Cause, effects: list[Ef
 def _tripped(room: PoolLimit, facts: Facts, now: float) -> str:
     where = f"pool {room.pool}" if room.pool else "nodes without a pool"
     return (
-        f"{where}: rules keep {room.kept} of {room.size} nodes out and may keep {room.most}; {facts.node} would be one "
-        f"more ({moment(now)}); rules quarantine nobody there until somebody looks and says "
-        "`healthd fleet breaker reset`"
+        f"{where}: rules quarantine {room.kept} of {room.size} nodes and may quarantine {room.most}; {facts.node} "
+        f"would be one more ({moment(now)}); the rules stop there until an operator runs 'healthd fleet breaker "
+        "reset'"
     )
 
 
@@ -281,7 +281,7 @@ def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: 
     if now_is and (not was or before is None or quarantine_of(before) != quarantine_of(word)):
         effects.append(SetQuarantine(quarantine=quarantine_of(word)))
     if was and word.mode is RuleMode.OBSERVED:
-        effects.append(LiftQuarantine(why="what is left of its causes may only be observed"))
+        effects.append(LiftQuarantine(why="its remaining causes may only be observed"))
     if before is None or before.mode is not word.mode:
         effects.append(word)
 
@@ -430,7 +430,7 @@ def _replaced(now: float, record: RuleRecord, facts: Facts, effects: list[Effect
         if not any(latch.identity == seat.identity for latch in record.latches):
             continue
         owed[seat.target] = ReplacementProof(target=seat.target, identity=other, instead_of=seat.identity, since=now)
-        text = f"{seat.target}: {other} is in the place of {seat.identity}, which was latched; it needs a deep pass"
+        text = f"{seat.target}: {other} replaced the latched {seat.identity} and needs a deep pass"
         effects.append(HistoryNote(kind="replaced", message=text))
     for target, one in list(owed.items()):
         now_there = _other_in(DeviceSlot(target=target, identity=one.identity), facts)

@@ -82,7 +82,9 @@ def load(connection: Connection) -> Loaded:
     records: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
     for r in connection.execute(select(RECORDS)):
         if r.kind not in kinds:
-            raise BadInputError(f"a record {r.key} is of kind {r.kind!r}, which a newer healthd wrote; upgrade healthd")
+            raise BadInputError(
+                f"the record {r.key} of kind {r.kind!r} was written by a newer healthd; upgrade healthd"
+            )
         kind = Kind(r.kind)
         records[kind][r.key] = wire.decode(r.record.encode(), _RECORDS[kind], what=f"{kind.value} of {r.key}")
     return Loaded(

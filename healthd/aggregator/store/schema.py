@@ -105,8 +105,8 @@ def _migrate(
     breaks = _is_shared(connection) and not all(map(_additive, steps))
     if breaks and (living := _living(connection, own_url)):
         raise StoreError(
-            f"{opened.place} would be migrated from schema {current} to {scripts.get_current_head()}, with which the "
-            f"older healthd of {', '.join(living)} cannot go on; stop these aggregators, then start this one"
+            f"{opened.place} would be migrated from schema {current} to {scripts.get_current_head()}, which the "
+            f"older healthd of {', '.join(living)} cannot use; stop these aggregators, then start this one"
         )
     command.upgrade(config, "head")
     if breaks:
@@ -133,11 +133,11 @@ def _require_usable(connection: Connection, scripts: ScriptDirectory, place: str
     unknown = sorted(set(heads) - _known(scripts))
     if unknown and not _leaves_room(connection, unknown, int(scripts.get_current_head() or 0)):
         raise StoreError(
-            f"{place} is of a newer healthd, or of a development version before 0.1.0 (schema {', '.join(unknown)}); "
-            "upgrade healthd, or use another database"
+            f"{place} is from a newer healthd, or from a development version before 0.1.0 (schema "
+            f"{', '.join(unknown)}); upgrade healthd, or use another database"
         )
     if unknown:
-        log.info("%s has schema %s of a newer healthd, which this one can use too", place, unknown[0])
+        log.info("%s has schema %s of a newer healthd, which this version can also use", place, unknown[0])
     return heads[0] if heads else None
 
 

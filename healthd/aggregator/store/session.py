@@ -1,7 +1,7 @@
 """
-One connection to the aggregator's database, opened anew when it was lost; every transaction checks the term.
+One connection to the aggregator's database, reopened after it was lost; every transaction checks the term.
 
-For one thread at a time. `cut` alone may come from another: it ends a call that hangs.
+For one thread at a time. Only `cut` may be called from another: it ends a call that hangs.
 """
 
 from __future__ import annotations
@@ -61,27 +61,27 @@ WRONG = {
     "password authentication failed": f"correct user and password in {KEY}",
     "no password supplied": f"put the password into {KEY}, or let libpq find it (PGPASSFILE)",
     "certificate verify failed": f"name the CA of the server's certificate as sslrootcert in {KEY}",
-    "does not match host name": f"call the server by the name in its certificate in {KEY}",
+    "does not match host name": f"use the server's name from its certificate in {KEY}",
     "does not support SSL": f"turn ssl on at the server, or correct sslmode in {KEY}",
-    "permission denied": f"grant it to the user of {KEY}, or make that the owner of the database",
+    "permission denied": f"grant it to the user of {KEY}, or make that user the owner of the database",
     "must be owner": f"make the user of {KEY} the owner of the database, at least for an upgrade",
     "does not exist": f"create it, or correct {KEY}",
     "pg_hba.conf": "allow this host and user there, and reload the server",
     "invalid port": f"correct the port in {KEY}",
-    "invalid connection option": f"correct what follows the ? in {KEY}",
-    "invalid integer value": f"correct what follows the ? in {KEY}",
+    "invalid connection option": f"correct the part after ? in {KEY}",
+    "invalid integer value": f"correct the part after ? in {KEY}",
 }
 AWAY = {
     "Connection refused": f"start the server, or correct host and port in {KEY}",
-    "failed to resolve": f"correct the host in {KEY}, or look at its name service",
+    "failed to resolve": f"correct the host in {KEY}, or check its name resolution",
     "on socket": f"start the server, or name its host in {KEY}",
     "read-only transaction": (
-        "this server is a read-only standby: name the one that takes writes, or all of them in libpq's way with "
-        f"?host=A&host=B&target_session_attrs=read-write in {KEY}"
+        f"this server is a read-only standby: use the server that accepts writes, or list all of them in {KEY} with "
+        "libpq's ?host=A&host=B&target_session_attrs=read-write"
     ),
     "lock timeout": "another program holds it; end that program",
-    "timeout": f"see that the server and the way to it are up, or correct the host in {KEY}",
-    "No route to host": f"see that the server and the way to it are up, or correct the host in {KEY}",
+    "timeout": f"check that the server and the route to it are up, or correct the host in {KEY}",
+    "No route to host": f"check that the server and the route to it are up, or correct the host in {KEY}",
     "disk is full": "free some space",
     "locked": "another program holds it; end that program",
     "readonly": "make it writable for this user",
@@ -100,14 +100,14 @@ def parse(text: str) -> sa.URL:
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError):
-        raise ConfigError(f"{KEY}: not the URL of a database (and is its port a number?); {FORMS}") from None
+        raise ConfigError(f"{KEY}: not a database URL (is its port a number?); {FORMS}") from None
     kind = url.get_backend_name()
     if kind not in ("sqlite", "postgresql"):
-        raise ConfigError(f"{KEY}: {url.drivername} is none of the databases that can be used; {FORMS}")
+        raise ConfigError(f"{KEY}: {url.drivername} is not a supported database; {FORMS}")
     if "@" in (url.host or ""):
         raise ConfigError(f"{KEY}: the host has an @ in it; if it belongs to the password, write it as %40")
     if url.port is not None and not 0 < url.port < 65536:
-        raise ConfigError(f"{KEY}: port {url.port} is none; ports go from 1 to 65535")
+        raise ConfigError(f"{KEY}: {url.port} is not a port; ports go from 1 to 65535")
     if kind == "sqlite" and (url.host or url.username or url.port):
         raise ConfigError(f"{KEY}: a file has no host; write sqlite:///PATH, with a fourth slash for /an/absolute/path")
     try:
@@ -118,7 +118,7 @@ def parse(text: str) -> sa.URL:
         hint = "run 'pip install psycopg[binary]' in healthd's environment, or " if kind == "postgresql" else ""
         raise ConfigError(f"{KEY}: {url.drivername} needs {package}, which is not installed; {hint}{FORMS}") from None
     if dialect.is_async:
-        raise ConfigError(f"{KEY}: {url.drivername} is a driver for asyncio, which is not used here; {FORMS}")
+        raise ConfigError(f"{KEY}: {url.drivername} is an asyncio driver, which healthd does not use; {FORMS}")
     return url
 
 
@@ -344,7 +344,7 @@ def take_over(connection: Connection, *, holder: str, url: str, place: str, seen
         end_stalled(connection)
         raise NotVacantError(f"{place} has a leader in the middle of a transaction")
     if seen is not None and _leadership(row, place) != seen:
-        raise NotVacantError(f"{place} has a leader that works")
+        raise NotVacantError(f"{place} has an active leader")
     term = _leadership(row, place).term + 1
     told = fit(LEADERSHIP, {"term": term, "holder": holder, "url": url})
     connection.execute(_UPDATE.values(**told, renewed=clock_of(connection)))
@@ -379,12 +379,12 @@ def check_term(connection: Connection, term: int, holder: str, *, place: str, lo
     """
     row = connection.execute(_LOCKED_TERM if lock else _TERM).one_or_none()
     if row is None or (row.term, row.holder) != (term, holder):
-        other = f"{row.holder} (term {row.term})" if row is not None and row.holder else "somebody who left it again"
+        other = f"{row.holder} (term {row.term})" if row is not None and row.holder else "one that has stopped"
         raise FencedError(
-            f"{place} was taken over by {other}, so this aggregator (term {term}) writes nothing more and ends; "
-            "start it again only when the other one is stopped"
+            f"{place} was taken over by {other}, so this aggregator (term {term}) stops writing and exits; start it "
+            "again only after the other one is stopped"
             if connection.dialect.name == "sqlite"
-            else f"{place} was taken over by {other}, so this aggregator (term {term}) leads no more"
+            else f"{place} was taken over by {other}, so this aggregator (term {term}) no longer leads"
         )
 
 
@@ -441,7 +441,7 @@ def require_writable(connection: sa.Connection, place: str) -> None:
     refuses = connection.exec_driver_sql(query).scalar()
     connection.commit()
     if refuses:
-        raise AwayError(f"{place}: it allows read-only transactions alone; {AWAY['read-only transaction']}")
+        raise AwayError(f"{place}: it only allows read-only transactions; {AWAY['read-only transaction']}")
 
 
 class Session:
@@ -572,8 +572,8 @@ class Session:
         """
         if self._path is not None and self._lock is not None and inode_of(self._path) != self._lock.inode:
             raise StoreError(
-                f"{self.place} was deleted or replaced while in use; put it back and restart the aggregator, or "
-                "restart it as it is: nodes report their leases again"
+                f"{self.place} was deleted or replaced while in use; restore it and restart the aggregator, or "
+                "restart without it: nodes report their leases again"
             )
         changed = [file for file, inode in self._beside.items() if inode_of(file) != inode]
         if changed and self._taken is None:

@@ -152,7 +152,7 @@ class Writer:
             if self._ending:
                 raise StoreError(f"{self._session.place} is closed")
             if len(self._jobs) >= MOST_WAITING:
-                text = f"{self._session.place} does not keep up: {MOST_WAITING} writes wait; look at its disk"
+                text = f"{self._session.place} does not keep up: {MOST_WAITING} writes wait; check its disk"
                 raise StoreError(text)
             self._jobs.append(job)
             self._changed.notify()
@@ -163,7 +163,9 @@ class Writer:
 
     def expire(self, job: Job) -> None:
         """Fail a job whose time is over, and interrupt a transaction that has hung for as long."""
-        text = f"{self._session.place} did not answer within {job.seconds:g} s; see that it is up and its disk keeps up"
+        text = (
+            f"{self._session.place} did not respond within {job.seconds:g} s; check that it is up and its disk keeps up"
+        )
         if job.give_up(text):
             self._failed(StoreError(text))
         began, batch = self._under_way or (math.inf, ())
@@ -196,7 +198,7 @@ class Writer:
             self._jobs.clear()
         _, batch = self._under_way or (0.0, ())
         for job in (*batch, *waiting):
-            job.give_up(f"{self._session.place} does not answer, and the aggregator is stopping")
+            job.give_up(f"{self._session.place} does not respond, and the aggregator is stopping")
         if batch:
             self._session.cut()
 
@@ -212,7 +214,7 @@ class Writer:
         now = time.monotonic()
         began, _ = self._under_way or (now, ())
         if now - began >= SLOW_SECONDS:
-            return f"{self._session.place} has not answered for {now - began:.0f} s"
+            return f"{self._session.place} has not responded for {now - began:.0f} s"
         return self._outage if self._outage and (self.failing or now - self._failed_at < RECENT_SECONDS) else None
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ class Writer:
 
     def _written(self) -> None:
         if self.failing and self._outage:
-            log.warning("%s takes writes again", self._session.place)
+            log.warning("%s accepts writes again", self._session.place)
         self.failing = False
 
     def _failed(self, error: StoreError) -> None:
@@ -431,7 +433,7 @@ class Store:
             self._give_up_lease()
         self._writer.close(CLOSE_SECONDS)
         if self._writer.alive:
-            log.error("%s does not answer: it is left as it is", self._session.place)
+            log.error("%s does not respond: it is left as it is", self._session.place)
         else:
             self._session.close()
 
@@ -514,7 +516,7 @@ class Store:
             except FencedError:
                 raise
             except StoreError:
-                log.debug("the leadership could not be renewed; the writer has said why")
+                log.debug("the leadership could not be renewed; see the writer's message")
             await asyncio.sleep(session.RENEW_SECONDS)
 
     async def read(self, work: Callable[[sa.Connection], T], *, seconds: float = ANSWER_SECONDS) -> T:

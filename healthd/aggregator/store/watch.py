@@ -198,7 +198,9 @@ def step_down(url: str) -> Leadership:
     ConfigError for a database that is not shared. StoreError.
     """
     if not is_shared(url):
-        raise ConfigError(f"{session.KEY}: SQLite has one aggregator, so nobody could take over; stop it instead")
+        raise ConfigError(
+            f"{session.KEY}: SQLite has only one aggregator, so no standby can take over; stop it instead"
+        )
     watch = Watch(url)
     try:
         return watch.depose()

@@ -1,4 +1,4 @@
-"""Collectives over the nodes of a gate, and who is at fault when they fail together."""
+"""Collectives over the nodes of a gate, and which node is at fault if they fail together."""
 
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import add, advance, begin, lacking, sentence

@@ -1,4 +1,4 @@
-"""The groups under test: what each of their nodes is to do, what was reported, and when one is called off. Pure."""
+"""The groups under test: the orders for each node, the reports, and when a group is cancelled. Pure."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def start_round(
             ends_at=min(now + allowance + compile_seconds, max(now, validation.deadline) + LAST_WORDS_SECONDS),
             compile_seconds=compile_seconds,
         )
-        lame = {seat.node: "its devices are not known" for seat in group.seats if not seat.ranks}
+        lame = {seat.node: "its devices are unknown" for seat in group.seats if not seat.ranks}
         if main is None:
-            lame[members[0]] = "nobody knows by which address other nodes reach it; set interface for it"
+            lame[members[0]] = "the address under which other nodes reach it is unknown; set interface for it"
         if validation.launch is not None and not lame:
             hosts = [nccom.host_of(nodes.get(n), main_address([n], nodes), validation.launch) for n in members]
             lame.update(nccom.lame_nodes(group, hosts))

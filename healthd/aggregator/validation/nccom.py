@@ -1,7 +1,7 @@
 """
-Groups that nccom-test runs over instead of ranks of torch: which those are, what their nodes are told, what they gave.
+Groups tested by nccom-test instead of ranks of torch: which groups, the orders for their nodes, the results.
 
-Pure. The main node says what it found.
+Pure. The main node reports the result.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ def lame_nodes(group: Group, hosts: Sequence[str | None]) -> dict[str, str]:
     found: dict[str, str] = {}
     for seat, host in zip(group.seats, hosts, strict=True):
         if host is None:
-            found[seat.node] = "nobody knows by which address other nodes reach it; set interface for it"
+            found[seat.node] = "the address under which other nodes reach it is unknown; set interface for it"
         elif hosts.count(host) > 1:
-            found[seat.node] = f"another node says that its address is {host} as well; set interface for both"
+            found[seat.node] = f"another node also reports the address {host}; set interface for both"
         elif seat.ranks != most:
-            found[seat.node] = f"nccom-test wants as many cores on each node: {seat.ranks} here, {most} on others"
+            found[seat.node] = (
+                f"nccom-test needs the same number of cores on each node: {seat.ranks} here, {most} on others"
+            )
     return found
 
 
@@ -77,12 +79,10 @@ def findings_of(group: Group, reports: Mapping[str, OrderReport], check: str) ->
     main = reports.get(group.members[0])
     found = list(main.findings.get(check, ())) if main is not None else []
     if not found:
-        return [_nothing(f"the main node {group.members[0]} did not say how {check} ended")]
+        return [_nothing(f"the main node {group.members[0]} did not report how {check} ended")]
     good = all(one.status in (Status.PASS, Status.WARN) for one in found)
     if good and not any(number.value is not None for one in found for number in one.measurements):
-        found.append(
-            _nothing(f"the main node {group.members[0]} says that {check} passed, and nothing that it measured")
-        )
+        found.append(_nothing(f"the main node {group.members[0]} reports that {check} passed, but no measurement"))
     return found
 
 

@@ -1,9 +1,9 @@
 """
-What the test of a group gave: what its ranks say is checked before anybody counts with it, who came late, and the
+The result of a group's test: verifies the data of its ranks before they are used, finds late ranks, and makes the
 outcome for localisation. Pure.
 
-Data come over the wire from whoever has a node's key, and `checks.collective.judge` takes them as they are. What is not
-a whole measurement of the rank's own is no evidence: neither that the group is well, nor that a node is bad.
+Anyone with a node's key can send data, and `checks.collective.judge` uses them unchecked. Anything but a complete
+measurement by the rank itself is no evidence: neither that the group is healthy, nor that a node is bad.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _odd(data: Mapping[str, Any], rank: int, size: int) -> str:
     if not _is(data.get("rank"), rank):
         return f"its data are of rank {_shown(data.get('rank'))}"
     if not _is(data.get("ranks"), size):
-        return f"its data are of a group of {_shown(data.get('ranks'))} ranks, and this one has {size}"
+        return f"its data are from a group of {_shown(data.get('ranks'))} ranks, but this group has {size}"
     targets, sizes = data.get("targets"), data.get("sizes")
     if not isinstance(targets, (list, tuple)) or not all(isinstance(one, str) for one in targets):
         return "its data name no devices"
@@ -83,7 +83,7 @@ def _odd(data: Mapping[str, Any], rank: int, size: int) -> str:
         return "it measured no size"
     for one in sizes:
         if not isinstance(one, Mapping) or not _count(one.get("size_bytes")) or not one["size_bytes"]:
-            return "its data hold a size that is none"
+            return "its data contain an invalid size"
         if why := _odd_size(one, size):
             return f"{one['size_bytes']} bytes: {why}"
     if len(set(_sizes(data))) < len(sizes):
@@ -101,10 +101,10 @@ def _odd_size(one: Mapping[str, Any], size: int) -> str:
         return f"{_shown(wrong)} elements were wrong"
     sources = one.get("sources")
     if not isinstance(sources, Mapping) or not all(_names_rank(key, size) for key in sources):
-        return "wrong values come from no rank"
+        return "wrong values from an unknown rank"
     first = one.get("first")
     if first is not None and not (isinstance(first, str) and len(first) <= MOST_TEXT):
-        return "the first wrong value is no text"
+        return "the first wrong value is not text"
     limits = one.get("limits")
     if not isinstance(limits, Mapping) or not all(is_limit(limits.get(name)) for name in LIMITED):
         return "its limits cannot be read"
@@ -144,7 +144,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 1 << 63:
-        return "more than can be counted"  # Python does not write out whole numbers of any length
+        return "an impossibly large number"  # Python does not write out whole numbers of any length
     return repr(value)[:40]
 
 
@@ -165,31 +165,31 @@ _REASONS = ("SilentCorruption", "WrongResult")
 def odd_steps(measured: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
     """Rank -> what is wrong with what it says of its steps; all must have done the same ones."""
     told = {rank: data[_KEY] for rank, data in measured.items() if _KEY in data}
-    found = {rank: "it says nothing of its training steps" for rank in measured if rank not in told}
+    found = {rank: "it reports no training steps" for rank in measured if rank not in told}
     found |= {
         rank: why for rank, steps in told.items() if (why := _odd_of_training_data(steps) or _odd_rank(measured[rank]))
     }
     shapes = {rank: _shape(steps) for rank, steps in told.items() if rank not in found}
     usual = max(Counter(shapes.values()).items(), key=lambda one: (one[1], one[0]), default=((), 0))[0]
-    return found | {rank: "it did other training steps than others" for rank, own in shapes.items() if own != usual}
+    return found | {rank: "it ran other training steps than the others" for rank, own in shapes.items() if own != usual}
 
 
 def _odd_of_training_data(told: object) -> str:
     if not isinstance(told, Mapping):
-        return "what it says of its training steps cannot be read"
+        return "its report on training steps cannot be read"
     steps, faults = told.get("steps"), told.get("faults")
     if not _is_count(steps) or not 0 < steps <= MOST_STEPS:
-        return "it did no training steps, or too many"
+        return "it ran no training steps, or too many"
     places, digests = told.get("places"), told.get("digests")
     if not isinstance(places, str) or not 0 < len(places) <= MOST_PLACES_CHARACTERS:
-        return "it does not name the parameters that it trained"
+        return "it does not name the parameters it trained"
     count = len(names_of(places))
     if not _is_table(digests, steps, lambda cell: is_digests_text(cell, count)) or set(digests) != set(ENDS):
         return "its digests of training steps cannot be read"
     if not _is_table(told.get("sums"), steps, _is_sums):
         return "its sums of gradients cannot be read"
     if not isinstance(faults, (list, tuple)) or not all(_is_fault(one, steps) for one in faults):
-        return "what it saw in itself cannot be read"
+        return "its own findings cannot be read"
     return ""
 
 
@@ -198,7 +198,7 @@ def _odd_rank(data: Mapping[str, Any]) -> str:
     if not isinstance(device, str) or len(device) > MOST_TEXT:
         return "it names no device"
     own, limit = size.get("own_seconds"), size["limits"].get("own_seconds")
-    return "" if is_number(own) and own >= 0 and is_limit(limit) else "it does not say how long its own work took"
+    return "" if is_number(own) and own >= 0 and is_limit(limit) else "it does not report how long its own work took"
 
 
 def _shape(told: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -334,8 +334,8 @@ def _is_time(value: object) -> bool:
 
 def _reason(late: Late, *, injected: bool) -> Reason:
     text = (
-        f"{late.node}: rank:{late.rank} needs {quantity('_seconds', late.seconds)} to come to {late.check} of "
-        f"{late.size_bytes} bytes, the others {quantity('_seconds', late.others_seconds)}"
+        f"{late.node}: rank:{late.rank} arrives at {late.check} of {late.size_bytes} bytes after "
+        f"{quantity('_seconds', late.seconds)}, the others after {quantity('_seconds', late.others_seconds)}"
     )
     target = f"rank:{late.rank}"
     return reason(
@@ -538,7 +538,7 @@ def _tested(
         outcome = Outcome.SLOW
     else:
         outcome = Outcome.FAIL
-    reasons.extend(reason("Silent", f"{node} did not say how {check} ended", node=node) for node in silent)
+    reasons.extend(reason("Silent", f"{node} did not report how {check} ended", node=node) for node in silent)
     return Tested(
         members=group.members,
         outcome=outcome,

@@ -111,7 +111,7 @@ def advance(
         if len(validation.members) == 1:  # the last of several: it runs with idle nodes or not at all
             validation = _borrow(validation, nodes, policy, find_partners)
             if not validation.partners:
-                return Step(validation=conclude(now, validation, "nobody to run with"), waiting="", wake_at=now)
+                return Step(validation=conclude(now, validation, "no node to run with"), waiting="", wake_at=now)
         whole = (*validation.members, *validation.partners)
         validation = start_round(now, validation, [whole], nodes, policy)
     validation = watch(now, validation, nodes, policy)
@@ -155,7 +155,7 @@ def _next_round(
     lost = {name for tested in history if tested.round == validation.round for name in (*tested.silent, *tested.unfit)}
     fallen = not lost.isdisjoint(validation.members)
     if fallen or now >= validation.deadline:
-        return conclude(now, validation, "nodes fell out" if fallen else "time is up")
+        return conclude(now, validation, "nodes dropped out" if fallen else "timed out")
     longest = max((tested.seconds for tested in history if tested.round), default=0.0)
     found = _localized(validation, history, last=now + 2 * longest > validation.deadline)
     if not isinstance(found, NextRound):
@@ -274,7 +274,7 @@ def lacking(
 
 def sentence(check: str, node: str) -> str:
     """Why a check is left out, and what to do."""
-    return f"{node} does not know {check}: upgrade it, or let its node.checks and node.disabled enable it"
+    return f"{node} does not have {check}: upgrade it, or enable the check (node.checks, node.disabled)"
 
 
 # How often healthy groups have failed in past validations: what a search takes for known of chance. Pure.

@@ -1,7 +1,7 @@
 """
-A validation as it is kept: the groups under test now, what was found, the verdict. Frozen data.
+A validation as it is stored: the groups under test, the findings, the verdict. Frozen data.
 
-It is a part of its gate and goes to disk with it, so a restart of the aggregator goes on where it was.
+It is part of its gate and is stored with it, so a restarted aggregator continues it.
 """
 
 from __future__ import annotations

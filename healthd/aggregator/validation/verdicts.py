@@ -43,7 +43,7 @@ def consequence(validation: Validation) -> Consequence:
     if verdict.scale is not None:
         scale = verdict.scale
         text = (
-            f"groups of up to {scale.largest_passing} nodes pass and {len(scale.members)} together fail: "
+            f"groups of up to {scale.largest_passing} nodes pass but {len(scale.members)} fail together: "
             f"{names(scale.members)}; no single node is at fault"
         )
         reasons.append(_reason("ScaleFault", text, None, injected=injected))
@@ -69,14 +69,14 @@ def _unexplained(validation: Validation, verdict: ValidationVerdict, *, injected
     """Nodes that are not among those that passed together, and of which no more is known."""
     if verdict.rest_passed is True:
         for node in sorted({*validation.members, *validation.partners}.difference(verdict.rest)):
-            text = f"{node} is not among the {len(verdict.rest)} that passed together, and why they fail is not decided"
+            text = f"{node} is not among the {len(verdict.rest)} that passed together, and the cause is undecided"
             yield node, _reason("Undecided", text, node, injected=injected)
     for part in verdict.one_of:
         if len(part) == 1:
-            text = f"{part[0]} failed, and whether it is at fault cannot be told"
+            text = f"{part[0]} failed, and whether it is at fault is unknown"
             yield part[0], _reason("Undecided", text, part[0], injected=injected)
             continue
-        text = f"one of {names(part)} is at fault, or a path between them; more cannot be told"
+        text = f"one of {names(part)} is at fault, or a path between them; this could not be narrowed down"
         for node in part:
             yield node, _reason("Ambiguous", text, node, injected=injected)
 
@@ -90,7 +90,7 @@ def _in_network(validation: Validation, verdict: ValidationVerdict, *, injected:
             yield end, _path(path, end, validation, injected=injected)
     for trunk in verdict.trunks:
         one, other = trunk.values
-        text = f"no node with {trunk.label} {one} passes with one of {other}: what joins them is broken"
+        text = f"no node with {trunk.label} {one} passes with one of {other}: the link between the two groups is broken"
         for node in {node for side in trunk.members for node in side}.difference(verdict.rest):
             yield node, _reason("TopologyFault", text, node, injected=injected)
     for fault in verdict.groups:
@@ -146,7 +146,7 @@ def _of_group(history: Iterable[Tested], node: str) -> Reason | None:
 def _path(path: PathFault, end: str, validation: Validation, *, injected: bool) -> Reason:
     a, b = path.ends
     manner = "slow" if path.slow else "broken"
-    text = f"the path between {a} and {b} is {manner}: both pass with others; the job goes without {end}"
+    text = f"the path between {a} and {b} is {manner}: both pass with others; the job runs without {end}"
     pair = next((tested for tested in validation.history if set(tested.members) == {a, b} and tested.reasons), None)
     if pair is not None:
         text += f" ({pair.reasons[0].message})"
@@ -159,13 +159,13 @@ def _not_measured(validation: Validation, verdict: ValidationVerdict) -> Iterato
         yield node, _reason("Undecided", f"no test with {node} gave an outcome", node)
     for tested in validation.history:
         for node in tested.silent:
-            yield node, _reason("Silent", f"{node} fell silent in the collectives", node)
+            yield node, _reason("Silent", f"{node} stopped responding in the collectives", node)
         yield from tested.unfit.items()
 
 
 def _passing_fault(validation: Validation, *, injected: bool) -> Reason:
     first = next(tested for tested in validation.history if tested.reasons)
-    text = f"the collectives failed once and passed after that, all together: {first.reasons[0].message}"
+    text = f"the collectives failed once and passed when all ran together again: {first.reasons[0].message}"
     return _reason(
         "PassingFault",
         text,

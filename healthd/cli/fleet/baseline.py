@@ -28,14 +28,14 @@ MOST_SHOWN = 20
 
 @click.command(
     cls=Command,
-    short_help="Limits learned from what healthy machines measured.",
+    short_help="Learn limits from what healthy machines measured.",
     examples=(
         "healthd baseline --aggregator https://head:8090 --write learned.toml",
         "healthd baseline n1-monday.json n2-monday.json",
     ),
 )
 @click.argument("states", nargs=-1, type=click.Path(path_type=Path), metavar="[STATE.json]...")
-@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write a new file; else print it.")
+@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write a new file instead of printing.")
 @click.option(
     "--false-alarms",
     type=float,
@@ -43,7 +43,7 @@ MOST_SHOWN = 20
     help="Acceptable false alarms in one run of the whole fleet (default 0.01).",
 )
 @click.option(
-    "--share-ratio", type=float, metavar="SHARE", help="Least distance of a limit from the median (default 0.1)."
+    "--share-ratio", type=float, metavar="SHARE", help="Minimum distance between a limit and the median (default 0.1)."
 )
 @aggregator_option
 @common_options
@@ -57,11 +57,11 @@ def baseline(
     """
     Learn limits from what healthy machines measured, and print them as a settings file (TOML) to review and roll out.
 
-    Without files it learns from what the devices of the aggregator's fleet measured last; with files, from those that
-    `healthd check --json` prints. Only passing results of healthy nodes that nobody uses count: one of each device and
-    day, eleven in all from three devices at least.
+    Without files it learns from the latest measurements of the aggregator's fleet; with files, from the output of
+    `healthd check --json`. Only passing results of healthy, idle nodes count: one per device and day. At least eleven
+    samples from three devices are needed.
 
-    Exit code: 0 limits were learned, 1 none could be, 2 usage.
+    Exit code: 0 limits were learned, 1 none could be learned, 2 usage.
     """
     from healthd import baselines
 
@@ -70,7 +70,7 @@ def baseline(
     if not 0 < false_alarms <= 100:
         raise ConfigError(f"--false-alarms must be more than 0 and at most 100, not {false_alarms:g}")
     if not 0 < share_ratio < 1:
-        raise ConfigError(f"--share-ratio is a share between 0 and 1, not {share_ratio:g}")
+        raise ConfigError(f"--share-ratio must be between 0 and 1, not {share_ratio:g}")
     left_out: list[str] = []
     series = _series_of(states, left_out) if states else _series_of_fleet(options)
     comparisons = sum(one.devices for one in series)
@@ -93,15 +93,15 @@ def baseline(
         raise ConfigError(f"{write} exists; name a new file") from None
     except OSError as error:
         raise ConfigError(f"{write}: cannot be written: {words_of(error)}") from None
-    click.echo(f"{write}: review the limits in it, then put them into the settings file of the nodes", err=True)
+    click.echo(f"{write}: review these limits, then add them to the settings file of the nodes", err=True)
     return 0
 
 
 def settings_text(series: Sequence[SampleSeries], learned: Sequence[Learned | None]) -> str:
     """A settings file with a table `[baselines.NAME]` for each kind of machine; what has no limit is a comment."""
     lines = [
-        "# Limits learned by `healthd baseline`. Review them, then put them into the settings file of the nodes.",
-        "# The limits of a table judge machines of its hardware and versions alone; [limits.NAME] overrides them.",
+        "# Limits learned by `healthd baseline`. Review them, then add them to the settings file of the nodes.",
+        "# The limits of a table apply only to machines of its hardware and versions; [limits.NAME] overrides them.",
     ]
     kinds = dict.fromkeys(one.kind for one in series)
     often = Counter(kind.hardware for kind in kinds)
@@ -134,7 +134,7 @@ def _limit_lines(table: str, series: SampleSeries, learned: Learned | None) -> I
         f"{series.devices} devices"
     )
     if learned.lower is None and learned.upper is None:
-        yield f"# {name}: no limit: its samples differ by too much"
+        yield f"# {name}: no limit: its samples differ too much"
         return
     if learned.outside:
         yield f"# {learned.outside} of the samples would have failed"
@@ -192,19 +192,19 @@ def _states(path: Path) -> tuple[NodeState, ...]:
             return wire.decode(body, tuple[NodeState, ...], what="states")
         return (wire.decode(body, NodeState, what="state"),)
     except (OSError, BadInputError) as error:
-        raise ConfigError(f"{path}: {words_of(error)}; name a file that 'healthd check --json' wrote") from None
+        raise ConfigError(f"{path}: {words_of(error)}; use a file written by 'healthd check --json'") from None
 
 
 def _why_none(series: Sequence[SampleSeries], left_out: Sequence[str]) -> str:
     from healthd.baselines import LEAST_DEVICES, LEAST_SAMPLES
 
     if not series:
-        return f"left out: {left_out[0]}" if left_out else "no healthy, idle node has measured anything within a day"
+        return f"left out: {left_out[0]}" if left_out else "no healthy, idle node has measured anything in the last day"
     most = max(series, key=lambda one: (one.devices >= LEAST_DEVICES, len(one.values)))
     if len(most.values) >= LEAST_SAMPLES and most.devices >= LEAST_DEVICES:
-        return f"the samples differ by too much ({most.name})"
+        return f"the samples differ too much ({most.name})"
     text = (
-        f"at most {len(most.values)} samples of {most.devices} devices, "
-        f"{LEAST_SAMPLES} samples of {LEAST_DEVICES} devices are needed"
+        f"only {len(most.values)} samples of {most.devices} devices; {LEAST_SAMPLES} samples of {LEAST_DEVICES} "
+        "devices are needed"
     )
     return f"{text}; left out: {left_out[0]}" if left_out else text

@@ -44,31 +44,31 @@ if TYPE_CHECKING:
 @fleet_options
 def rekey(node: str, as_json: bool, **options: Any) -> int:
     """
-    Let the key in that came last under the name of NODE, in the place of its own: its machine was replaced.
+    Accept the newest key presented for NODE instead of its present one, because its machine was replaced.
 
-    Make sure first that the old machine is off. Where the other one is the intruder, stop that one and `forget` NODE.
+    Make sure that the old machine is off. If the other machine is the intruder, stop it and run `forget` NODE.
     """
     with aggregator_of(options) as aggregator:
         aggregator.call("POST", f"/v1/nodes/{segment(node)}/rekey")
-    done(as_json, f"{node} has the key that came last under its name")
+    done(as_json, f"{node}: the newest key under this name is accepted")
     return 0
 
 
-@click.command(cls=Command, short_help="Drop a node that is gone: its name, key and quarantine.")
+@click.command(cls=Command, short_help="Remove a node that is gone: its name, key and quarantine.")
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def forget(node: str, as_json: bool, **options: Any) -> int:
     """
-    Drop all that is known of NODE: who comes under that name next is a new node. It says what went with the name.
+    Remove all records of NODE; the next machine with that name is a new node. Prints what was removed with it.
 
-    For a name that is gone, and for one that two daemons claimed, once one of them is stopped. Refused while a job has
-    NODE, and while NODE is quarantined and still reports.
+    Use it for a node that is gone, or for a name that two daemons claimed, after one of them has been stopped. Refused
+    while a job uses NODE, and while NODE is quarantined and still reports.
     """
     with aggregator_of(options) as aggregator:
         gone = aggregator.call_json("DELETE", f"/v1/nodes/{segment(node)}")
     lost = ", ".join(_lost(gone))
     more = {name: gone.get(name) for name in ("quarantine", "rules", "accused", "leases")}
-    done(as_json, f"{node} is forgotten" + (f", and with it {lost}" if lost else ""), **more)
+    done(as_json, f"{node} is removed" + (f", and with it {lost}" if lost else ""), **more)
     return 0
 
 
@@ -77,7 +77,7 @@ def _lost(gone: Mapping[str, Any]) -> Iterator[str]:
     if kept := gone.get("quarantine"):
         yield f"its quarantine by {kept['owner']} ({kept['reason']})"
     if gone.get("rules"):
-        yield "what the rules of quarantine remembered of it"
+        yield "the state of its quarantine rules"
     if accused := gone.get("accused"):
         yield f"an accusation by a validation ({accused['code']}, gate {accused['gate']})"
     for row in gone.get("leases") or ():
@@ -87,13 +87,13 @@ def _lost(gone: Mapping[str, Any]) -> Iterator[str]:
 # `healthd fleet digests` and `steps`: what the comparison of nodes with each other has found.
 
 
-@click.command(cls=Command, short_help="Nodes whose training-step digest differs from their peers.")
+@click.command(cls=Command, short_help="List nodes whose training-step digest differs from their peers.")
 @fleet_options
 def digests(as_json: bool, **options: Any) -> int:
     """
-    Nodes whose training step gives other bits than that of nodes like them, and the first operation that differs.
+    List nodes whose training-step digest differs from nodes like them, with the first operation that differs.
 
-    Exit code: 0 none differs, 1 some do, 3 it cannot be told.
+    Exit code: 0 none differs, 1 some differ, 3 unknown.
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/digests")
@@ -104,21 +104,21 @@ def digests(as_json: bool, **options: Any) -> int:
         for one in found["accused"]:
             click.echo(f"{one['node']} {one['message']}")
         for one in found["suspects"]:
-            click.echo(f"{one['node']} {one['message']} (nobody is accused)")
+            click.echo(f"{one['node']} {one['message']} (undecided)")
         if not differing and found["compared"]:
             click.echo(f"no node differs from its peers ({found['compared']} compared)")
         elif not differing:
-            click.echo(f"nothing was compared: of {found['nodes']} with digests no two are of one kind")
+            click.echo(f"nothing was compared: of {found['nodes']} nodes with digests, no two are of the same kind")
     return 1 if differing else 0 if found["compared"] else 3
 
 
-@click.command(cls=Command, short_help="Running jobs by their steps, and nodes that are slow in them.")
+@click.command(cls=Command, short_help="Show the steps of running jobs, and slow nodes in them.")
 @fleet_options
 def steps(as_json: bool, **options: Any) -> int:
     """
-    Running jobs that report their steps, and the nodes that are slow in them by their own time.
+    Show running jobs that report their steps, and nodes that are slow in them by their own time.
 
-    Exit code: 0 none is slow, 1 some are, 3 it cannot be told.
+    Exit code: 0 none is slow, 1 some are slow, 3 unknown.
     """
     from checks.limits import quantity
 
@@ -131,11 +131,11 @@ def steps(as_json: bool, **options: Any) -> int:
         for job in found["jobs"]:
             took = "not compared yet" if job["step_seconds"] is None else quantity("x_seconds", job["step_seconds"])
             ranks, nodes = counted(job["ranks"], "rank"), counted(job["nodes"], "node")
-            click.echo(f"{job['job']}: {ranks}, {nodes} compared, own time of a step {took}")
+            click.echo(f"{job['job']}: {ranks}, {nodes} compared, own time per step {took}")
         for one in found["slow"]:
             click.echo(f"{one['node']} {one['message']}")
         if not compared:
-            click.echo("nothing was compared: no job has told enough steps from more than one node")
+            click.echo("nothing was compared: no job has reported enough steps from more than one node")
     return 1 if found["slow"] else 0 if compared else 3
 
 
@@ -154,9 +154,9 @@ WATCH_SECONDS = 2.0
 
 @click.command(cls=Command)
 @fleet_options
-@click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes of this health.")
-@click.option("--pool", metavar="P", help="Only nodes of this pool.")
-@click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
+@click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes with this health.")
+@click.option("--pool", metavar="P", help="Only nodes in this pool.")
+@click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 def status(
     as_json: bool = False,
     health: str | None = None,
@@ -164,7 +164,7 @@ def status(
     watch: bool = False,
     **options: Any,
 ) -> int:
-    """Every node on a line, the worst first."""
+    """List every node, the worst first."""
     with aggregator_of(options) as aggregator:
 
         def look() -> Found:
@@ -175,7 +175,7 @@ def status(
 
             summary, nodes = found
             asked = [word for word, given in (("health", health), ("pool", pool)) if given]
-            none = [f"no node is of that {' and '.join(asked)}"] if asked and not nodes else []
+            none = [f"no node matches {' and '.join(asked)}"] if asked and not nodes else []
             return [*render.fleet_report(summary, nodes), *none]
 
         def print_once(found: Found) -> None:
@@ -236,7 +236,8 @@ def _rows(aggregator: Aggregator, **wanted: str | None) -> list[dict[str, Any]]:
         if after is None:
             return nodes
     click.echo(
-        f"healthd: only the first {MOST_NODES} nodes by name are listed; --health and --pool list fewer", err=True
+        f"healthd: only the first {MOST_NODES} nodes by name are listed; narrow the list with --health or --pool",
+        err=True,
     )
     return nodes
 
@@ -247,10 +248,10 @@ AWAY_SECONDS = 60.0
 """How long a validation is followed without an answer: an aggregator that restarts is back by then."""
 
 
-@click.group(cls=Group, invoke_without_command=True, short_help="The fleet as the aggregator sees it.")
+@click.group(cls=Group, invoke_without_command=True, short_help="Show the fleet as the aggregator sees it.")
 @click.pass_context
 def fleet(ctx: click.Context) -> None:
-    """The fleet as the aggregator sees it; `status` when nothing else is said."""
+    """Show the fleet as the aggregator sees it; without a command, run `status`."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(status)
 
@@ -267,7 +268,7 @@ fleet.add_command(release_lease)
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def show(node: str, as_json: bool, **options: Any) -> int:
-    """All that is known of one node."""
+    """Show the state of one node."""
     with aggregator_of(options) as aggregator:
         record = aggregator.get(f"/v1/nodes/{segment(node)}")
     if as_json:
@@ -281,12 +282,12 @@ def show(node: str, as_json: bool, **options: Any) -> int:
 
 @fleet.command()
 @click.argument("node", shell_complete=complete_nodes)
-@click.option("--reason", required=True, help="Why; shown to everyone whose job it delays.")
-@click.option("--for", "duration", metavar="T", help="How long (default: until somebody releases it).")
+@click.option("--reason", required=True, help="Reason; shown to everyone whose job it delays.")
+@click.option("--for", "duration", metavar="T", help="Duration (default: until an operator releases the node).")
 @click.option("--unseen", is_flag=True, help="Also quarantine a node that has never reported.")
 @fleet_options
 def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_json: bool, **options: Any) -> int:
-    """Keep a node out of admissions. A name that no node has is taken for a slip, unless it is said to be --unseen."""
+    """Exclude a node from admissions. The name of a node that has never reported needs --unseen."""
     from healthd.core.http.client import RefusedError
 
     seconds = duration_of("--for", duration)
@@ -303,7 +304,7 @@ def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_js
 
 @fleet.command()
 @click.argument("node", shell_complete=complete_nodes)
-@click.option("--reason", help="Why; kept in the node's history.")
+@click.option("--reason", help="Reason; kept in the node's history.")
 @fleet_options
 def release(node: str, reason: str | None, as_json: bool, **options: Any) -> int:
     """End a quarantine."""
@@ -314,12 +315,12 @@ def release(node: str, reason: str | None, as_json: bool, **options: Any) -> int
     return 0
 
 
-@fleet.command(short_help="A gate's decision with its evidence and rounds, and why its job died.")
+@fleet.command(short_help="Show a gate's decision with its evidence and rounds, and why its job died.")
 @click.argument("gate", metavar="GATE|JOB[:ATTEMPT]", shell_complete=complete_gates)
 @fleet_options
 def explain(gate: str, as_json: bool, **options: Any) -> int:
     """
-    A gate's decision with the evidence it was made on, and why its job died where that was told.
+    Show a gate's decision with its evidence and, if the job's failure was reported, why the job died.
 
     GATE is its id, or JOB for the newest gate of a job, or JOB:ATTEMPT.
     """
@@ -371,10 +372,10 @@ def _show_end(died: Mapping[str, Any]) -> None:
     if record.verdict is not None:
         click.echo("\n".join(screen(record.verdict, missing=found.missing)))
     if record.phase is not PostmortemPhase.FINAL:
-        click.echo(f"healthd: why it died: not the last word: {record.phase.value}")
+        click.echo(f"healthd: why it died: not final yet: {record.phase.value}")
 
 
-@fleet.command(short_help="Run collectives over nodes; find who is at fault.")
+@fleet.command(short_help="Run collectives over nodes and find the node at fault.")
 @click.argument("nodes", nargs=-1, shell_complete=complete_nodes)
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
 @click.option("--count", type=int, metavar="K", help="Number of nodes to take from the pool.")
@@ -383,7 +384,7 @@ def _show_end(died: Mapping[str, Any]) -> None:
     type=click.Choice(["collectives", "training"]),
     default="collectives",
     show_default=True,
-    help="What they run: collectives, or steps of data-parallel training.",
+    help="What to run: collectives, or steps of data-parallel training.",
 )
 @click.option("--wait", metavar="T", default="10m", show_default=True, help="Maximum time to wait for the verdict.")
 @fleet_options
@@ -391,13 +392,13 @@ def validate(
     nodes: tuple[str, ...], pool: str | None, count: int | None, kind: str, wait: str, as_json: bool, **options: Any
 ) -> int:
     """
-    Run collectives over NODES together, or with --kind training steps of a small model that all train together, and
-    find who is at fault. Nobody gets a lease.
+    Run collectives over NODES together, or with --kind the training steps of a small model, and find the node at fault.
+    No lease is granted.
 
-    Exit code: 0 all passed together, 1 they did not, 3 it cannot be told.
+    Exit code: 0 all passed together, 1 not all passed, 3 unknown.
     """
     if bool(nodes) == (pool is not None):
-        raise ConfigError("say which nodes: by name, or else --pool P --count K")
+        raise ConfigError("choose the nodes: by name, or with --pool P --count K")
     body = {"nodes": nodes, "pool": pool, "count": count, "kind": kind, "wait_seconds": duration_of("--wait", wait)}
     from healthd.core import wire
     from healthd.core.model import Decision, Verdict
@@ -440,13 +441,13 @@ def _followed(aggregator: Aggregator, gate: str, seconds: float) -> Any:
             return aggregator.get(f"/v1/validations/{gate}", wait=f"{seconds:g}")
         except UnreachableError as error:
             if time.monotonic() - began >= AWAY_SECONDS:
-                raise UnreachableError(f"{error}; 'healthd fleet explain {gate}' shows what came of it") from None
+                raise UnreachableError(f"{error}; 'healthd fleet explain {gate}' shows the result") from None
         failures += 1
         time.sleep(backoff.after(failures))
 
 
 @fleet.command(short_help="Report gate accuracy from job outcomes.")
-@click.option("--days", type=float, metavar="N", default=28.0, show_default=True, help="How far back.")
+@click.option("--days", type=float, metavar="N", default=28.0, show_default=True, help="Period to report.")
 @fleet_options
 def report(days: float, as_json: bool, **options: Any) -> int:
     """Report gate accuracy: how jobs ended, compared with what the gate decided about their nodes."""
@@ -462,13 +463,13 @@ def report(days: float, as_json: bool, **options: Any) -> int:
     return 0
 
 
-@fleet.command(short_help="Devices that are slow among their peers.")
+@fleet.command(short_help="List devices that are slow compared with their peers.")
 @fleet_options
 def stragglers(as_json: bool, **options: Any) -> int:
     """
-    Devices that are slow among their peers: what two runs have said, and what has yet to be measured again.
+    List devices that are slow compared with their peers: confirmed by two runs, or still to be measured again.
 
-    Exit code: 0 none is confirmed, 1 some are, 3 it cannot be told.
+    Exit code: 0 none is confirmed, 1 some are confirmed, 3 unknown.
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/stragglers")
@@ -478,28 +479,32 @@ def stragglers(as_json: bool, **options: Any) -> int:
         for one in (*found["confirmed"], *found["suspects"]):
             click.echo(one["message"])
         if not found["nodes"]:
-            click.echo("nothing was compared: too few devices of one kind have measured the same (it takes eleven)")
+            click.echo(
+                "nothing was compared: too few devices of one kind have the same measurement (eleven are needed)"
+            )
         elif not found["confirmed"] and not found["suspects"]:
-            click.echo(f"no device is slow among its peers ({found['nodes']} nodes compared)")
+            click.echo(f"no device is slow compared with its peers ({found['nodes']} nodes compared)")
     return 1 if found["confirmed"] else 0 if found["nodes"] else 3
 
 
-@fleet.command(short_help="Let gates admit again after the loss of the database.")
+@fleet.command(short_help="Admit jobs again after the database was lost.")
 @fleet_options
 def recover(as_json: bool, **options: Any) -> int:
-    """Say that the aggregator may admit again after the loss of its database."""
+    """Admit jobs again after the aggregator lost its database."""
     with aggregator_of(options) as aggregator:
         aggregator.call("POST", "/v1/fleet/recover")
-    done(as_json, "the aggregator admits again with what has been reported so far")
+    done(as_json, "the aggregator admits jobs again, with what has been reported so far")
     return 0
 
 
-@fleet.command(short_help="What happened on a node in the last weeks.")
+@fleet.command(short_help="Show the events of a node in the last weeks.")
 @click.argument("node", shell_complete=complete_nodes)
-@click.option("--limit", type=click.IntRange(1, MOST_EVENTS), default=50, show_default=True, help="Number of lines.")
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_EVENTS), default=50, show_default=True, help="Maximum number of lines."
+)
 @fleet_options
 def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
-    """What happened on NODE lately: checks, quarantines, leases, accusations, boots, devices."""
+    """Show recent events of NODE: checks, quarantines, leases, accusations, boots, devices."""
     with aggregator_of(options) as aggregator:
         page = aggregator.get(f"/v1/nodes/{segment(node)}/history", limit=limit)
     if as_json:
@@ -517,14 +522,14 @@ def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
 @fleet_options
 def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     """
-    Show where rules have stopped quarantining because too many nodes would be out; `reset` lets them go on.
+    Show where the rules have stopped quarantining because too many nodes would be out; `reset` lets them continue.
 
-    Exit code: 0 none is open (any more), 1 one is, 3 it cannot be told.
+    Exit code: 0 no breaker is open, 1 a breaker is open, 3 unknown.
     """
     with aggregator_of(options) as aggregator:
         tripped = left = aggregator.get("/v1/fleet/breaker")["open"]
         if pool and pool not in left and pool not in (pools := aggregator.get("/v1/fleet")["pools"]):
-            raise ConfigError(f"no node is of pool {pool!r}{nearest(pool, pools)}")
+            raise ConfigError(f"pool {pool!r} has no nodes{nearest(pool, pools)}")
         if what == "reset":
             aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool})
             left = aggregator.get("/v1/fleet/breaker")["open"]
@@ -541,19 +546,21 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
 
 @click.command(cls=Command)
 @click.argument("job", shell_complete=complete_jobs)
-@click.option("--reason", help="Why; kept with the decision. Must be given.")
-@click.option("--for", "duration", metavar="T", help="How long, as 1h; 30d at most. Must be given.")
-@click.option("--clear", is_flag=True, help="Take the override back.")
+@click.option("--reason", help="Reason; kept with the decision. Required.")
+@click.option("--for", "duration", metavar="T", help="Duration, such as 1h; at most 30d. Required.")
+@click.option("--clear", is_flag=True, help="Withdraw the override.")
 @fleet_options
 def override(job: str, reason: str | None, duration: str | None, clear: bool, as_json: bool, **options: Any) -> int:
-    """Admit a job by hand, whatever its nodes say. Audited, and visible in the metrics."""
+    """Admit a job by hand, whatever the state of its nodes. Audited, and visible in the metrics."""
     if not clear and (reason is None or duration is None):
-        raise ConfigError("an override needs --reason and --for: who reads of it later wants to know why")
+        raise ConfigError(
+            "an override needs --reason and --for, so that others can see why the job was admitted and until when"
+        )
     with aggregator_of(options) as aggregator:
         if clear:
             aggregator.call("DELETE", f"/v1/overrides/{segment(job)}")
         else:
             body = {"reason": reason, "owner": own_name(), "for_seconds": duration_of("--for", duration)}
             aggregator.call("PUT", f"/v1/overrides/{segment(job)}", body=body)
-    done(as_json, f"override of {job} is taken back" if clear else f"{job} will be admitted for {duration}: {reason}")
+    done(as_json, f"override of {job} is withdrawn" if clear else f"{job} will be admitted for {duration}: {reason}")
     return 0

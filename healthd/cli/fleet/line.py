@@ -1,4 +1,4 @@
-"""What commands share that speak to an aggregator for people: options, the line, names, the last word."""
+"""What the commands for an aggregator share: options, the connection, names, the final line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def fleet_options(command: F) -> F:
     """The options of every command that speaks to an aggregator."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
+        click.option("--json", "as_json", is_flag=True, help="Print only JSON."),
         aggregator_option,
         common_options,
     ):
@@ -87,7 +87,7 @@ def segment(text: str) -> str:
     try:
         return quote(text, safe="")
     except UnicodeEncodeError:
-        raise BadInputError(f"{text[:80]!r} is no UTF-8, and no name") from None
+        raise BadInputError(f"{text[:80]!r} is not UTF-8 text") from None
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def withdrawn_when_stopped(aggregator: Aggregator, gate: str) -> Iterator[Signal
         except RefusedError as error:
             if error.status != 404:  # it was decided just before, and has no lease to end
                 raise
-        click.echo("healthd: withdrawn; its nodes are free for others", err=True)
+        click.echo("healthd: withdrawn; its nodes are free again", err=True)
         raise click.Abort from None
 
 

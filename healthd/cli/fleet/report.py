@@ -15,15 +15,19 @@ MOST_ROWS = 12
 
 # Member of the report -> how it is called, and what it is a share of.
 SHARES = (
-    ("success", "successful", "jobs that ended ok, failed or infra"),
-    ("success_without_infra", "successful, without infra", "jobs that ended ok or failed"),
-    ("false_alarms", "false alarms", "successful jobs, observed or overridden: had a failing check"),
+    ("success", "successful", "jobs that ended as ok, failed or infra"),
+    ("success_without_infra", "successful, without infra", "jobs that ended as ok or failed"),
+    ("false_alarms", "false alarms", "successful jobs, observed or overridden, with a failing check"),
     ("false_alarms_observed", "  in observe mode", "successful jobs in observe mode"),
-    ("false_alarms_overridden", "  by override", "successful jobs that a person admitted (picked because they failed)"),
-    ("misses", "misses", "jobs that infra stopped: all evidence had passed"),
-    ("infra_after_clean", "stopped all the same", "jobs admitted with all evidence passing: infra stopped them"),
-    ("stopped_ok", "enforce had stopped, ok", "successful jobs in observe mode"),
-    ("stopped_infra", "enforce had stopped, infra", "jobs in observe mode that infra stopped"),
+    (
+        "false_alarms_overridden",
+        "  by override",
+        "successful jobs that an operator admitted (chosen because they failed)",
+    ),
+    ("misses", "misses", "jobs stopped by infra although all evidence had passed"),
+    ("infra_after_clean", "stopped nevertheless", "jobs admitted with all evidence passing that infra stopped"),
+    ("stopped_ok", "enforce would have stopped, ok", "successful jobs in observe mode"),
+    ("stopped_infra", "enforce would have stopped, infra", "jobs in observe mode that infra stopped"),
 )
 
 
@@ -55,15 +59,17 @@ def _head(report: Mapping[str, Any]) -> str:
     since = report["since"]
     if since is None:
         return f"[bold]no gate was decided in the last {report['days']:g} days[/]"
-    told = f"{counted(report['jobs'], 'job')} told {'its' if report['jobs'] == 1 else 'their'} end"
+    told = f"{counted(report['jobs'], 'job')} reported {'its' if report['jobs'] == 1 else 'their'} end"
     text = f"[bold]{told}[/]" + (f": {escape(ended)}" if ended else "")
-    untold = f"; {report['untold']} that were admitted have not (yet)" if report["untold"] else ""
+    untold = f"; {report['untold']} admitted jobs have not reported" if report["untold"] else ""
     return f"{text}{untold}  [dim]last {report['days']:g} days, the oldest gate of {moment(since)}[/]"
 
 
 def _exit(found: Mapping[str, Any]) -> Iterable[str]:
     sign = (
-        "[green]✓ observe has shown enough: go on to enforce[/]" if found["ready"] else "[yellow]… stay in observe[/]"
+        "[green]✓ observe mode has run long enough: switch to enforce[/]"
+        if found["ready"]
+        else "[yellow]… stay in observe[/]"
     )
     yield f"[bold]observe → enforce:[/] {sign}"
     for why in found["why"]:
@@ -77,7 +83,7 @@ def _ungated(found: Mapping[str, Any] | None) -> Iterable[str]:
     jobs = f"{found['jobs']} job{'' if found['jobs'] == 1 else 's'} of Slurm"
     examples = ", ".join(map(str, found["examples"]))
     yield f"[red]✗ {jobs} started without a gate since {moment(found['since'])}[/], the newest: {escape(examples)}"
-    yield "  PrologSlurmctld could not run or could not ask: run 'healthd slurm doctor' as SlurmUser on the controller"
+    yield "  PrologSlurmctld did not run or could not ask: run 'healthd slurm doctor' as SlurmUser on the controller"
 
 
 def _shares(report: Mapping[str, Any]) -> Table | None:
@@ -101,7 +107,7 @@ def _cell(found: Mapping[str, Any] | None) -> str:
 
 
 def _checks(checks: Sequence[Mapping[str, Any]]) -> Table:
-    table = table_of("check that had failed", "before ok", "before infra", wrapped=())
+    table = table_of("failed check", "before ok", "before infra", wrapped=())
     for one in checks:
         table.add_row(escape(one["check"]), _cell(one["before_ok"]), _cell(one["before_infra"]))
     return table
@@ -120,7 +126,7 @@ def _decisions(rows: Sequence[Mapping[str, Any]], waits: Mapping[str, Mapping[st
 
 
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    table = table_of("node left out", "gates", "for", wrapped=("for",))
+    table = table_of("excluded node", "gates", "for", wrapped=("for",))
     for one in nodes:
         reasons = ", ".join(f"{code} {count}" for code, count in list(one["reasons"].items())[:6])
         table.add_row(escape(one["node"]), str(one["gates"]), escape(reasons))

@@ -46,9 +46,11 @@ def may_start(asked: GateSettings, request: GateRequest, error: UnreachableError
         why = "not admitted"
     elif rule == "local":
         why = own_verdict(asked, request)
-        end = f"node {names[0]} says that it is ready" if names else ""
+        end = f"node {names[0]} reports that it is ready" if names else ""
     if not why and asked.hostfile_out is not None and not names:
-        why = f"{asked.hostfile_out} cannot be written, for without an aggregator the nodes are not known; not admitted"
+        why = (
+            f"{asked.hostfile_out} cannot be written because the nodes are unknown without an aggregator; not admitted"
+        )
     click.echo(f"healthd: {error}; on_unreachable={rule}: {why or end}", err=True)
     if not why and asked.hostfile_out is not None:
         write_hostfile(asked.hostfile_out, names)
@@ -73,8 +75,8 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
         if request.join is not None:
             many = f"group {request.join.group} has {request.join.size} members"
         else:
-            many = f"{len(names)} nodes are asked for" if names else f"nodes of pool {request.pool} are asked for"
-        return f"{many}, and a daemon speaks for its own node alone; not admitted"
+            many = f"{len(names)} nodes were requested" if names else f"nodes of pool {request.pool} were requested"
+        return f"{many}, but a daemon answers only for its own node; not admitted"
     query = {
         "node": names[0],
         "tier": asked.tier.value if asked.tier else "quick",
@@ -88,7 +90,7 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
     if found.fit:
         return ""
     if found.fit is None:
-        return f"{found.why}; name the daemon of this node with gate.local_url"
+        return f"{found.why}; set gate.local_url to the daemon of this node"
     return f"node {names[0]} is not ready: {found.why}"
 
 
@@ -148,7 +150,7 @@ def lease_line(decision: Decision) -> str:
     asked = decision.request is not None and decision.request.lease_seconds is not None
     return (
         f"leased until the job ends, or for {span(seconds)} if its end cannot be observed "
-        f"({'as asked' if asked else 'set with --lease'})"
+        f"({'as requested' if asked else 'set with --lease'})"
     )
 
 
@@ -186,7 +188,7 @@ def read_hostfile(file: Path | None) -> tuple[str, ...]:
     words = (line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
     names = tuple(dict.fromkeys(_SLOTS.sub(r"\1", word) for word in words))
     if not names:
-        raise ConfigError(f"{file}: the host file names no node; write one name a line")
+        raise ConfigError(f"{file}: the host file is empty; write one node name per line")
     return names
 
 

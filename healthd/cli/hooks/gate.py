@@ -51,31 +51,27 @@ PAUSES_SECONDS = (1.0, 3.0)
 """Before it is tried again: an aggregator that restarts is back by then, and a launcher at its end waits no longer."""
 
 
-@click.command(cls=Command, short_help="Tell how a job ended: ok, failed or infra.")
+@click.command(cls=Command, short_help="Report how a job ended: ok, failed or infra.")
 @common_options
 @click.argument("status", type=click.Choice(["ok", "failed", "infra"]))
 @aggregator_option
-@click.option(
-    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
-)
-@click.option(
-    "--attempt", type=int, metavar="A", help="Number of the attempt, as in the request of its gate (default 0)."
-)
-@click.option("--message", metavar="T", default="", help="A line for people, kept with the gate.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option("--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in its gate request.")
+@click.option("--attempt", type=int, metavar="A", help="Number of the attempt, as in its gate request (default 0).")
+@click.option("--message", metavar="T", default="", help="A note for people, kept with the gate.")
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 @click.pass_context
 def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **options: Any) -> int:
     """
-    Tell how a job ended: ok, failed (its own fault) or infra (a device, a link or a host stopped it).
+    Report how a job ended: ok, failed (its own fault) or infra (a device, link or host stopped it).
 
-    Exit code 0: told. 1: no gate of this job and attempt. 75: the aggregator cannot be reached. 2: usage,
-    or a token that may not tell.
+    Exit code 0: reported. 1: no gate of this job and attempt. 75: the aggregator cannot be reached. 2: usage,
+    or the token lacks permission.
     """
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
     asked = settings.gate
     if not asked.job:
-        raise ConfigError("--job is missing: name the job as its gate was asked with it")
+        raise ConfigError("--job is missing: name the job as in its gate request")
     line = message[:MAX_MESSAGE].encode(errors="replace").decode()  # the end of a log may begin inside of a character
     gate = _told(settings, asked.job, asked.attempt, status, line)
     if as_json:
@@ -85,8 +81,8 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
         sys.stdout.write(wire.encode(told).decode() + "\n")
     if gate is None:
         click.echo(
-            f"healthd: job {asked.job} has no gate for attempt {asked.attempt}; "
-            f"'healthd fleet explain {asked.job}' shows its newest",
+            f"healthd: job {asked.job} has no gate for attempt {asked.attempt}; 'healthd fleet explain {asked.job}' "
+            "shows its newest",
             err=True,
         )
         return NO_SUCH_JOB
@@ -115,29 +111,25 @@ PATIENCE_SECONDS = 20.0
 MOST_NAMED = 20
 
 
-@click.command("release", cls=Command, short_help="Give a job's nodes back: it has ended.")
+@click.command("release", cls=Command, short_help="Return a job's nodes after it has ended.")
 @fleet_options
-@click.option(
-    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
-)
-@click.option(
-    "--attempt", type=int, metavar="A", help="Number of the attempt, as in the request of its gate (default 0)."
-)
+@click.option("--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in its gate request.")
+@click.option("--attempt", type=int, metavar="A", help="Number of the attempt, as in its gate request (default 0).")
 @click.pass_context
 def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
-    Give the nodes of a job back, or withdraw its gate while that is open. The job itself is not touched.
+    Return the nodes of a job, or withdraw its gate while that is open. The job itself is not touched.
 
-    It says which nodes are given back; a node is free as soon as it has heard of it.
+    Prints which nodes are returned; a node is free as soon as it has received the release.
 
-    Exit code 0: released, now or before. 1: nothing to give back: no gate of this job and attempt, or its leases have
-    ended by themselves. 2: usage, or a token that may not release.
+    Exit code 0: released, now or before. 1: nothing to release: no gate of this job and attempt, or its leases have
+    already ended. 2: usage, or the token lacks permission.
     """
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
     asked = settings.gate
     if not asked.job:
-        raise ConfigError("--job is missing: name the job as its gate was asked with it")
+        raise ConfigError("--job is missing: name the job as in its gate request")
     of_job = f"job {asked.job} attempt {asked.attempt}"
     try:
         with gate_client(settings) as aggregator:
@@ -150,24 +142,24 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     nodes = given.nodes
     if nodes:
         more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
-        text = f"{of_job} gives back {', '.join(nodes[:MOST_NAMED])}{more}"
+        text = f"{of_job} returns {', '.join(nodes[:MOST_NAMED])}{more}"
     elif given.withdrawn or given.at is None:
-        text = f"the gate of {of_job} is withdrawn; it had no node yet"
+        text = f"the gate of {of_job} is withdrawn; it had no nodes yet"
     else:
-        text = f"{of_job} was given back already, {moment(given.at)}"
+        text = f"{of_job} had already returned its nodes {moment(given.at)}"
     done(as_json, text, nodes=list(nodes), released_at=given.at)
     return RELEASED
 
 
-@click.command("release-lease", cls=Command, short_help="End every lease on a node, no matter which gate gave it.")
+@click.command("release-lease", cls=Command, short_help="End all leases on a node, whichever gate granted them.")
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def release_lease(node: str, as_json: bool, **options: Any) -> int:
     """
-    End every lease on NODE, also one that was adopted after the loss of the aggregator's database.
+    End every lease on NODE, including one adopted after the aggregator lost its database.
 
-    The job is not touched: make sure first that it has ended. Processes that still hold devices keep the node taken.
-    A node that is away lets go when it reports again; one that is gone for good can be forgotten now.
+    The job is not touched: make sure that it has ended. While processes still hold devices, the node stays in use. A
+    node that is offline drops its leases when it reports again; a node that is gone for good can be removed now.
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.call_json("DELETE", f"/v1/nodes/{segment(node)}/leases")
@@ -185,7 +177,7 @@ def release_lease(node: str, as_json: bool, **options: Any) -> int:
 SECTIONS = {
     "The job": ("job", "attempt", "workload", "lease"),
     "Its nodes": ("node", "hostfile", "pool", "count", "min_nodes"),
-    "What is asked": ("tier", "max_age", "collective", "wait", "mode"),
+    "The request": ("tier", "max_age", "collective", "wait", "mode"),
     "The answer": ("hostfile_out", "as_json", "watch", "exit_style", "on_unreachable"),
     "Hooks that ask together, one on each node": ("join", "size", "rank", "member", "execute"),
     "The aggregator": ("aggregator", "token_file", "ca_file"),
@@ -211,11 +203,9 @@ SECTIONS = {
 )
 @click.option("--attempt", type=int, metavar="A", help="Number of this attempt of the job (default 0).")
 @click.option(
-    "--node", multiple=True, metavar="N", shell_complete=complete_nodes, help="Name of a node of the job; repeat."
+    "--node", multiple=True, metavar="N", shell_complete=complete_nodes, help="Name of a node of the job; repeatable."
 )
-@click.option(
-    "--hostfile", type=click.Path(path_type=Path), metavar="F", help="File with the name of a node on each line."
-)
+@click.option("--hostfile", type=click.Path(path_type=Path), metavar="F", help="File with one node name per line.")
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
 @click.option("--count", type=int, metavar="K", help="Number of nodes to take from the pool.")
 @click.option("--join", metavar="GROUP", help="Name of the group; all its hooks form one gate.")
@@ -228,7 +218,7 @@ SECTIONS = {
 @click.option(
     "--member",
     metavar="ID",
-    help="With --join: identity of this process; one that is started again needs another (default: random).",
+    help="With --join: identity of this process; a restarted process needs a new one (default: random).",
 )
 @click.option(
     "--execute", is_flag=True, default=None, help="With --join: run the checks that the gate orders in this process."
@@ -249,7 +239,7 @@ SECTIONS = {
 @click.option(
     "--runtime",
     metavar="T",
-    help="How long the job will run, as 12h: leaves out nodes that EC2 will stop or reboot before its end.",
+    help="How long the job will run, such as 12h: excludes nodes that EC2 will stop or reboot earlier.",
 )
 @click.option(
     "--mode", shell_complete=one_of("enforce", "observe"), help="enforce or observe (default: the aggregator's)."
@@ -257,35 +247,33 @@ SECTIONS = {
 @click.option(
     "--workload",
     metavar="W",
-    help="Workload with which the lease ends, as pid:1234 or pod:NAMESPACE/NAME/UID (default: the hook's pod or job).",
+    help="Workload whose end ends the lease, as pid:1234 or pod:NAMESPACE/NAME/UID (default: the hook's pod or job).",
 )
 @click.option(
     "--lease",
     metavar="T",
-    help="How long the lease lasts where no node sees the job's end, as 12h (default: the aggregator's).",
+    help="How long the lease lasts if no node can observe the job's end, such as 12h (default: the aggregator's).",
 )
 @click.option(
     "--on-unreachable",
-    help="While no aggregator answers: hold (default), local (ask the daemon of the one node) or admit.",
+    help="If no aggregator responds: hold (default), local (ask this node's daemon) or admit.",
 )
 @click.option(
     "--exit-style",
     help="Exit codes: plain (default), npd (0 admitted, 1 not, 2 and above unknown) or slurm (0 or not).",
 )
-@click.option(
-    "--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="File to write the admitted nodes to."
-)
-@click.option("--watch", is_flag=True, help="While it waits, show every reason, not the first three.")
-@click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
+@click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="File for the admitted nodes.")
+@click.option("--watch", is_flag=True, help="While waiting, show every reason instead of the first three.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the decision, as JSON.")
 def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> int:
     """
     Ask the aggregator whether a job may start, and wait for the answer.
 
-    Name and attempt identify the gate: the same question again gets the same answer. After a "no", ask again with the
+    Name and attempt identify the gate: the same request gets the same answer. After a rejection, ask again with the
     next --attempt.
 
-    Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage, or a token that
-    may not ask.
+    Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as requested. 2: usage, or the token
+    lacks permission.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {name: value for name, value in options.items() if value not in (None, ())}
@@ -293,7 +281,7 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
     settings = load_settings(options, section="gate")
     if settings.gate.join is not None:
         if watch:
-            raise ConfigError("--watch does not go with --join: a hook in a job says what it waits for in its log")
+            raise ConfigError("--watch cannot be combined with --join: a hook in a job logs what it waits for")
         from healthd.cli.hooks import join as joining
 
         return joining.run(settings, as_json=as_json)
@@ -330,23 +318,23 @@ def build_request(asked: GateSettings) -> GateRequest:
     nodes = tuple(asked.node) + read_hostfile(asked.hostfile)
     for name, given in (("--size", asked.size), ("--rank", asked.rank), ("--execute", asked.execute or None)):
         if given is not None:
-            raise ConfigError(f"{name} goes with --join GROUP")
+            raise ConfigError(f"{name} needs --join GROUP")
     if not asked.job:
-        raise ConfigError("--job is missing: name the job, so that asking again gets the same answer")
+        raise ConfigError("--job is missing: name the job, so that repeated requests get the same answer")
     if bool(nodes) == bool(asked.pool):
-        raise ConfigError("say which nodes: --node N (repeat) or --hostfile F, or else --pool P --count K")
+        raise ConfigError("choose the nodes: --node N (repeatable) or --hostfile F, or --pool P --count K")
     if asked.pool and asked.count is None:
-        raise ConfigError("--pool needs --count: how many nodes of it")
+        raise ConfigError("--pool needs --count: the number of nodes to take")
     if asked.count is not None and not asked.pool:
-        raise ConfigError("--count goes with --pool; with --node, use --min-nodes")
+        raise ConfigError("--count belongs to --pool; with --node, use --min-nodes")
     if twice := sorted({node for node in nodes if nodes.count(node) > 1}):
-        raise ConfigError(f"node {twice[0]!r} is named twice")
+        raise ConfigError(f"node {twice[0]!r} is listed twice")
     for name, number in (("--count", asked.count), ("--min-nodes", asked.min_nodes)):
         if number is not None and number < 1:
             raise ConfigError(f"{name} must be at least 1, not {number}")
     most = len(nodes) or asked.count or 0
     if asked.min_nodes is not None and asked.min_nodes > most:
-        raise ConfigError(f"--min-nodes {asked.min_nodes} is more than the {most} nodes asked for")
+        raise ConfigError(f"--min-nodes {asked.min_nodes} is more than the {most} nodes requested")
     return dataclasses.replace(
         asked.request(asked.job),
         nodes=nodes,

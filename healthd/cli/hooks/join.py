@@ -72,15 +72,15 @@ def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[
     asked = settings.gate
     for name, given in (("--pool", asked.pool), ("--count", asked.count), ("--hostfile", asked.hostfile)):
         if given is not None:
-            raise ConfigError(f"{name} does not go with --join: who joins names its own node alone")
+            raise ConfigError(f"{name} cannot be combined with --join: a member names only its own node")
     if len(asked.node) > 1:
-        raise ConfigError("--join takes one --node: the one that this hook runs on")
+        raise ConfigError("--join takes exactly one --node: the node of this hook")
     place = find_place(environ, size=asked.size) if asked.size is None or asked.rank is None else None
     if place is not None:
         say(f"healthd: {describe(place)}")
     size, rank = _number(asked.size, place, "size"), _number(asked.rank, place, "rank")
     if not 0 <= rank < size:
-        raise ConfigError(f"--rank {rank} is not one of 0 to {size - 1}")
+        raise ConfigError(f"--rank {rank} must be from 0 to {size - 1}")
     if asked.min_nodes is not None and not 1 <= asked.min_nodes <= size:
         raise ConfigError(f"--min-nodes must be between 1 and {size}, not {asked.min_nodes}")
     leading: list[str] = []
@@ -89,7 +89,9 @@ def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[
             leading = [one.source for one in find_places(environ) if one.main_counts]
     if leading and asked.min_nodes != size:
         # If rank 0 were the one that is left out, its end would be the job's, while the others are at work.
-        raise ConfigError(f"--min-nodes does not go with {leading[0]}, where the job ends as rank 0 does; leave it out")
+        raise ConfigError(
+            f"--min-nodes cannot be combined with {leading[0]}, where the job ends when rank 0 ends; leave it out"
+        )
     group = asked.join or ""
     node = asked.node[0] if asked.node else environ.get("NODE_NAME") or settings.node.name
     join = Join(
@@ -107,7 +109,7 @@ def _number(given: int | None, place: Place | None, name: str) -> int:
     if given is not None:
         return given
     if place is None:
-        raise ConfigError(f"--{name} is missing, and no launcher's variables say it")
+        raise ConfigError(f"--{name} is missing, and no launcher's variables provide it")
     return place.size if name == "size" else place.rank
 
 
@@ -157,8 +159,7 @@ async def follow(
         hook.join = dataclasses.replace(hook.join, member=secrets.token_hex(8))
         hook.request = dataclasses.replace(hook.request, join=hook.join)
         click.echo(
-            f"healthd: {', '.join(hook.unconfirmed) or 'a member'} did not confirm the start; the group comes together "
-            "again",
+            f"healthd: {', '.join(hook.unconfirmed) or 'a member'} did not confirm the start; the group gathers again",
             err=True,
         )
     raise NotAdmittedError(f"group {hook.join.group}: not all members confirmed the start in {MOST_ROUNDS} rounds")
@@ -206,13 +207,15 @@ async def _answer(
     except RefusedError as error:
         raise error.told from None
     hook.gate = decision.id
-    await in_thread("telling the answer", tell)
+    await in_thread("reporting the answer", tell)
     if not _starts(decision, hook.join):
         return decision
     try:
         settled = await line.confirm(decision.id, hook.join.node, seconds=SETTLE_SECONDS)
     except UnreachableError as error:
-        raise NotAdmittedError(f"group {hook.join.group} was admitted and its start not settled: {error}") from None
+        raise NotAdmittedError(
+            f"group {hook.join.group} was admitted, but its start is not confirmed: {error}"
+        ) from None
     hook.unconfirmed = settled.missing
     return decision if settled.go else None
 
@@ -229,9 +232,9 @@ def left_out(decision: Decision, join: Join) -> str | None:
             for out in decision.excluded
             if out.node in (join.node, f"rank-{join.rank}") and out.reasons
         ),
-        "it came when the group had started",
+        "it came after the group had started",
     )
-    return f"rank {join.rank} on {join.node} is left out, the others start without it: {why}"
+    return f"rank {join.rank} on {join.node} is left out; the others start without it: {why}"
 
 
 def leave(hook: Hook) -> str:
@@ -244,8 +247,8 @@ def leave(hook: Hook) -> str:
                 return "no gate was open yet"
             aggregator.leave(gate, hook.join.member)
     except HealthdError as error:
-        return f"its group could not be told ({error})"
-    return "its group is told"
+        return f"its group could not be informed ({error})"
+    return "its group is informed"
 
 
 def _starts(decision: Decision, join: Join) -> bool:

@@ -55,9 +55,9 @@ POLICY = (
 
 SECTIONS = {
     "The job and its nodes": ("job", "attempt", "nnodes", "node_rank", "main", "min_nodes"),
-    "What is asked": ("tier", "max_age", "collective", "wait", "mode", "fault"),
+    "The request": ("tier", "max_age", "collective", "wait", "mode", "fault"),
     "The answer": ("as_json",),
-    "The job's end": ("run", "exit_style"),
+    "The end of the job": ("run", "exit_style"),
 }
 
 
@@ -66,7 +66,7 @@ SECTIONS = {
     sections=SECTIONS,
     examples=(
         "healthd preflight --nnodes 4 --node-rank $RANK --main $HEAD -- python train.py",
-        "healthd preflight -- python train.py      # where the launcher says who is who",
+        "healthd preflight -- python train.py      # the launcher provides ranks and addresses",
     ),
     context_settings={"ignore_unknown_options": False},
     short_help="Check a job's nodes together, then start COMMAND.",
@@ -74,14 +74,14 @@ SECTIONS = {
 @common_options
 @click.option("--nnodes", type=int, metavar="N", help="Number of nodes (default: from the launcher; 1 without one).")
 @click.option("--node-rank", type=int, metavar="R", help="Rank of this node, from 0 (default: from the launcher).")
-@click.option("--main", metavar="HOST[:PORT]", help="Address of rank 0, whose aggregator listens there.")
-@click.option("--job", metavar="J", help="The job's name.")
+@click.option("--main", metavar="HOST[:PORT]", help="Address of rank 0, where the job's aggregator listens.")
+@click.option("--job", metavar="J", help="Name of the job.")
 @click.option("--attempt", type=int, metavar="A", help="Number of this attempt of the job.")
 @click.option(
     "--min-nodes",
     type=int,
     metavar="M",
-    help="Minimum number of healthy nodes to start on (default: all); the others wait for the end.",
+    help="Minimum number of healthy nodes to start on (default: all); excluded nodes wait for the job's end.",
 )
 @click.option("--tier", help="Evidence to require: passive, quick (default) or deep.")
 @click.option("--max-age", metavar="T", help="Maximum age of the evidence, as 10m (default 1h).")
@@ -91,33 +91,37 @@ SECTIONS = {
     help="Run collectives over the nodes together first (default: on for more than one node).",
 )
 @click.option(
-    "--wait", metavar="T", help="Maximum time to wait for the admission, as 5m (default 10m); that of rank 0 counts."
+    "--wait",
+    metavar="T",
+    help=("Maximum time to wait for the admission, as 5m (default 10m); the value of rank 0 applies."),
 )
 @click.option("--mode", help="enforce or observe.")
 @click.option(
-    "--run", is_flag=True, default=None, help="Stay as the command's parent and say why the job died (healthd run)."
+    "--run", is_flag=True, default=None, help="Stay as the command's parent and explain why the job died (healthd run)."
 )
 @click.option(
     "--exit-style",
     type=click.Choice(["command", "verdict"]),
-    help="With --run: exit as the command did (default), or by what a retry can do.",
+    help="With --run: exit with the command's code (default) or with a retry code (75, 76, 70, 79).",
 )
-@click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
+@click.option(
+    "--fault", multiple=True, metavar="FAULT", help="Inject a fault on this node: CHECK[@TARGET]=KIND[:VALUE]."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON before the command starts.")
-@click.option("--sidecar", hidden=True, help="Of the hook alone: descriptor, process id, start and folder.")
+@click.option("--sidecar", hidden=True, help="Internal, for the hook: descriptor, process id, start and folder.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def preflight(sidecar: str | None, as_json: bool, command: tuple[str, ...], **options: Any) -> int:
     """
     Check the nodes of a job together, then start COMMAND on all of them, or on none.
 
-    Started on every node; without a launcher and options this machine is the only one. Rank 0 runs the aggregator for
-    as long as the gate lasts. Exit code: the command's, once it has started; 75: not admitted, or stopped by a signal
-    before that; 1: impossible as asked; 2: usage.
+    Start it on every node; without a launcher or options, the job is this machine alone. Rank 0 runs the aggregator
+    while the gate is open. Exit code: the command's, once it has started; 75: not admitted, or stopped by a signal
+    before that; 1: impossible as requested; 2: usage.
     """
     settings = load_settings(options, section="preflight")
     place = find_my_place(settings)
     if not command:
-        raise ConfigError("no command to start: write it after --, as in 'healthd preflight ... -- python train.py'")
+        raise ConfigError("no command to start: put it after --, as in 'healthd preflight ... -- python train.py'")
     if sidecar is not None:
         _run_sidecar(settings, place, sidecar)
         return 0
@@ -129,8 +133,8 @@ def preflight(sidecar: str | None, as_json: bool, command: tuple[str, ...], **op
     if place.source == ALONE:
         if settings.preflight.nnodes is None:
             sys.stderr.write(
-                "healthd: no launcher's variables found, so this machine is the whole job (one node, as torchrun "
-                "--standalone); for several nodes say --nnodes N --node-rank R --main HOST\n"
+                "healthd: no launcher's variables found, so this machine is the whole job (one node, as with "
+                "torchrun --standalone); for several nodes use --nnodes N --node-rank R --main HOST\n"
             )
     elif place.source != "options" and place.local_rank == 0:
         sys.stderr.write(f"healthd: {describe(place)}\n")
@@ -184,15 +188,15 @@ def find_my_place(settings: Settings) -> Place:
     elif len(missing) == len(explicit):
         if some := traces(os.environ):
             raise ConfigError(
-                f"no launcher's variables found, but {some[0]} is set, so this may be one process of many: say "
-                "--nnodes N --node-rank R --main HOST, or --nnodes 1 where this machine is the whole job"
+                f"no launcher's variables found, but {some[0]} is set, so this may be one process of several: use "
+                "--nnodes N --node-rank R --main HOST, or --nnodes 1 if this machine is the whole job"
             )
         place = _this_machine_alone()
     elif missing == ["--node-rank"] and asked.nnodes == 1:
         place = _this_machine_alone(where or LOOPBACK)
     elif missing:
         raise ConfigError(
-            f"{missing[0]} is missing: where no launcher says it, --nnodes, --node-rank and --main go together"
+            f"{missing[0]} is missing: without a launcher, --nnodes, --node-rank and --main are all required"
         )
     else:
         size, rank, main = asked.nnodes or 0, asked.node_rank or 0, where or ""
@@ -202,7 +206,7 @@ def find_my_place(settings: Settings) -> Place:
     if place.size < 1:
         raise ConfigError(f"--nnodes must be at least 1, not {place.size}")
     if not 0 <= place.rank < place.size:
-        raise ConfigError(f"--node-rank {place.rank} is not one of 0 to {place.size - 1}")
+        raise ConfigError(f"--node-rank {place.rank} must be from 0 to {place.size - 1}")
     if asked.min_nodes is not None and not 1 <= asked.min_nodes <= place.size:
         raise ConfigError(f"--min-nodes must be between 1 and {place.size}, not {asked.min_nodes}")
     return place
@@ -343,7 +347,7 @@ def _read_secret(file: Path | None) -> str | None:
         return None
     secret = read_token(file)
     if len(secret) < SECRET_CHARACTERS:
-        raise ConfigError(f"{file}: must hold one word of at least {SECRET_CHARACTERS} letters and digits")
+        raise ConfigError(f"{file}: must contain one word of at least {SECRET_CHARACTERS} letters and digits")
     return secret
 
 

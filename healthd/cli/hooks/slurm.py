@@ -90,11 +90,11 @@ def read_ids(environ: Mapping[str, str]) -> tuple[str, int]:
     job = environ.get("SLURM_JOB_ID", "")
     if not (job.isascii() and job.isdecimal() and 0 < int(job) < MAX_JOB):
         raise ConfigError(
-            f"SLURM_JOB_ID={job[:40]!r} is no job; slurmctld sets it for PrologSlurmctld and EpilogSlurmctld"
+            f"SLURM_JOB_ID={job[:40]!r} is not a job id; slurmctld sets it for PrologSlurmctld and EpilogSlurmctld"
         )
     count = environ.get("SLURM_JOB_RESTART_COUNT") or environ.get("SLURM_RESTART_COUNT") or "0"
     if not (count.isascii() and count.isdecimal() and int(count) < MAX_JOB):
-        raise ConfigError(f"SLURM_JOB_RESTART_COUNT={count[:40]!r} is no number")
+        raise ConfigError(f"SLURM_JOB_RESTART_COUNT={count[:40]!r} is not a number")
     return job, int(count)
 
 
@@ -106,11 +106,11 @@ def read_job(environ: Mapping[str, str], scontrol: Scontrol) -> SlurmJob:
     nodes = _hosts(text, scontrol) if text else ()
     said = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_JOB_NNODES")
     if said is not None and said != str(len(nodes)):
-        raise ConfigError(f"Slurm: job {job} has {said[:20]} nodes, but {text[:80]!r} names {len(nodes)}")
+        raise ConfigError(f"Slurm: job {job} has {said[:20]} nodes, but {text[:80]!r} lists {len(nodes)}")
     if not nodes and (text or said is None):
         raise ConfigError(f"Slurm: job {job} has no list of nodes: SLURM_JOB_NODELIST={text[:80]!r}; not admitted")
     if len(set(nodes)) != len(nodes):
-        raise ConfigError(f"Slurm: {text[:80]!r} names a node twice")
+        raise ConfigError(f"Slurm: {text[:80]!r} lists a node twice")
     shown = environ.get("SLURM_HET_JOB_ID", "")
     leader = shown if shown.isascii() and shown.isdecimal() and int(shown) > 0 else job
     return SlurmJob(id=job, attempt=attempt, nodes=nodes, workload=f"{WORKLOAD}{leader}")
@@ -131,7 +131,7 @@ def _hosts(text: str, scontrol: Scontrol) -> tuple[str, ...]:
     except ConfigError:
         by_us = by_slurm
     if set(by_us) != set(by_slurm):
-        raise ConfigError(f"Slurm: {text[:80]!r} cannot be read for certain: scontrol says {','.join(by_slurm)[:80]!r}")
+        raise ConfigError(f"Slurm: {text[:80]!r} is ambiguous: scontrol reads it as {','.join(by_slurm)[:80]!r}")
     return by_slurm
 
 
@@ -205,7 +205,7 @@ def _ask_daemon(url: str, query: Mapping[str, str]) -> Fitness:
         ) as answer:
             body = read_parts(answer.iter_bytes(), MAX_BYTES, until=end)
     except BadInputError:
-        return Fitness(fit=None, why=f"{path} gave an answer without an end, which is not healthd's")
+        return Fitness(fit=None, why=f"{path} returned an endless answer, so it is not healthd")
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return Fitness(fit=None, why=f"the node's daemon at {url} cannot be reached: {connection_words(error)}")
     lines = [line.strip() for line in body.decode("utf-8", "replace").splitlines() if line.strip()]
@@ -214,7 +214,7 @@ def _ask_daemon(url: str, query: Mapping[str, str]) -> Fitness:
         return Fitness(fit=True, why="")
     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and _speaks(last, "not ready"):
         return Fitness(fit=False, why=first)
-    return Fitness(fit=None, why=f"{path} answered HTTP {answer.status_code}, which is not healthd's: {first[:200]}")
+    return Fitness(fit=None, why=f"{path} returned HTTP {answer.status_code}, so it is not healthd: {first[:200]}")
 
 
 def _speaks(line: str, word: str) -> bool:
@@ -234,9 +234,15 @@ ASK_SECONDS = 5.0
 
 # Key of slurm.conf -> the words that must be among its own, and what happens without them.
 WORDS = {
-    "PrologFlags": (("Alloc", "Contain", "DeferBatch"), "hooks run too late, and nodes do not see whose they are"),
-    "SchedulerParameters": (("nohold_on_prolog_fail",), "a job whose prolog fails is held until somebody releases it"),
-    "HealthCheckNodeState": (("ANY",), "nodes that were drained are never resumed"),
+    "PrologFlags": (
+        ("Alloc", "Contain", "DeferBatch"),
+        "hooks run too late, and nodes do not see which job they belong to",
+    ),
+    "SchedulerParameters": (
+        ("nohold_on_prolog_fail",),
+        "a job whose prolog fails is held until it is released by hand",
+    ),
+    "HealthCheckNodeState": (("ANY",), "drained nodes are never resumed"),
 }
 TIMEOUT = "PrologEpilogTimeout"
 """How long Slurm waits for any of its hooks; 65534 is for ever."""
@@ -247,20 +253,23 @@ NODE_HOOKS = ("Prolog", "HealthCheckProgram")
 NODE_TOOLS = ("curl", "logger")
 
 
-@click.command(short_help="Can the hooks run here?")
+@click.command(short_help="Check whether the hooks can run here.")
 @common_options
 @aggregator_option
 @click.option("--local-url", metavar="URL", help="URL of this node's daemon.")
-@click.option("--node", metavar="N", help="A node's hooks (default: SLURMD_NODENAME; without it the controller's).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option(
+    "--node", metavar="N", help=("Check a node's hooks (default: SLURMD_NODENAME; if unset, the controller's).")
+)
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def doctor(node: str | None, as_json: bool, **options: Any) -> int:
     """
-    Say what keeps Slurm's hooks from running here, and how to get it. Run the controller's as SlurmUser, as Slurm does.
+    Report what keeps Slurm's hooks from running here, and how to fix it. Check the controller as SlurmUser, as Slurm
+    does.
 
-    In observe mode the hooks run it themselves, because there their exit code changes nothing: what it finds is in the
-    system log, and each of it would send every job back once you enforce.
+    In observe mode the hooks run this check themselves, because their exit code has no effect there. The result is in
+    the system log; in enforce mode, each problem it reports would send every job back to the queue.
 
-    Exit code 0: nothing is missing. 1: something is.
+    Exit code 0: nothing is missing. 1: something is missing.
     """
     settings = load_settings(options, section="gate")
     name = node or os.environ.get("SLURMD_NODENAME")
@@ -282,7 +291,7 @@ def examine(settings: Settings, scontrol: Scontrol, node: str | None) -> Iterato
         yield Item("scontrol", "missing", str(error), "the hooks set PATH themselves: see the first lines of each")
         slurm = {}
     else:
-        yield Item("scontrol", "ok", f"the controller of cluster {slurm.get('ClusterName', '?')} answers")
+        yield Item("scontrol", "ok", f"the controller of cluster {slurm.get('ClusterName', '?')} responds")
         yield _user(slurm, node)
         yield from judge(slurm, NODE_HOOKS if node else CONTROLLER_HOOKS)
     if node is None:
@@ -305,8 +314,8 @@ def judge(slurm: Mapping[str, str], hooks: tuple[str, ...]) -> Iterator[Item]:
             yield Item(key, "ok", slurm[key])
     seconds = slurm.get(TIMEOUT, "").partition(" ")[0]
     if "PrologSlurmctld" in hooks and seconds.isdecimal() and 0 < int(seconds) <= LEAST_SECONDS:
-        text = f"{seconds} s: Slurm kills the hook of a gate that holds longer, and the job goes back"
-        yield Item(TIMEOUT, "note", text, "set it to more than gate_wait of hooks.conf, which is 10m by default")
+        text = f"{seconds} s: Slurm kills the hook of a gate that holds longer and requeues the job"
+        yield Item(TIMEOUT, "note", text, "set it to more than gate_wait in hooks.conf, which is 10m by default")
     for key in hooks:
         yield _hook(key, slurm.get(key, ""))
 
@@ -314,15 +323,15 @@ def judge(slurm: Mapping[str, str], hooks: tuple[str, ...]) -> Iterator[Item]:
 def _hook(key: str, path: str) -> Item:
     """A script of slurm.conf: it must be there, this user must be able to run it, and nobody else to change it."""
     if not path:
-        return Item(key, "note", "is not set, so nothing of healthd runs there", "docs/slurm.md, step 2")
+        return Item(key, "note", "is not set, so it runs nothing of healthd", "docs/slurm.md, step 2")
     script = Path(path.split(",")[0].split("[")[0])
     if not script.is_file() or not os.access(script, os.R_OK | os.X_OK):
-        return Item(key, "missing", f"{script} is not there, or {_me()} cannot run it", f"chmod 755 {script}")
+        return Item(key, "missing", f"{script} does not exist, or {_me()} cannot run it", f"chmod 755 {script}")
     try:
         for file in (script, script.with_name("hooks.conf")):
             check_file(file, "hook")
     except ConfigError as error:
-        return Item(key, "missing", str(error), "what it says runs as root")
+        return Item(key, "missing", str(error), "the program it names runs as root")
     return Item(key, "ok", str(script))
 
 
@@ -330,7 +339,7 @@ def _user(slurm: Mapping[str, str], node: str | None) -> Item:
     wanted = "root" if node else slurm.get("SlurmUser", "root").partition("(")[0]
     if wanted == _me():
         return Item("user", "ok", wanted)
-    text = f"this is {_me()}, and the hooks run as {wanted}: what one can do the other may not"
+    text = f"this is {_me()}, but the hooks run as {wanted}: their permissions may differ"
     return Item("user", "note", text, f"sudo -u {wanted} healthd slurm doctor")
 
 
@@ -347,13 +356,13 @@ def _aggregator(settings: Settings) -> Item:
             return Item(name, "missing", str(error), "a token with the scope gate: 'healthd token NAME --scope gate'")
     except HealthdError as error:
         return Item(name, "missing", str(error), "[gate] aggregator, token_file, ca_file in /etc/healthd/healthd.toml")
-    return Item(name, "ok", "answers, and lets this hook ask for gates")
+    return Item(name, "ok", "responds and accepts gates from this hook")
 
 
 def _known(scontrol: Scontrol, node: str) -> Iterator[Item]:
     try:
         if scontrol.node(node) is None:
-            yield Item("node", "missing", f"Slurm has no node {node!r}", "say its NodeName with --node")
+            yield Item("node", "missing", f"Slurm has no node {node!r}", "give its NodeName with --node")
     except SlurmError as error:
         yield Item("node", "missing", str(error))
 
@@ -362,7 +371,7 @@ def _daemon(settings: Settings) -> Item:
     found = ask_readiness(settings.gate.local_url, {"exclude": "allocated"})
     if found.fit is None:
         return Item("daemon", "missing", found.why, "start 'healthd node', or set node_url in hooks.conf")
-    return Item("daemon", "ok", "answers: ready" if found.fit else f"answers: not ready: {found.why}")
+    return Item("daemon", "ok", "answers: ready" if found.fit else f"responds: not ready: {found.why}")
 
 
 def _tool(name: str) -> Item:
@@ -418,10 +427,10 @@ def next_step(
     ours = node.bears(mark) or adopted
     if found.fit:
         if ours:
-            return Step(action="undrain", reason="", note=f"is fit again; its drain was ours ({node.reason})")
+            return Step(action="undrain", reason="", note=f"is fit again; healthd had drained it ({node.reason})")
         if node.drained:
             return Step(
-                action="nothing", reason="", note=f"is fit; the drain is not ours ({node.reason or 'no reason'})"
+                action="nothing", reason="", note=f"is fit; healthd did not drain it ({node.reason or 'no reason'})"
             )
         return Step(action="nothing", reason="", note="is fit")
     if found.fit is None and not drain_unknown:
@@ -430,7 +439,7 @@ def next_step(
     if ours and not adopted:
         return Step(action="nothing", reason="", note=f"is drained already ({node.reason})")
     if node.off:
-        return Step(action="nothing", reason="", note="is powered off; there is nothing to keep out")
+        return Step(action="nothing", reason="", note="is powered off; no drain is needed")
     if node.out and not adopted:
         return Step(action="nothing", reason="", note=f"is out of service by others ({node.reason or 'no reason'})")
     return Step(action="drain", reason=reason, note=found.why)
@@ -463,50 +472,59 @@ MOST_DRAINED = 2
 END_PAUSES_SECONDS = (1.0, 3.0)
 
 
-@click.group(short_help="Hooks of Slurm: health, gate, end; doctor.")
+@click.group(short_help="Hooks for Slurm: health, gate, end; doctor.")
 def slurm() -> None:
     """
-    Hooks of Slurm: `health` for HealthCheckProgram, `gate` and `end` for PrologSlurmctld and EpilogSlurmctld.
+    Hooks for Slurm: `health` for HealthCheckProgram, `gate` and `end` for PrologSlurmctld and EpilogSlurmctld.
 
-    `doctor` says what keeps them from running.
+    `doctor` reports what keeps them from running.
 
-    Warning: AWS ParallelCluster terminates nodes that are drained. There, use `health --observe` and `gate --no-drain`
-    until that is what you want.
+    Warning: AWS ParallelCluster terminates drained nodes. There, use `health --observe` and `gate --no-drain` until
+    you want that.
     """
 
 
-@slurm.command(short_help="Drain this node while its daemon finds it unfit.")
+@slurm.command(short_help="Drain this node while its daemon reports it unfit.")
 @common_options
 @click.option("--node", metavar="N", help="This node's name in Slurm (default: SLURMD_NODENAME).")
 @click.option("--local-url", metavar="URL", help="URL of this node's daemon.")
-@click.option("--on-unreachable", help="hold (default): a silent daemon drains the node; admit: leave the node alone.")
+@click.option(
+    "--on-unreachable",
+    help=("hold (default): drain the node if its daemon does not respond; admit: leave the node alone."),
+)
 @click.option(
     "--patience",
     default=PATIENCE_SECONDS,
     type=click.FloatRange(0, 50),
     metavar="SECONDS",
-    help="Maximum time for a daemon to start before its silence counts.",
+    help="Maximum time to wait for a daemon that is starting.",
 )
-@click.option("--refused", type=click.Path(path_type=Path), metavar="F", help="Where the prolog says it refused a job.")
-@click.option("--observe", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--refused",
+    type=click.Path(path_type=Path),
+    metavar="F",
+    help="File in which the prolog notes that it refused a job.",
+)
+@click.option("--observe", is_flag=True, help="Print what would be done, and change nothing.")
 def health(node: str | None, patience: float, refused: Path | None, observe: bool, **options: Any) -> int:
     """
-    Drain this node in Slurm while its daemon finds it unfit, and resume it afterwards: only what this drained.
+    Drain this node in Slurm while its daemon reports it unfit, and resume it afterwards.
 
-    Drains bear a reason that begins with 'healthd: '. A drain of anybody else survives, also on a node that this had
-    drained before. Jobs that run go on. Warning: AWS ParallelCluster terminates drained nodes.
+    Only drains by healthd are undone; their reason begins with 'healthd: '. A drain by anyone else stays, even on a
+    node that healthd had drained before. Running jobs continue. Warning: AWS ParallelCluster terminates drained
+    nodes.
 
-    Exit code 0: done, or nothing to do. 75: Slurm could not be asked. 2: usage.
+    Exit code 0: done, or nothing to do. 75: Slurm could not be reached. 2: usage.
     """
     name = node or os.environ.get("SLURMD_NODENAME", "")
     if not one_node(name):
-        raise ConfigError(f"--node {name!r} does not name one node of Slurm; slurmd says it in SLURMD_NODENAME")
+        raise ConfigError(f"--node {name!r} is not one Slurm node; slurmd sets SLURMD_NODENAME")
     settings = load_settings(options, section="gate")
     found = ask_daemon(settings.gate.local_url, patience_seconds=patience)
     scontrol = Scontrol()
     entry = scontrol.node(name)
     if entry is None:
-        raise SlurmError(f"Slurm has no node {name!r}; say its NodeName with --node")
+        raise SlurmError(f"Slurm has no node {name!r}; give its NodeName with --node")
     at = None if refused is None else refusal(refused)
     step = next_step(entry, found, refused_at=at, drain_unknown=settings.gate.on_unreachable == "hold")
     return _carry_out(scontrol, name, step, observe=observe)
@@ -534,22 +552,22 @@ def ask_daemon(url: str, *, patience_seconds: float) -> Fitness:
         time.sleep(PAUSE_SECONDS)
 
 
-@slurm.command(short_help="PrologSlurmctld: may the job start on its nodes?")
+@slurm.command(short_help="PrologSlurmctld: ask whether the job may start on its nodes.")
 @common_options
 @aggregator_option
 @click.option("--tier", help="Evidence to require: passive, quick or deep.")
 @click.option("--max-age", metavar="T", help="Maximum age of the evidence.")
 @click.option("--collective/--no-collective", default=None, help="Run collectives over the nodes together first.")
-@click.option("--wait", metavar="T", help="Maximum time to hold the job before it goes back into the queue.")
+@click.option("--wait", metavar="T", help="Maximum time to hold the job before it is requeued.")
 @click.option("--mode", help="enforce or observe (default: the aggregator's).")
 @click.option("--on-unreachable", help="hold (default) or admit.")
-@click.option("--drain/--no-drain", default=True, help="Drain the nodes at fault, so that the job lands elsewhere.")
+@click.option("--drain/--no-drain", default=True, help="Drain the nodes at fault, so that the job runs elsewhere.")
 def gate(drain: bool, **options: Any) -> int:
     """
-    Ask the aggregator whether the job that slurmctld is about to start may start on its nodes: PrologSlurmctld.
+    PrologSlurmctld: ask the aggregator whether the job that slurmctld is about to start may start on its nodes.
 
-    Exit code 0: it may. 75: not; slurmctld puts a batch job back into the queue and cancels one of srun or salloc.
-    2: usage, or a token that may not ask; it comes to the same.
+    Exit code 0: it may. 75: it may not; slurmctld requeues a batch job and cancels a job of srun or salloc. 2: usage,
+    or the token lacks permission, with the same effect.
     """
     from healthd.core.http.client import NotAdmittedError
 
@@ -557,7 +575,7 @@ def gate(drain: bool, **options: Any) -> int:
     scontrol = Scontrol()
     job = read_job(os.environ, scontrol)
     if not job.nodes:
-        click.echo(f"Slurm says that job {job.id} has 0 nodes: nothing to ask")
+        click.echo(f"Slurm reports 0 nodes for job {job.id}: there is nothing to gate")
         return DONE
     with gate_client(settings) as aggregator:
         try:
@@ -590,7 +608,7 @@ def gate(drain: bool, **options: Any) -> int:
         if decision.would not in (None, Verdict.ADMIT):
             _say(f"without observe mode or override it would be: {decision.would.value}; see 'healthd fleet explain'")
         return DONE
-    why = decision.reasons[0].message if decision.reasons else "no reason was given"
+    why = decision.reasons[0].message if decision.reasons else "no reason given"
     _say(f"job {job.id} is not admitted (gate {decision.id}): {why}")
     if drain:
         _drain(scontrol, decision, of=len(job.nodes))
@@ -600,7 +618,7 @@ def gate(drain: bool, **options: Any) -> int:
 
 def _ask(aggregator: GateClient, settings: Settings, job: SlurmJob) -> Decision:
     def hold(decision: Decision) -> None:
-        _say(f"job {job.id} waits: {decision.reasons[0].message if decision.reasons else 'no reason was given'}")
+        _say(f"job {job.id} waits: {decision.reasons[0].message if decision.reasons else 'no reason given'}")
 
     def away(error: UnreachableError) -> None:
         _say(f"{error}; trying again until the wait is over")
@@ -613,7 +631,8 @@ def _drain(scontrol: Scontrol, decision: Decision, *, of: int) -> None:
     bad = at_fault(decision)
     if bad and not culprits(bad, of=of, most=MOST_DRAINED):
         _say(
-            f"{len(bad)} of {of} nodes are at fault: too many at once to drain, so none is; see 'healthd fleet status'"
+            f"{len(bad)} of {of} nodes are at fault: too many to drain at once, so none is drained; see 'healthd "
+            "fleet status'"
         )
         return
     for name, why in bad:
@@ -632,16 +651,16 @@ def _explain(scontrol: Scontrol, job: str, why: str) -> None:
         scontrol.explain(job, reason_text(MARK, why) if why else "")
 
 
-@slurm.command(short_help="EpilogSlurmctld: give a job's nodes back.")
+@slurm.command(short_help="EpilogSlurmctld: return a job's nodes.")
 @common_options
 @aggregator_option
 def end(**options: Any) -> int:
     """
-    Give the nodes of a job back and tell how it ended: EpilogSlurmctld.
+    EpilogSlurmctld: return the nodes of a job and report how it ended.
 
-    The nodes also see the end themselves; this makes it sooner.
+    The nodes also see the end themselves; this is faster.
 
-    Exit code 0: done. 75: the aggregator is away. 2: usage, or a token that may not tell.
+    Exit code 0: done. 75: the aggregator cannot be reached. 2: usage, or the token lacks permission.
     """
     settings = load_settings(options, section="gate")
     job, attempt = read_ids(os.environ)

@@ -52,7 +52,8 @@ class ProbeSettings:
     """The interpreter that has torch (3.10 or newer); None is the one that healthd runs with."""
 
     instance_type: str | None = None
-    """The EC2 instance type, where it must not be looked for; None asks the firmware tables, then the metadata."""
+    """The EC2 instance type, if it should not be detected; None: read from the firmware tables, then from the metadata
+    service."""
 
     cpu_devices: int = 2
     """How many logical devices plain CPUs are split into. Two: collectives need two."""
@@ -64,37 +65,38 @@ class ProbeSettings:
     """Directories of check files of your own."""
 
     workers: int | None = None
-    """Most workers started at once; None is half the cores, at least two. Ranks of one group always start together."""
+    """Maximum number of workers started at once; None: half the cores, at least two. Ranks of one group always start
+    together."""
 
     on_cold_cache: Literal["unknown", "compile"] = "unknown"
-    """What a quick run does where the probes are not compiled for this device yet (Neuron, XLA). unknown says so at
-    once and names `healthd warm`; compile makes the run wait for it. Deep runs always compile."""
+    """What a quick run does if the probes are not yet compiled for this device (Neuron, XLA). unknown: it reports that
+    at once and refers to `healthd warm`; compile: the run waits for the compilation. Deep runs always compile."""
 
     compile_timeout_seconds: float = 1200.0
-    """How long compiling all probes of a run may take. The smallest takes a minute on Neuron, so twenty minutes."""
+    """Time limit for compiling all probes of a run. The smallest takes a minute on Neuron, so twenty minutes."""
 
     compile_cache: Path | None = None
     """Where compiled probes are kept; None: `compile-cache` in the state directory. Never a job's own cache."""
 
     compile_flags: tuple[str, ...] | None = None
-    """Flags of the Neuron compiler for the probes; None: those that compile fast and keep fp32 products exact."""
+    """Flags of the Neuron compiler for the probes; None: flags that compile fast and keep fp32 products exact."""
 
     neuron_lnc: int | None = None
-    """Physical cores of one logical NeuronCore (1 or 2), as the jobs have it; None: as neuron-ls says."""
+    """Physical cores per logical NeuronCore (1 or 2), as the jobs use them; None: as neuron-ls reports."""
 
     preload: bool = False
     """Whether the node daemon keeps torch imported while the node is free, so that a gate takes about a second. It
     costs about 165 MB of memory, and the process ends as soon as a job has the node."""
 
     start_seconds: float = 60.0
-    """Within which a worker must be ready: importing torch from a cold disk takes long."""
+    """Time limit for a worker to become ready: importing torch from a cold disk takes long."""
 
     lock_wait_seconds: float = 60.0
     """How long to wait while another healthd on this host runs active checks."""
 
     profile: Literal["off", "slow", "always"] = "slow"
-    """What one more repetition under a profiler is done of: what is slow against its limit, everything that is timed,
-    or nothing."""
+    """Which probes are repeated once under a profiler: those that are slow against their limit, all that are timed, or
+    none."""
 
     floors: bool = True
     """Whether a speed below half of the instance type's published peak is a warning. A limit of your own or a learned
@@ -102,7 +104,7 @@ class ProbeSettings:
     nothing is learned from a node with warnings."""
 
     retries: int = 1
-    """How often a check that could not run is tried again. A wrong result is never tried into a pass."""
+    """How often a check that could not run is retried. A wrong result is never retried."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.cpu_devices <= MOST_CPU_DEVICES:
@@ -121,4 +123,4 @@ class ProbeSettings:
             names = accelerator_names()
             if self.accelerator not in names:
                 near = nearest(self.accelerator, dict.fromkeys(("auto", *names)))
-                raise ValueError(f"accelerator {self.accelerator!r} is none of ours{near}")
+                raise ValueError(f"no such accelerator: {self.accelerator!r}{near}")

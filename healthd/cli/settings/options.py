@@ -1,4 +1,4 @@
-"""How a command gets its settings: from its options, the variables and the file, and where those of this user are."""
+"""How a command gets its settings: from options, variables and the file; and the default locations of a user."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ KEYS = {
 # The options that every command has, all of them paths, in the order in which help shows them.
 COMMON = (
     ("--config", "F", f"TOML file (default {DEFAULT_FILE})."),
-    ("--state-dir", "D", "Directory for state that survives a restart."),
+    ("--state-dir", "D", "Directory for state that survives restarts."),
     ("--run-dir", "D", "Directory for sockets, locks and CPU device files."),
     ("--token-file", "F", "File with the bearer token."),
     ("--ca-file", "F", "CA that signed the aggregator's certificate (PEM)."),
-    ("--host-root", "D", "Read this directory instead of the machine ('healthd record' makes one)."),
+    ("--host-root", "D", "Read this directory instead of the machine (made by 'healthd record')."),
 )
 
 
@@ -71,7 +71,7 @@ def aggregator_option(command: F) -> F:
         metavar="URL",
         multiple=True,
         callback=_joined,
-        help="URL of the aggregator; repeat for several.",
+        help="URL of the aggregator; repeatable.",
     )(command)
 
 
@@ -133,7 +133,7 @@ def with_winner(error: ConfigError, context: click.Context) -> ConfigError:
     """The error; where it is of a file that a variable names, with the variable and the key that it won over."""
     for one in context.meta.get(WON) or ():
         if isinstance(one.value, Path) and str(error).startswith(f"{one.value}:"):
-            return ConfigError(f"{error}; {one.variable} names it and won over {one.key} in {one.where}")
+            return ConfigError(f"{error}; the variable {one.variable} overrides {one.key} in {one.where}")
     return error
 
 
@@ -184,7 +184,9 @@ def _load(
         context.meta[WON] = settings.won
     root = settings.node.host_root if settings.is_given("node") else None
     if root is not None and not os.path.isdir(root):  # also where it may not be looked at
-        raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")
+        raise ConfigError(
+            f"{root}: no such directory; --host-root needs a directory with proc/, sys/ and etc/ of a machine"
+        )
     return settings
 
 

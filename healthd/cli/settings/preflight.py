@@ -1,4 +1,4 @@
-"""What the hooks of a job ask where there is no standing aggregator."""
+"""Settings of the hooks of a job without a standing aggregator."""
 
 from __future__ import annotations
 
@@ -73,4 +73,4 @@ class PreflightSettings:
     def __post_init__(self) -> None:
         check_attempt(self.attempt)
         if self.exit_style == "verdict" and not self.run:
-            raise ValueError("exit_style: verdict goes with run, which says what a job died of")
+            raise ValueError("exit_style: verdict needs run, which finds out why a job died")

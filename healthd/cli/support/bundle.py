@@ -118,7 +118,7 @@ class NoLogError(HealthdError):
 def journal(host: Host, seconds: float) -> str:
     """As far as this host's systemd has it. Raises HostError and NoLogError."""
     if host.root is not None and not host.exists("/bin/journalctl"):
-        raise NoLogError("the journal here is of this host, and --host-root names another machine")
+        raise NoLogError("the journal here belongs to this host, but --host-root names another machine")
     done = host.run(JOURNAL, timeout_seconds=seconds)
     return done.stdout if done.returncode == 0 else f"{done.stdout}\n(exit code {done.returncode})\n{done.stderr}"
 
@@ -134,7 +134,7 @@ def nccom_logs(host: Host, max_bytes: int) -> str:
         text = _end_of(host.path(path), max_bytes) if len(kept) < MAX_LOGS else None
         if text is not None:
             kept.append(f"--- {path}\n{text}\n")
-    return "".join(kept) or "(there is none)\n"
+    return "".join(kept) or "(empty)\n"
 
 
 def _end_of(path: str, max_bytes: int) -> str | None:
@@ -307,23 +307,23 @@ def tools() -> dict[str, tuple[str, ...]]:
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="FILE", help="The archive (default: a new one here)."
 )
-@click.option("--no-redact", is_flag=True, help="Redact nothing: names, addresses, command lines and secrets stay.")
+@click.option("--no-redact", is_flag=True, help="Redact nothing: keep names, addresses, command lines and secrets.")
 def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
     """
-    A redacted archive (tar.gz) for a support case.
+    Collect a redacted archive (tar.gz) for a support case.
 
-    State, recent results, settings, kernel lines, logs, tools' outputs, versions and the newest profiles of slow
-    probes, with and without a running daemon.
-    The instance id stays in it: the vendor needs it. Look into README.txt in it before you send it.
+    It contains state, recent results, settings, kernel lines, logs, tools' outputs, versions and the newest profiles of
+    slow probes, with or without a running daemon. The instance id stays in it, because the vendor needs it. Read its
+    README.txt before you send it.
 
-    Exit code: 0 when it was written, also when the settings are broken or some sources could not be read (README.txt
-    says which).
+    Exit code: 0 if it was written, even if the settings are broken or some sources could not be read (README.txt lists
+    them).
     """
     from healthd.cli.terminal.render import busy
 
     settings, trouble = load_usable_settings(options, section="node")
     if trouble is not None:
-        click.echo(f"healthd: {trouble}; going on without, by other settings, mostly defaults", err=True)
+        click.echo(f"healthd: {trouble}; continuing with other settings, mostly defaults", err=True)
     path = output or Path(time.strftime("healthd-bundle-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
     try:
         # Only for its owner; and never over another file.
@@ -335,7 +335,9 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
             with busy("collecting state, settings, kernel lines and tools' outputs"):
                 found, failed = collect(sources(settings), DEADLINE_SECONDS)
             if trouble is not None:
-                failed["settings in force"] = f"{trouble}; all else was collected by other settings, mostly defaults"
+                failed["effective settings"] = (
+                    f"{trouble}; everything else was collected with other settings, mostly defaults"
+                )
             redactor = Redactor(hosts=hosts_of(settings, found), versions=versions_of(found), off=no_redact)
             _write(file, render(found, failed, redactor, redacted=not no_redact))
     except BaseException as error:
@@ -344,7 +346,7 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
             text = f"{path}: cannot be written: {words_of(error)}; name another with --output"
             raise OutputError(text) from None
         raise
-    click.echo(f"{path}: {len(found)} files" + (f"; could not be had: {', '.join(sorted(failed))}" if failed else ""))
+    click.echo(f"{path}: {len(found)} files" + (f"; not available: {', '.join(sorted(failed))}" if failed else ""))
     return 0
 
 
@@ -520,8 +522,8 @@ def _readme(files: Mapping[str, str], failed: Mapping[str, str], redactor: Redac
     listed = "".join(f"  {name} ({len(text.encode())} bytes)\n" for name, text in files.items())
     missing = "".join(f"  {name}: {why}\n" for name, why in failed.items())
     return (
-        f"healthd {__version__}: a bundle for a support case\n\n{removed}\nFiles:\n{listed}\n"
-        f"Could not be had:\n{missing or '  (nothing)' + chr(10)}"
+        f"healthd {__version__}: a bundle for a support case\n\n{removed}\nFiles:\n{listed}\nNot available:\n"
+        f"{missing or '  (nothing)' + chr(10)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`healthd doctor`: what is missing here for checks to run well, and how to get it. Changes nothing."""
+"""`healthd doctor`: what is missing on this machine, and how to get it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ class Item:
 
 @click.command()
 @common_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 def doctor(as_json: bool, **options: Any) -> int:
     """
-    What is missing here, and how to get it.
+    Report what is missing on this machine, and how to get it.
 
-    Exit code 0: nothing is missing. 1: something is.
+    Exit code 0: nothing is missing. 1: something is missing.
     """
     settings = load_settings(options, section="node")
     from healthd.cli.terminal import render
 
-    with render.busy("looking at devices, interpreter, directories and tools", quiet=as_json):
+    with render.busy("checking devices, interpreter, directories and tools", quiet=as_json):
         items = list(examine(settings))
     if as_json:
         sys.stdout.write(json.dumps([asdict(item) for item in items]) + "\n")
@@ -121,7 +121,7 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         )
         return
     except TimeUpError as error:
-        text, remedy = f"{python} did not answer within {seconds:g} s", "look at what its site-packages do at start"
+        text, remedy = f"{python} did not respond within {seconds:g} s", "check what its site-packages do at start"
         if not error.killed:
             text += " and cannot be killed: the kernel holds it"
             remedy = "the driver or a file system hangs: see the kernel log, then reboot"
@@ -140,8 +140,8 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
     )
     if "torch" not in said:
         remedy = (
-            "name the interpreter of your jobs: python under [probe], or HEALTHD_PROBE_PYTHON; for CPUs alone make one "
-            "with the CPU build of torch, apart from healthd's own environment (docs/install.md)"
+            "name the interpreter of your jobs: python under [probe], or HEALTHD_PROBE_PYTHON; for CPUs only, create "
+            "one with the CPU build of torch, separate from healthd's own environment (docs/install.md)"
         )
         yield Item("torch", "missing", f"{python}: {said.get('error', 'torch is not installed')}", remedy)
         return
@@ -171,8 +171,8 @@ def _vendors_packages(settings: Settings, python: Path, host: Host) -> Iterator[
             yield Item(
                 title,
                 "missing",
-                f"{', '.join(empty)}: placeholders of the public index with nothing in them",
-                f"remove them and install from there: {source}; {python} -m pip uninstall "
+                f"{', '.join(empty)}: empty placeholders from the public index",
+                f"remove them and install from: {source}; {python} -m pip uninstall "
                 + " ".join(text.split()[0] for text in empty),
             )
         elif needed in there:
@@ -203,7 +203,7 @@ def _folder(name: str, path: Path, option: str) -> Item:
     while not os.path.exists(place) and place != place.parent:  # what may not be looked at is not there either
         place = place.parent
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
-        return Item(name, "ok", str(path) if os.path.exists(path) else f"{path} (will be made)")
+        return Item(name, "ok", str(path) if os.path.exists(path) else f"{path} (will be created)")
     return Item(name, "missing", f"{path} cannot be written", f"run as root, or choose another with {option}")
 
 
@@ -238,7 +238,7 @@ def _schedulers(settings: Settings) -> Iterator[Item]:
     for reading in asyncio.run(schedulers.look()).readings:
         name = f"scheduler {reading.scheduler}".strip()
         if reading.unseen:
-            remedy = "until then active checks run by themselves once a boot (active.unprompted)"
+            remedy = "until then active checks run unprompted once per boot (active.unprompted)"
             yield Item(name, "note", reading.unseen, remedy)
         else:
             held = ", ".join(workload.name for workload in reading.workloads or ()) or "nothing"
@@ -255,7 +255,7 @@ def _launchers() -> Iterator[Item]:
             yield Item("launcher" if index == 0 else "launcher around it", "ok", describe(place))
         find_place(os.environ)
     except ConfigError as error:
-        yield Item("launcher", "note", str(error), "matters to 'healthd preflight' and 'gate --join' alone")
+        yield Item("launcher", "note", str(error), "needed only for 'healthd preflight' and 'gate --join'")
 
 
 def _shared_memory(host: Host) -> Item:
@@ -274,7 +274,10 @@ def _programs(settings: Settings) -> Iterator[Item]:
             yield Item(f"program {name}", "ok", found)
         else:
             yield Item(
-                f"program {name}", "missing", f"no such program: {command!r}", f"install it or mend programs.{name}"
+                f"program {name}",
+                "missing",
+                f"no such program: {command!r}",
+                f"install it or correct programs.{name}.command",
             )
 
 

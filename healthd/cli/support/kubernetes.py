@@ -15,12 +15,12 @@ from healthd.core.errors import ConfigError
 from healthd.core.platforms.kubernetes import api_server
 
 
-@click.group(short_help="Uninstallation from a Kubernetes cluster: clean.")
+@click.group(short_help="Uninstall from a Kubernetes cluster: clean.")
 def kubernetes() -> None:
-    """What is needed inside of a Kubernetes cluster beside the daemons."""
+    """Maintenance inside a Kubernetes cluster."""
 
 
-@kubernetes.command(name="clean", short_help="Remove what healthd has written to the cluster's nodes.")
+@kubernetes.command(name="clean", short_help="Remove everything that healthd has written to the cluster's nodes.")
 @click.option("--condition", "conditions", multiple=True, metavar="TYPE", help="A condition to remove; repeatable.")
 @click.option(
     "--owner", metavar="NAME", help="Remove the taints, labels, annotations and rules of this actuator's owner."
@@ -29,9 +29,16 @@ def kubernetes() -> None:
     "--taint-key", metavar="KEY", default=KubernetesActuatorSettings.taint_key, show_default=True, help="Taint key."
 )
 @click.option("--label", "labels", multiple=True, metavar="KEY", help="A label to remove; repeatable.")
-@click.option("--namespace", metavar="NAME", required=True, help="Where the pods of the installation are.")
-@click.option("--pods", multiple=True, metavar="SELECTOR", help="Labels of its pods, which end first; repeatable.")
-@click.option("--wait", metavar="T", default="60s", show_default=True, help="Maximum time to wait for their end.")
+@click.option("--namespace", metavar="NAME", required=True, help="Namespace of the installation's pods.")
+@click.option(
+    "--pods",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Labels of the installation's pods, which must end first; repeatable.",
+)
+@click.option(
+    "--wait", metavar="T", default="60s", show_default=True, help="Maximum time to wait for these pods to end."
+)
 def clean_command(
     conditions: tuple[str, ...],
     owner: str | None,
@@ -42,10 +49,10 @@ def clean_command(
     wait: str,
 ) -> int:
     """
-    Remove the conditions, the actuator's taints, labels and annotations, and further labels from the nodes of the
-    cluster, and the actuator's rules for single devices.
+    Remove the conditions, the actuator's taints, labels and annotations, and further labels from the cluster's nodes,
+    and the actuator's rules for single devices.
 
-    Runs in a pod whose service account may get, list and patch nodes, patch nodes/status, list pods, and list and
+    Run it in a pod whose service account may get, list and patch nodes, patch nodes/status, list pods, and list and
     delete devicetaintrules.resource.k8s.io. The chart runs it after `helm uninstall`; with kustomize, apply
     deploy/kubernetes/uninstall. A condition stays on nodes where the node daemon of another installation runs.
     """

@@ -12,17 +12,17 @@ import click
 from healthd.cli.settings.options import common_options, load_settings
 
 
-@click.command(short_help="Record what checks read of this machine.")
+@click.command(short_help="Record what checks read on this machine.")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--no-tools", is_flag=True, help="Run none of the vendors' tools.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@click.option("--no-tools", is_flag=True, help="Do not run the vendors' tools.")
+@click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 @common_options
 def record(directory: Path, no_tools: bool, as_json: bool, **options: Any) -> int:
     """
-    Record what checks read of this machine into DIRECTORY, which must not be there yet; only you can read it then.
+    Record what checks read on this machine into DIRECTORY, which must not exist yet; only you can read it.
 
-    'healthd check --tier passive --host-root DIRECTORY' then finds what it finds here. No environment, no command line
-    and no mount password is recorded; host names and addresses are. Run as root to see all.
+    'healthd check --tier passive --host-root DIRECTORY' then gives the same findings. No environment, command line or
+    mount password is recorded; host names and addresses are. Run as root to record everything.
     """
     from checks.host.machine import Host
     from healthd.record import record as record_machine

@@ -47,12 +47,12 @@ subjectAltName = {names}
 """
 
 
-@click.group(short_help="A CA and a certificate for the aggregator: init.")
+@click.group(short_help="Create a CA and a certificate for the aggregator: init.")
 def tls() -> None:
-    """Certificates for the aggregator, for sites that have no CA of their own."""
+    """Create certificates for the aggregator, for sites without a CA of their own."""
 
 
-@tls.command(short_help="Make a local CA, and a certificate of the aggregator by it.")
+@tls.command(short_help="Create a local CA and a certificate of the aggregator.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option(
     "--dir",
@@ -71,13 +71,13 @@ def tls() -> None:
 )
 def init(names: tuple[str, ...], folder: Path, days: int) -> int:
     """
-    Make a local CA (ca.pem) and a certificate of the aggregator by it (cert.pem, key.pem) for NAMEs: the host names and
-    addresses by which nodes and hooks reach it. This machine's own names and loopback are always among them.
+    Create a local CA (ca.pem) and a certificate of the aggregator (cert.pem, key.pem) for NAMEs: the host names and
+    addresses by which nodes and hooks reach it. This machine's own names and loopback are always included.
 
-    Run it again to renew the certificate or to change its names: a CA that is there is kept, so that no client needs
-    another one. Needs the program openssl.
+    Run it again to renew the certificate or to change its names: an existing CA is kept, so clients need no new one.
+    Needs the program openssl.
 
-    Exit code 0: made. 2: a name that is none, a folder that cannot be written, or no openssl.
+    Exit code 0: created. 2: an invalid name, a folder that cannot be written, or no openssl.
     """
     program = shutil.which("openssl")
     if program is None:
@@ -88,7 +88,7 @@ def init(names: tuple[str, ...], folder: Path, days: int) -> int:
         kept = [(folder / name).is_file() for name in (CA, CA_KEY)]
         if any(kept) and not all(kept):
             there, missing = (CA, CA_KEY) if kept[0] else (CA_KEY, CA)
-            raise ConfigError(f"{folder}: {there} is there and {missing} is not; name another folder with --dir")
+            raise ConfigError(f"{folder}: contains {there} but not {missing}; name another folder with --dir")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".tls-") as name:
             draft = Path(name)
             if not all(kept):
@@ -171,7 +171,7 @@ def _run(*words: str) -> None:
             words, environment=environment, timeout_seconds=OPENSSL_SECONDS, max_bytes=MAX_OUTPUT_BYTES
         )
     except TimeUpError:
-        raise HealthdError(f"{words[0]} {words[1]} did not end within {OPENSSL_SECONDS:g} s; try again") from None
+        raise HealthdError(f"{words[0]} {words[1]} did not finish within {OPENSSL_SECONDS:g} s; try again") from None
     if code != 0:
         last = (err.decode("utf-8", "replace").strip().splitlines() or [f"exit code {code}"])[-1]
         raise HealthdError(f"{words[0]} {words[1]} failed: {last}")

@@ -127,4 +127,4 @@ def told(*, needed: bool) -> Iterator[None]:
     except OSError as error:
         raise OutputError(f"standard output cannot be written: {words_of(error)}") from None
     if needed and getattr(sys.stdout, "dropped", False):
-        raise OutputError("standard output cannot be written: its reader has gone away")
+        raise OutputError("standard output cannot be written: its reader has closed")

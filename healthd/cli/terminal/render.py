@@ -440,7 +440,7 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
             for r in excluded.reasons
         )
         if decision.decision is not Verdict.ADMIT and innocent and not whole:
-            code = excluded.reasons[0].code if excluded.reasons else "not looked at"
+            code = excluded.reasons[0].code if excluded.reasons else "not checked"
             unjudged.setdefault(code, []).append(_called(excluded))
             continue
         worst = max((SEVERITY[reason.status] for reason in excluded.reasons), default=0)
@@ -456,7 +456,7 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
     for line in reason_lines(reasons, short=short):
         yield f"  {line}"
     for excluded, shown in left_out:
-        why = "" if shown else " [dim](see above)[/]" if excluded.reasons else " [dim](not looked at)[/]"
+        why = "" if shown else " [dim](see above)[/]" if excluded.reasons else " [dim](not checked)[/]"
         yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]{why}"
         for line in reason_lines(shown, most=MOST_REASONS_LEFT_OUT, short=short):
             yield f"    {line}"
@@ -598,7 +598,7 @@ def print_node(record: Mapping[str, Any]) -> None:
     if (accused := record.get("accused")) and not record["quarantine"] and accused["code"] not in told:
         console.print(f"[yellow]! accused:[/] {escape(_why({**record, 'reasons': ()}))}")
     heard = record["heard_seconds"]
-    console.print(f"[dim]last heard: {ago(heard)}[/]")
+    console.print(f"[dim]last report: {ago(heard)}[/]")
     for line in event_lines(record["events"][:5]):
         console.print(line)
 

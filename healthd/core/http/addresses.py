@@ -28,7 +28,7 @@ def aggregators_in(text: str, *, where: str) -> tuple[str, ...]:
     """The URLs of aggregators in a text that separates them by commas, the preferred first. ConfigError."""
     urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip()) or ("",)
     if len(urls) > MOST_AGGREGATORS:
-        raise ConfigError(f"{where}: {len(urls)} addresses are too many; name {MOST_AGGREGATORS} at most")
+        raise ConfigError(f"{where}: {len(urls)} addresses are too many; at most {MOST_AGGREGATORS} are allowed")
     for url in urls:
         check_aggregator(url, where=where)
     return urls
@@ -51,4 +51,4 @@ def split_header(name: str, url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:  # as of a bracket that nobody closed
         text = url.removeprefix("//")[:80]
-        raise BadInputError(f"the {name} header {text!r} holds no host name or address that can be read") from None
+        raise BadInputError(f"the {name} header {text!r} contains no readable host name or address") from None

@@ -1,9 +1,8 @@
 """
-Talking to an aggregator: addresses, tokens, TLS and errors in one place, and a gate from the side of who asks.
+The client of an aggregator: addresses, tokens, TLS and errors in one place, and a gate as the caller sees it.
 
-A certificate that this client does not trust, and TLS on one side alone, stay as they are until somebody changes the
-command or its settings. An expired certificate is not among them: the aggregator's owner renews it, and the same
-command then succeeds.
+A certificate that this client does not trust, and TLS on only one side, need a change of the command or its settings,
+so they are not retried. An expired certificate is: the aggregator's operator renews it, and the same command succeeds.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def trusting(ca_file: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
     except (OSError, ssl.SSLError) as error:
         if ca_file is None:
-            raise ConfigError(f"the CAs of this system cannot be loaded: {words_of(error)}; name a --ca-file") from None
+            raise ConfigError(f"the system's CAs cannot be loaded: {words_of(error)}; use --ca-file") from None
         raise ConfigError(f"{ca_file}: not a CA file: {words_of(error)}; name another with --ca-file") from None
 
 
@@ -184,10 +183,10 @@ def read_token(file: Path, *, remedy: str = TOKEN_REMEDY) -> str:
     except (OSError, BadInputError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: the token cannot be read: {words_of(error)}; {remedy}") from None
     if not text:
-        raise ConfigError(f"{file}: holds no token; {remedy}")
+        raise ConfigError(f"{file}: contains no token; {remedy}")
     token = text.splitlines()[0].strip()
     if not (token.isascii() and token.isprintable() and " " not in token):  # no header could carry it
-        raise ConfigError(f"{file}: a token is one word of letters, digits and signs of ASCII; copy it again")
+        raise ConfigError(f"{file}: a token is one word of ASCII letters, digits and signs; copy it again")
     return token
 
 
@@ -318,7 +317,7 @@ class Aggregator:
     def _nobody(self, failed: Sequence[HealthdError]) -> HealthdError:
         """What is said when no address answers; each is named."""
         told = [str(error).removeprefix("aggregator ") for error in failed]
-        text = f"none of {len(self._urls)} aggregators answers: {'; '.join(told)}"
+        text = f"none of {len(self._urls)} aggregators responds: {'; '.join(told)}"
         return ConfigError(text) if all(isinstance(one, ConfigError) for one in failed) else UnreachableError(text)
 
     def _ask(
@@ -348,7 +347,7 @@ class Aggregator:
                 watched=watched,
             )
         except _SilentError as error:
-            raise _NextError(f"aggregator {self.url} does not answer: {error}") from None
+            raise _NextError(f"aggregator {self.url} does not respond: {error}") from None
         except FAILURES as error:
             if (change := setting_to_change(self.url, error)) is not None:
                 raise ConfigError(f"aggregator {self.url}: {change}") from None
@@ -357,7 +356,7 @@ class Aggregator:
         status, content_type, found = answer.status, answer.kind, answer.body
         if 200 <= status < 300:
             if "json" not in content_type and found.strip() not in (b"", b"ok"):
-                raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
+                raise UnreachableError(f"aggregator {self.url} did not return JSON: is this really an aggregator?")
             return found
         raise self._refusal(status, answer.phrase, content_type, found, with_token=token is not None)
 
@@ -367,7 +366,7 @@ class Aggregator:
         if status == NO_TOKEN and not with_token:
             detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
         elif status in (NO_TOKEN, WRONG_TOKEN):
-            detail += "; name the file of another with --token-file or HEALTHD_TOKEN_FILE"
+            detail += "; use the file of another token with --token-file or HEALTHD_TOKEN_FILE"
         if status == BAD_REQUEST and "json" not in content_type and (change := https_instead(self.url)) is not None:
             return ConfigError(f"aggregator {self.url}: {change}")  # nginx and Go's servers answer plain HTTP so
         if status in ANSWERED_BY_NOBODY:
@@ -407,7 +406,7 @@ class Aggregator:
                     body_seconds=ANSWER_SECONDS,
                 )
         except BadInputError as error:
-            raise UnreachableError(f"aggregator {url}: its answer to {path} has no end: {error}") from None
+            raise UnreachableError(f"aggregator {url}: its answer to {path} does not end: {error}") from None
         finally:
             if self._closed:
                 connection.close()
@@ -469,7 +468,7 @@ class Aggregator:
         try:
             return wire.decode(self.call(method, path, query=query), Any, what="its answer")
         except BadInputError as error:
-            raise UnreachableError(f"aggregator {self.url}{path} did not answer JSON: {error}") from None
+            raise UnreachableError(f"aggregator {self.url}{path} did not return JSON: {error}") from None
 
 
 def _may_ask_again(method: str, path: str, error: Exception) -> bool:
@@ -515,16 +514,16 @@ def why_unanswered(request: GateRequest, decision: Decision) -> str:
         return ""
     names = [node.asked or node.node for node in decision.nodes]
     if not names:
-        return "names no node"
+        return "lists no node"
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        return f"names {twice[0]} twice"
+        return f"lists {twice[0]} twice"
     least, most = _bounds(request, anyway=decision.would is not None)
     if request.nodes and (strange := [name for name in names if name not in request.nodes]):
         more = f" and {len(strange) - MOST_NAMED} more" if len(strange) > MOST_NAMED else ""
-        return f"names {', '.join(strange[:MOST_NAMED])}{more}, which was not asked for"
+        return f"lists {', '.join(strange[:MOST_NAMED])}{more}, which was not requested"
     if not least <= len(names) <= most:
         wanted = f"{least}" if least == most else f"{least} to {most}"
-        return f"names {len(names)} nodes, and {wanted} were asked for"
+        return f"lists {len(names)} nodes although {wanted} were requested"
     return ""
 
 
@@ -562,13 +561,13 @@ def terms_of(decision: Decision) -> tuple[Term, ...]:
     words: list[tuple[str, str, str]] = []
     if "mode" in applied and "tier" in applied:
         words += [("mode", "mode", str(applied["mode"])), ("tier", "tier", str(applied["tier"]))]
-    for key, name in (("max_age_seconds", "evidence not older than"), ("wait_seconds", "wait")):
+    for key, name in (("max_age_seconds", "maximum age of the evidence"), ("wait_seconds", "wait")):
         if isinstance(applied.get(key), (int, float)):
             words.append((key, name, span(applied[key])))
     if applied.get("runtime_seconds"):
         words.append(("runtime_seconds", "expected runtime", span(applied["runtime_seconds"])))
     if applied.get("lease_seconds"):
-        words.append(("lease_seconds", "lease where nobody sees the job", span(applied["lease_seconds"])))
+        words.append(("lease_seconds", "lease if no node can observe the job's end", span(applied["lease_seconds"])))
     if "collective" in applied:
         words.append(("collective", "collectives over the nodes", _yes(applied["collective"])))
     if "needed" in applied and "wanted" in applied:
@@ -586,7 +585,7 @@ def _as_asked(request: GateRequest) -> Mapping[str, str]:
         "runtime_seconds": None if request.runtime_seconds is None else span(request.runtime_seconds),
         "lease_seconds": None if request.lease_seconds is None else span(request.lease_seconds),
         "collective": None if request.collective is None else _yes(request.collective),
-        "needed": None if request.min_nodes is None else f"{request.min_nodes} at least",
+        "needed": None if request.min_nodes is None else f"at least {request.min_nodes}",
     }
     return {key: str(value) for key, value in found.items() if value is not None}
 
@@ -741,7 +740,7 @@ class GateClient(Aggregator):
         while True:
             left = began + wait + self._grace_seconds - time.monotonic()
             if left <= 0:
-                raise NotAdmittedError(f"aggregator {self.url} has not decided gate {gate} in its {wait:g} s")
+                raise NotAdmittedError(f"aggregator {self.url} did not decide gate {gate} within its {wait:g} s")
             try:
                 # Nothing is known of the gate yet: who only hears it after the wait has no more use for it.
                 most = left if gate else max(0.0, began + wait - time.monotonic())
@@ -764,7 +763,7 @@ class GateClient(Aggregator):
             decision = self._read(body)
             if decision.decision is not Verdict.HOLD:
                 if why := why_unanswered(request, decision):
-                    raise NotAdmittedError(f"aggregator {self.url}: its answer admits and {why}; not admitted")
+                    raise NotAdmittedError(f"aggregator {self.url}: its answer admits but {why}; not admitted")
                 return decision
             if decision.id != gate and longest_seconds is None:
                 # Another one than before where the aggregator has lost its database: that one counts anew.

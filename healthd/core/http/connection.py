@@ -73,7 +73,7 @@ class _Answer(http.client.HTTPResponse):
             if self.fp is not None:  # else the library has closed it
                 self.fp = lines
         if head.last not in (b"\r\n", b"\n"):
-            raise ConnectionError("the connection ended within the head of the answer")
+            raise ConnectionError("the connection closed within the head of the answer")
 
 
 class Connection:

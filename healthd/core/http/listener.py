@@ -268,7 +268,7 @@ class Listener:
             "accept",
             lambda: (
                 f"{address_of(listening)}: cannot accept connections: {error.strerror or error}, with "
-                f"{self._others()} connections and {len(self._pending)} that have not asked yet{remedy}"
+                f"{self._others()} connections and {len(self._pending)} that have sent no request yet{remedy}"
             ),
         )
         if error.errno not in _NO_FILES or not self._displace():  # else there is a file as soon as the loop has turned
@@ -295,8 +295,8 @@ class Listener:
         self._log.warn(
             "displaced",
             lambda: (
-                f"connections that had asked nothing were closed to make room for others: {self._displaced} up to now, "
-                f"this one from {address}"
+                f"idle connections were closed to make room for others: {self._displaced} so far, this one from "
+                f"{address}"
             ),
         )
         self._close(one, leave_nothing=True)
@@ -391,7 +391,7 @@ class Listener:
             self._forget(one)
         except Exception as error:  # noqa: BLE001  # one connection must not end the accepting of others
             self._forget(one)
-            self._log.warn("begin", lambda: f"a connection from {one.address} could not begin", error=error)
+            self._log.warn("begin", lambda: f"a connection from {one.address} could not be set up", error=error)
         finally:
             self._handshake_ended(one)
 

@@ -96,7 +96,7 @@ class Asking:
             late = asking.loop.time() - KEPT_SECONDS
             oldest = next((one for one, since in self._kept.items() if one is not asking and since <= late), None)
         if oldest is None:
-            self._log.warn("full", lambda: f"{len(self._all)} connections work; what else asks is answered 503")
+            self._log.warn("full", lambda: f"{len(self._all)} connections are open; further ones are answered with 503")
             return False
         self.discard(oldest)
         oldest.transport.abort()  # not `close`, which waits until the peer has read what is left
@@ -273,7 +273,7 @@ def _peer_is_owner(transport: asyncio.Transport) -> bool:
     _, uid, _ = struct.unpack("3i", credentials)
     if uid in (0, os.geteuid()):
         return True
-    log.warning("control socket: a process of user %d was turned away", uid)
+    log.warning("control socket: a process of user %d was refused", uid)
     return False
 
 
@@ -349,7 +349,7 @@ def bind_unix(path: Path, *, backlog: int = 16) -> socket.socket:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ListenError(f"{path.parent}: cannot be made: {error.strerror}; choose another directory") from None
+        raise ListenError(f"{path.parent}: cannot be created: {error.strerror}; choose another directory") from None
     before = os.umask(0o177)  # the mode must be right from the first moment on
     try:
         sock.bind(str(path))
@@ -517,8 +517,8 @@ def task_errors_metric(errors: Mapping[str, int]) -> CounterMetricFamily:
     """`healthd_task_errors_total`, the same of every service; `errors` are those of `Tasks.errors`."""
     metric = CounterMetricFamily(
         "healthd_task_errors",
-        "How often a task of the service failed unexpectedly: it was started again, or the service ended with it. "
-        "The log has the traceback.",
+        "Unexpected failures of a task of the service: the task was restarted, or the service ended with it. The log "
+        "has the traceback.",
         labels=["task"],
     )
     for task, count in errors.items():

@@ -1,4 +1,4 @@
-"""What is known of one node: its devices, who has them, and the state that holds all of it."""
+"""The state of one node: its devices, their users, and the record that contains all of it."""
 
 from __future__ import annotations
 

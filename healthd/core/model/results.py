@@ -1,4 +1,4 @@
-"""What checks came to, and what that says of a node: health, reasons, results."""
+"""Results of checks, and what they mean for a node: health, reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sync: what a node and its aggregator say to each other, and how any error is told over HTTP."""
+"""The sync protocol between a node and its aggregator, and how errors are reported over HTTP."""
 
 from __future__ import annotations
 

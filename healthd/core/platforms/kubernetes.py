@@ -294,7 +294,7 @@ def api_server(environ: Mapping[str, str], service_account: Path, url: str | Non
         host = environ.get("KUBERNETES_SERVICE_HOST", "")
         port = environ.get("KUBERNETES_SERVICE_PORT_HTTPS") or environ.get("KUBERNETES_SERVICE_PORT") or "443"
         if not host or not port.isdigit():
-            raise ConfigError("no API server: KUBERNETES_SERVICE_HOST is not set, so this is no pod; set api_server")
+            raise ConfigError("no API server: KUBERNETES_SERVICE_HOST is not set, so this is not a pod; set api_server")
         url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     elif not url.startswith(("https://", "http://127.0.0.1:", "http://[::1]:")):
         # The token of the account would go over the network in clear.

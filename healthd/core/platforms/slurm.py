@@ -1,9 +1,9 @@
 """
-Nodes of Slurm as `scontrol` shows them, and whose word keeps one out of service: for the hooks and for the actuator.
+Slurm nodes as `scontrol` shows them, and who drained them: for the hooks and for the actuator.
 
-A node of Slurm has one reason, so whoever drains signs it: `healthd: ...` is the node's own word (HealthCheckProgram, a
-gate's hook), `OWNER-fleet: ...` the aggregator's. Only a drain that bears the mark of the one who asks is ever undone,
-and by UNDRAIN: RESUME would also put a node into service that somebody set down or failed.
+A Slurm node has one reason, so each drain is signed in it: `healthd: ...` by the node's own hooks (HealthCheckProgram,
+gate), `OWNER-fleet: ...` by the aggregator. A drain is only undone by its owner, and with UNDRAIN: RESUME would also
+return a node to service that someone else set down or failed.
 
 Verified against Slurm 22.05.8 (Debian 12).
 """
@@ -105,7 +105,7 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
         if first := _FIRST.match(line):
             if name:
                 if not states:
-                    raise BadInputError(f"scontrol show node: {name[:80]!r} has no State in it")
+                    raise BadInputError(f"scontrol show node: {name[:80]!r} has no State")
                 nodes.append(_node(name, states, reason))
             name, states, reason = first[1], frozenset(), ""
         elif name and not states and (state := _STATE.match(line)):
@@ -220,14 +220,14 @@ class Scontrol:
 
     def _update(self, name: str, *words: str) -> None:
         if not one_node(name):
-            raise SlurmError(f"Slurm: {name[:80]!r} does not name one node; nothing was changed")
+            raise SlurmError(f"Slurm: {name[:80]!r} is not a single node; nothing was changed")
         self._run("update", f"NodeName={name}", *words)
 
     def _parsed(self, text: str) -> tuple[SlurmNode, ...]:
         try:
             return parse_nodes(text)
         except BadInputError as error:
-            raise SlurmError(f"Slurm: {error}; is this a release that healthd knows? (scontrol -V)") from None
+            raise SlurmError(f"Slurm: {error}; does healthd support this release? (scontrol -V)") from None
 
     def _run(self, *words: str) -> str:
         """Standard output; SlurmError says what scontrol said."""
@@ -236,12 +236,12 @@ class Scontrol:
                 [self._program, *words], timeout_seconds=self._timeout_seconds, environ=self._environ
             )
         except CalledOffError:
-            raise SlurmError(f"Slurm: scontrol {words[0]} was called off before it began") from None
+            raise SlurmError(f"Slurm: scontrol {words[0]} was cancelled before it began") from None
         except FileNotFoundError:
             raise SlurmError(f"Slurm: no program {self._program!r}; put Slurm's bin directory into PATH") from None
         except subprocess.TimeoutExpired:
             raise SlurmError(
-                f"Slurm: scontrol {words[0]} gave no answer in {self._timeout_seconds:.0f} s; is slurmctld up?"
+                f"Slurm: scontrol {words[0]} did not respond in {self._timeout_seconds:.0f} s; is slurmctld running?"
             ) from None
         except OSError as error:
             raise SlurmError(f"Slurm: {self._program} cannot be run: {error.strerror}") from None

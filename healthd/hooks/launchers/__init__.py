@@ -1,12 +1,12 @@
 """
-Who am I among how many: what the launcher of a job tells each of its processes.
+The place of a process in its job, as its launcher describes it: rank, size, address of rank 0.
 
-One file a launcher, found by what it contains: a `DESCRIPTOR` and `find(environ) -> Place | None`. To add one, add a
-file; there is nothing to register. What was found, and from what, is said. A job may be
-inside of several (torchrun in a container of AWS Batch): the innermost says who we are, because it started us last,
-and what it does not know (the job's name, where rank 0 is) is asked of the next one outwards. The order, innermost
-first: torchrun and Open MPI start processes on a node; srun starts the tasks of a job step; an Indexed Job, a SageMaker
-training job and an AWS Batch job start the container around all of them. `Descriptor.order` says it.
+One file per launcher, found by its contents: a `DESCRIPTOR` and `find(environ) -> Place | None`. To add one, add a
+file; there is nothing to register. What was found, and from which variables, is logged. A job may run inside several
+launchers (torchrun in a container of AWS Batch): the innermost decides, because it started this process, and what it
+does not provide (the job's name, the address of rank 0) comes from the next one outwards. The order, innermost first:
+torchrun and Open MPI start processes on a node; srun starts the tasks of a job step; an Indexed Job, a SageMaker
+training job and an AWS Batch job start the container around all of them. `Descriptor.order` defines it.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Place:
             not 0 <= self.rank < self.size or not 0 <= self.local_rank < max(1, self.local_size)
         ):
             raise ConfigError(
-                f"{self.source}: rank {self.rank} of {self.size} nodes, process {self.local_rank} of {self.local_size} "
-                f"on the node, cannot be ({self.evidence or 'its variables'})"
+                f"{self.source}: rank {self.rank} of {self.size} nodes, process {self.local_rank} of "
+                f"{self.local_size} on the node, is impossible ({self.evidence or 'its variables'})"
             )
 
 
@@ -152,12 +152,12 @@ def find_place(environ: Mapping[str, str], *, size: int | None = None, main: str
             inner, job=inner.job or other.job, main_counts=inner.main_counts or (alike and other.main_counts)
         )
     if size is not None and size != inner.size:
-        raise ConfigError(f"{size} nodes are asked for, and {inner.source} says {inner.size} ({inner.evidence})")
+        raise ConfigError(f"{size} nodes were requested, but {inner.source} has {inner.size} ({inner.evidence})")
     inner = dataclasses.replace(inner, main=main or inner.main or ("127.0.0.1" if inner.size == 1 else ""))
     if not inner.main:
         raise ConfigError(
-            f"{inner.source} does not say where rank 0 is: {inner.main_remedy}set MASTER_ADDR to its host for all "
-            "processes, or say --main HOST"
+            f"{inner.source} does not provide the address of rank 0: {inner.main_remedy}set MASTER_ADDR to its host "
+            "for all processes, or use --main HOST"
         )
     return inner
 
@@ -184,7 +184,7 @@ def whole(environ: Mapping[str, str], names: tuple[str, ...], source: str) -> No
         there = [name for name in names if environ.get(name)]
         raise ConfigError(
             f"{source}: {', '.join(there) or 'nothing'} is set but {', '.join(missing)} is not; pass on the whole "
-            "environment, or say --nnodes N --node-rank R --main HOST"
+            "environment, or use --nnodes N --node-rank R --main HOST"
         )
 
 

@@ -50,8 +50,8 @@ def find(environ: Mapping[str, str], *, full_name: Callable[[], str] = socket.ge
     index = number(environ, "JOB_COMPLETION_INDEX")
     if "JOB_COMPLETIONS" not in environ:
         raise ConfigError(
-            "Kubernetes does not tell a pod how many pods its Job has: say --nnodes N (--size N with --join), which is "
-            "spec.completions of the Job, or set JOB_COMPLETIONS to it"
+            "Kubernetes does not give a pod the number of pods of its Job: use --nnodes N (--size N with --join), "
+            "which is spec.completions of the Job, or set JOB_COMPLETIONS to it"
         )
     size = number(environ, "JOB_COMPLETIONS")
     rank, first_job = _rank(environ, index)
@@ -64,7 +64,7 @@ def find(environ: Mapping[str, str], *, full_name: Callable[[], str] = socket.ge
         main=_main(environ, index, size, full_name, first_job=first_job),
         local_rank=0,
         local_size=1,
-        source="a JobSet of Kubernetes" if environ.get("JOBSET_NAME") else "an Indexed Job of Kubernetes",
+        source="a Kubernetes JobSet" if environ.get("JOBSET_NAME") else "an Indexed Job of Kubernetes",
         evidence=f"JOB_COMPLETION_INDEX={index}, JOB_COMPLETIONS={size}",
         attempt_told=bool(restart),
         main_remedy="give its pods a headless Service (spec.subdomain), or ",
@@ -79,8 +79,8 @@ def _rank(environ: Mapping[str, str], index: int) -> tuple[int, bool]:
     each = environ.get("JOBSET_JOB_COMPLETIONS")
     if not each:
         raise ConfigError(
-            f"Kubernetes: JOBSET_JOB_INDEX={job_index} is set but JOBSET_JOB_COMPLETIONS is not; give the container "
-            "the number of pods of each Job by that variable"
+            f"Kubernetes: JOBSET_JOB_INDEX={job_index} is set but JOBSET_JOB_COMPLETIONS is not; set that variable "
+            "to the number of pods of each Job"
         )
     return job_index * number(environ, "JOBSET_JOB_COMPLETIONS") + index, False
 

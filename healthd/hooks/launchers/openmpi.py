@@ -26,11 +26,14 @@ def find(environ: Mapping[str, str]) -> Place | None:
     whole(environ, NAMES, "Open MPI")
     rank, size, local_rank, local_size = (number(environ, name) for name in NAMES)
     if local_size == 0 or size % local_size:
-        raise ConfigError(f"Open MPI: {size} ranks do not divide over nodes of {local_size}: nodes must be alike")
+        raise ConfigError(
+            f"Open MPI: {size} ranks cannot be divided into nodes of {local_size}: every node must "
+            "have the same number of ranks"
+        )
     if rank % local_size != local_rank:
         raise ConfigError(
-            f"Open MPI: rank {rank} is process {local_rank} of {local_size} on its node, so ranks are not placed node "
-            "by node; use mpirun --map-by slot, or say --nnodes N --node-rank R --main HOST"
+            f"Open MPI: rank {rank} is process {local_rank} of {local_size} on its node, so ranks are not placed "
+            "node by node; use mpirun --map-by slot, or --nnodes N --node-rank R --main HOST"
         )
     return Place(
         job=None,

@@ -43,7 +43,7 @@ def find(environ: Mapping[str, str], *, file: Path | None = None) -> Place | Non
         found = parse_json(text)
         current, hosts = found["current_host"], json.dumps(found["hosts"])
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"SageMaker: {file} does not say current_host and hosts; is it whole?") from None
+        raise ConfigError(f"SageMaker: {file} has no current_host and hosts; is it complete?") from None
     return _place(environ, current, hosts, str(file))
 
 
@@ -53,10 +53,10 @@ def _place(environ: Mapping[str, str], current: object, hosts_text: str, where: 
     except ValueError:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host for host in hosts):
-        raise ConfigError(f"SageMaker: {where} is no list of host names: {hosts_text[:80]!r}")
+        raise ConfigError(f"SageMaker: {where} is not a list of host names: {hosts_text[:80]!r}")
     ordered = sorted(set(hosts), key=_natural)
     if not isinstance(current, str) or current not in ordered or len(ordered) != len(hosts):
-        raise ConfigError(f"SageMaker: {current!r} is not one host of {', '.join(ordered[:8])} by {where}")
+        raise ConfigError(f"SageMaker: {current!r} is not among the hosts {', '.join(ordered[:8])} in {where}")
     return Place(
         job=environ.get("TRAINING_JOB_NAME") or environ.get("SM_JOB_NAME"),
         attempt=0,

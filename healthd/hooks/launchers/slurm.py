@@ -37,7 +37,7 @@ def find(environ: Mapping[str, str]) -> Place | None:
         if number(environ, size_name) > 1:
             raise ConfigError(
                 f"Slurm: this is the batch script of job {job} on {environ[size_name]} nodes, not a task on each of "
-                "them; write: srun --ntasks-per-node=1 healthd preflight ..."
+                "them; use: srun --ntasks-per-node=1 healthd preflight ..."
             )
     whole(environ, (*STEP, size_name), "Slurm")
     size, rank, local_rank = (
@@ -48,7 +48,7 @@ def find(environ: Mapping[str, str]) -> Place | None:
     text = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     hosts = expand(text) if text else ()
     if hosts and len(hosts) != size:
-        raise ConfigError(f"Slurm: {size_name}={size}, but {text!r} names {len(hosts)} nodes")
+        raise ConfigError(f"Slurm: {size_name}={size}, but {text!r} lists {len(hosts)} nodes")
     return Place(
         job=f"slurm-{job}",
         attempt=attempt,
@@ -69,7 +69,7 @@ def _local_size(environ: Mapping[str, str], rank: int, local_rank: int) -> int:
     for part in text.split(",") if text else ():
         match = _TASKS.fullmatch(part)
         if match is None or len(match[2] or "") > 6 or len(match[1]) > 6:
-            raise ConfigError(f"Slurm: tasks per node {text[:80]!r} cannot be read; it looks like '2(x3),1'")
+            raise ConfigError(f"Slurm: tasks per node {text[:80]!r} cannot be read; the expected form is '2(x3),1'")
         counts += [int(match[1])] * min(int(match[2] or 1), MOST_HOSTS)
     return max(local_rank + 1, counts[rank] if rank < len(counts) else 1)
 
@@ -90,9 +90,9 @@ def expand(text: str) -> tuple[str, ...]:
         before, numbers, after = match[1], match[2], match[3]
         hosts += [f"{before}{one}{after}" for one in (_numbers(numbers, text) if numbers is not None else ("",))]
         if len(hosts) > MOST_HOSTS:
-            raise ConfigError(f"Slurm: the list of nodes {text[:80]!r} names more than {MOST_HOSTS}")
+            raise ConfigError(f"Slurm: the list of nodes {text[:80]!r} has more than {MOST_HOSTS}")
     if not hosts:
-        raise ConfigError(f"Slurm: the list of nodes {text[:80]!r} names none")
+        raise ConfigError(f"Slurm: the list of nodes {text[:80]!r} is empty")
     return tuple(hosts)
 
 

@@ -26,7 +26,10 @@ def find(environ: Mapping[str, str]) -> Place | None:
         return None
     world, local_size = number(environ, "WORLD_SIZE"), number(environ, "LOCAL_WORLD_SIZE")
     if local_size == 0 or world % local_size:
-        raise ConfigError(f"torchrun: {world} ranks do not divide over nodes of {local_size}: nodes must be alike")
+        raise ConfigError(
+            f"torchrun: {world} ranks cannot be divided into nodes of {local_size}: every node must "
+            "have the same number of ranks"
+        )
     run = environ["TORCHELASTIC_RUN_ID"]
     return Place(
         job=None if run == "none" else run,

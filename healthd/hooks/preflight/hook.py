@@ -222,7 +222,7 @@ def run_hook(
     began = time.monotonic()
     _open_standard_files()
     if shutil.which(command[0]) is None:
-        raise ConfigError(f"{command[0]}: no such command here; it is what should start after the gate")
+        raise ConfigError(f"{command[0]}: no such command here; it should start after the gate")
     folder = _make_folder()
     sidecar: subprocess.Popen[bytes] | None = None
     try:
@@ -297,7 +297,7 @@ def _make_folder() -> Path:
         where = usual if len(os.fsencode(usual)) <= FOLDER_BYTES else "/tmp"
         return Path(tempfile.mkdtemp(prefix="healthd-preflight-", dir=where))
     except OSError as error:
-        text = f"no temporary folder can be made: {error.strerror}; set TMPDIR to a folder that can be written"
+        text = f"no temporary folder can be created: {error.strerror}; set TMPDIR to a writable folder"
         raise ConfigError(text) from None
 
 

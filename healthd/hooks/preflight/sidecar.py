@@ -1,4 +1,4 @@
-"""The sidecar: brings the gate to its end beside the hook, tells it what to do, and stays as long as others need it."""
+"""The sidecar: completes the gate beside the hook, instructs the hook, and stays as long as other nodes need it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MainNode:
     def __init__(self, process: asyncio.subprocess.Process, tasks: Tasks) -> None:
         self._process = process
         self._last: deque[str] = deque(maxlen=5)
-        self._ended = tasks.start("last words of the aggregator of this gate", self._watch())
+        self._ended = tasks.start("last output of the aggregator of this gate", self._watch())
 
     async def until_ended(self) -> None:
         """Wait until it is gone; raises a HealthdError with its last words."""
@@ -78,7 +78,7 @@ class MainNode:
             self._last.extend(line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip())
         code = await self._process.wait()
         words = self._last[-1].removeprefix("healthd: ") if self._last else f"exit code {code}"
-        raise HealthdError(f"the aggregator of this gate has ended: {words}")
+        raise HealthdError(f"the aggregator of this gate has exited: {words}")
 
     async def stop(self) -> None:
         """End it, whatever it does."""
@@ -246,7 +246,7 @@ async def reach_main(task: Task) -> float:
             answer = await line.call(lambda aggregator: check(task, aggregator))
             if answer.wait_seconds is not None:
                 return answer.wait_seconds
-            why = "its aggregator is there, and rank 0 has not come yet"
+            why = "its aggregator responds, but rank 0 has not registered yet"
         except RefusedError as error:
             if error.status in REFUSED_FOR_GOOD - {NOT_FOUND}:
                 raise
@@ -255,7 +255,7 @@ async def reach_main(task: Task) -> float:
             why = str(error)
         waited = loop.time() - began
         if waited > task.wait_seconds:
-            raise UnreachableError(f"the main node did not answer in {task.wait_seconds:g} s: {why}") from None
+            raise UnreachableError(f"the main node did not respond in {task.wait_seconds:g} s: {why}") from None
         if waited > PATIENCE_SECONDS and not said:
             said = True
             sys.stderr.write(f"healthd: waiting for rank 0 at {task.main}:{task.port} ({why})\n")
@@ -441,8 +441,8 @@ async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], p
         # Everybody comes to this by the same decision, so nobody starts.
         await _told(task, decision)
         text = (
-            "the main node is the one that was left out, and its exit code is the job's: how the others end could not "
-            "be told; not started, so that a retry gets another main node"
+            "the main node was left out, and its exit code is the job's; it could not learn how the other nodes end. "
+            "Not started, so that a retry gets another main node"
         )
         return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text, hosts_of=hosts_of)
     admissions.append(decision)
@@ -457,7 +457,7 @@ async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], p
             raise ParentEndedError("the hook has ended")
     settled = await acknowledge(task, decision)
     if not settled.go:
-        text = f"not all admitted nodes confirmed the start: {', '.join(settled.missing) or 'unknown which'} did not"
+        text = f"not all admitted nodes confirmed the start: missing {', '.join(settled.missing) or 'unknown'}"
         return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text, hosts_of=hosts_of)
     return outcome
 

@@ -1,1 +1,1 @@
-"""Instances of EC2: who they are, by the documents that AWS signs for them."""
+"""The identity of EC2 instances, from the documents that AWS signs for them."""

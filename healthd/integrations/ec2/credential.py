@@ -32,8 +32,8 @@ def write_credential(run_dir: Path, environ: Mapping[str, str]) -> Path:
     found = "".join((fetch(endpoint, [_NAME], root="dynamic").get(_NAME) or "").split())
     if not _BASE64.fullmatch(found):
         raise ConfigError(
-            f"node.sync.instance_identity: the metadata service at {endpoint[:80]} gives no identity document; is this "
-            "an instance of EC2, and is its HttpPutResponseHopLimit high enough for a container?"
+            f"node.sync.instance_identity: the metadata service at {endpoint[:80]} returns no identity document; is "
+            "this an EC2 instance, and is its HttpPutResponseHopLimit high enough for a container?"
         )
     path = run_dir / FILE
     try:

@@ -84,16 +84,16 @@ def _parse(data: bytes) -> _Signed:
     try:
         outer = cms.ContentInfo.load(data, strict=True)
         if outer["content_type"].native != "signed_data":
-            raise DocumentError("it is no signed data")
+            raise DocumentError("it is not signed data")
         signed = outer["content"]
         inside, signers = signed["encap_content_info"], signed["signer_infos"]
         if inside["content_type"].native != "data":
-            raise DocumentError("what is signed is no plain data")
+            raise DocumentError("its content is not plain data")
         if len(signers) != 1:
-            raise DocumentError("it has not exactly one signature")
+            raise DocumentError("it does not have exactly one signature")
         (signer,) = signers
         if signer["digest_algorithm"]["algorithm"].native != "sha256":
-            raise DocumentError("it is not signed by SHA-256: ask for /latest/dynamic/instance-identity/rsa2048")
+            raise DocumentError("it is not signed with SHA-256: request /latest/dynamic/instance-identity/rsa2048")
         if signer["sid"].name != "issuer_and_serial_number":
             raise DocumentError("it does not name its certificate by issuer and serial number")
         content, attributes = bytes(inside["content"]), signer["signed_attrs"]
@@ -101,7 +101,7 @@ def _parse(data: bytes) -> _Signed:
             digest, covered = None, content
         else:
             if _attribute(attributes, "content_type").native != "data":
-                raise DocumentError("what is signed is no plain data")
+                raise DocumentError("its content is not plain data")
             digest = bytes(_attribute(attributes, "message_digest"))
             covered = parser.emit(*SET, attributes.contents)
         return _Signed(
@@ -119,7 +119,7 @@ def _attribute(attributes: cms.CMSAttributes, kind: str) -> Any:
     """The one value of the one attribute of a kind."""
     found = [one["values"] for one in attributes if one["type"].native == kind]
     if len(found) != 1 or len(found[0]) != 1:
-        raise DocumentError("its signed attributes are not those of signed data")
+        raise DocumentError("its signed attributes do not fit signed data")
     return found[0][0]
 
 
@@ -143,8 +143,8 @@ def read_certificates(file: Path) -> dict[int, list[RSAPublicKey]]:
         found = x509.load_pem_x509_certificates(read_file(file, MAX_FILE_BYTES))
     except (OSError, BadInputError, ValueError) as error:
         raise ConfigError(
-            f"{file}: no certificates can be read ({words_of(error)}); put AWS's RSA-2048 certificates of your regions "
-            "there, as PEM"
+            f"{file}: no certificates can be read ({words_of(error)}); put AWS's RSA-2048 certificates of your "
+            "regions there, as PEM"
         ) from None
     if len(found) > MOST_CERTIFICATES:
         raise ConfigError(f"{file}: {len(found)} certificates; {MOST_CERTIFICATES} are allowed")
@@ -153,8 +153,7 @@ def read_certificates(file: Path) -> dict[int, list[RSAPublicKey]]:
         key = one.public_key()
         if not isinstance(key, rsa.RSAPublicKey) or key.key_size < LEAST_BITS:
             raise ConfigError(
-                f"{file}: certificate {number} is not of RSA with {LEAST_BITS} bits: take those that AWS lists as "
-                "RSA-2048"
+                f"{file}: certificate {number} is not RSA with {LEAST_BITS} bits: use those that AWS lists as RSA-2048"
             )
         keys.setdefault(one.serial_number, []).append(key)
     return keys
@@ -168,14 +167,14 @@ def verify(data: bytes, keys: dict[int, list[RSAPublicKey]]) -> bytes:
 
     signed = _parse(data)
     if signed.digest is not None and not hmac.compare_digest(signed.digest, hashlib.sha256(signed.content).digest()):
-        raise DocumentError("its content is not what was signed")
+        raise DocumentError("its content does not match its signature")
     for key in keys.get(signed.serial, ()):
         try:
             key.verify(signed.signature, signed.covered, padding.PKCS1v15(), hashes.SHA256())
         except InvalidSignature:
             continue
         return signed.content
-    raise DocumentError("it is not signed by a certificate of 'certificates': is that of its region there?")
+    raise DocumentError("its signature matches no certificate in 'certificates': is its region's certificate there?")
 
 
 class InstanceIdentities:
@@ -208,7 +207,7 @@ class InstanceIdentities:
         try:
             caller = self._caller(verify(data, self._keys))
         except DocumentError as error:
-            raise AuthError(401, f"this instance identity document is not taken: {error}") from None
+            raise AuthError(401, f"this instance identity document is not accepted: {error}") from None
         self._kept[digest] = caller
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
@@ -218,7 +217,7 @@ class InstanceIdentities:
         try:
             document = wire.decode(content, dict[str, Any], what="document")
         except BadInputError:
-            raise DocumentError("what is signed is no JSON object") from None
+            raise DocumentError("its content is not a JSON object") from None
         instance = _text(document, "instanceId", _INSTANCE)
         account = _text(document, "accountId", _ACCOUNT)
         launched = _text(document, "pendingTime", _TIME)

@@ -14,16 +14,16 @@ class AwsCallers:
     """Instances of EC2 that may speak here as nodes, with the identity document that AWS signs for them. ValueError."""
 
     certificates: Path | None = None
-    """PEM file with AWS's RSA-2048 certificates of your regions, as its page "AWS public certificates for instance
-    identity document signatures" has them. None: no instance is taken by its document. Needs asn1crypto and
-    cryptography."""
+    """PEM file with AWS's RSA-2048 certificates of your regions, from its page "AWS public certificates for instance
+    identity document signatures". None: identity documents are not accepted. Needs asn1crypto and cryptography."""
 
     accounts: tuple[str, ...] = ()
-    """AWS accounts, as twelve digits, whose instances may speak. Required: AWS signs for all of its customers."""
+    """AWS accounts, as twelve digits, whose instances may act as nodes. Required: AWS signs documents for all of its
+    customers."""
 
     names: tuple[str, ...] = ("{instance}",)
-    """Names for which an instance may speak: `{instance}` stands for its instance id. By default the id itself, which
-    is what a node on EC2 is called unless it is told otherwise."""
+    """Node names that an instance may use: `{instance}` stands for its instance id. By default the id itself, which is
+    the default node name on EC2."""
 
     def __post_init__(self) -> None:
         if self.certificates is None:
@@ -31,7 +31,7 @@ class AwsCallers:
                 raise ValueError("accounts: go with the certificates that their documents are signed by; set both")
             return
         if not self.accounts:
-            raise ValueError("certificates: are of use to nobody; name the accounts whose instances may speak here")
+            raise ValueError("certificates: are set but no accounts are listed; name some")
         for what, listed in (("accounts", self.accounts), ("names", self.names)):
             if not 1 <= len(listed) <= MOST_ENTRIES:
                 raise ValueError(f"{what}: {len(listed)} entries; 1 to {MOST_ENTRIES} are allowed")

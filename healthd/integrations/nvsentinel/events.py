@@ -79,7 +79,7 @@ def due(state: NodeState, told: Mapping[str, Told], strategy: NvsentinelStrategy
                 strategy=strategy if real else NvsentinelStrategy.STORE_ONLY,
             )
         elif reasons or results[name].status not in (Status.PASS, Status.WARN):
-            continue  # it is not known to be well
+            continue  # it is not verified
         else:
             before = told.get(name)
             # The end of a fault is for whom its beginning was.
@@ -187,8 +187,8 @@ class EventSender:
                 await channel.unary_unary(METHOD)(content, timeout=SEND_SECONDS)
             except self._grpc.aio.AioRpcError as error:
                 raise SendError(
-                    f"NVSentinel's platform connector does not take health events at {socket} ({error.code().name}); "
-                    "does it run on this node, and is its socket mounted?"
+                    f"NVSentinel's platform connector does not accept health events at {socket} "
+                    f"({error.code().name}); does it run on this node, and is its socket mounted?"
                 ) from None
         self._told.update({one.check: one.told for one in events})
         return len(events)

@@ -1,8 +1,8 @@
 """
-Tells another program of the ends of jobs: one CloudEvent (1.0, structured JSON) for each last word, by HTTP POST.
+Reports the ends of jobs to another program: one CloudEvent (1.0, structured JSON) per final verdict, by HTTP POST.
 
-Nobody waits for it: events queue in memory, are sent one by one, are tried again within bounds, and are dropped with a
-line in the log where the other side does not take them. What is not sent when the aggregator ends is lost.
+Nothing waits for it: events queue in memory, are sent one by one, are retried within bounds, and are dropped with a log
+line if the receiver does not accept them. Events that are unsent when the aggregator ends are lost.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Webhook:
             if for_good or failures == TRIES:
                 break
             await asyncio.sleep(self._pauses.after(failures))
-        self._trouble.say(f"webhook {self._shown}: the end of job {job} could not be told: {why}")
+        self._trouble.say(f"webhook {self._shown}: the end of job {job} could not be reported: {why}")
 
     async def _send(self, client: httpx.AsyncClient, event: bytes) -> tuple[str, bool]:
         """Why it was not taken, empty where it was; and whether another try is of no use."""

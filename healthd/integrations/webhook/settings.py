@@ -15,8 +15,8 @@ class WebhookSettings:
     """Where ends of jobs are sent. ConfigError names what cannot work together."""
 
     url: str | None = None
-    """URL that is told of each job that died, as a CloudEvent (1.0, structured JSON); see docs/postmortem.md. None:
-    nobody is."""
+    """URL that receives a CloudEvent (1.0, structured JSON) for each job that died; see docs/postmortem.md. None: no
+    event is sent."""
 
     token_file: Path | None = None
     """File with a bearer token for that URL; None sends none."""

@@ -28,11 +28,11 @@ def enabled_checks(catalogue: Mapping[str, CheckInfo], settings: NodeSettings) -
                 import difflib
 
                 near = difflib.get_close_matches(name, catalogue, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else "; see 'healthd checks' for those there are"
+                hint = f"; did you mean {near[0]!r}?" if near else "; see 'healthd checks' for a list"
                 raise ConfigError(f"node.{key}: no such check: {name!r}{hint}")
     wanted = [name for name in settings.checks or catalogue if name not in settings.disabled]
     if not wanted:
-        raise ConfigError("node.checks: no check is enabled, so nothing would ever be known; enable some")
+        raise ConfigError("node.checks: no check is enabled, so the health would always be unknown; enable some")
     infos = sorted((catalogue[name] for name in dict.fromkeys(wanted)), key=lambda info: info.tier.rank)
     return tuple(_spec(info, settings) for info in infos)
 
@@ -62,7 +62,7 @@ def unprompted_by(scheduled: Scheduled) -> tuple[Unprompted, str]:
     if scheduled.unseen:
         return Unprompted.BOOT, scheduled.unseen
     names = " and ".join(reading.scheduler for reading in scheduled.readings)
-    return Unprompted.IDLE, f"what {names} gives away can be seen" if names else "no job scheduler is on this host"
+    return Unprompted.IDLE, f"it can be seen what {names} allocates" if names else "no job scheduler is on this host"
 
 
 def under_rule(specs: Iterable[CheckSpec], rule: Unprompted) -> tuple[CheckSpec, ...]:

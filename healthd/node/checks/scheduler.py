@@ -241,13 +241,13 @@ class ActiveRunner:
             self._store.set_running(None)
             self.use = None
             if use.task is None or use.task.done():
-                use.refuse("it was ended before it began")  # a task cancelled before its first step ends nothing
+                use.refuse("it was stopped before it began")  # a task cancelled before its first step ends nothing
             use.released.set()
         self._occupancy.note_survey()
 
 
 def _unforeseen(error: Exception) -> str:
-    return f"an error of healthd's own ended the run: {type(error).__name__}; see the log of the node's daemon"
+    return f"an internal error of healthd ended the run: {type(error).__name__}; see the log of the node's daemon"
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:
@@ -293,7 +293,7 @@ class OrderQueue:
         specs = by_name(self._store.specs)
         unknown = [name for name in checks if name not in specs]
         if unknown:
-            report(OrderReport(status=OrderStatus.REFUSED, message=f"no such check is enabled here: {unknown[0]!r}"))
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"check not enabled here: {unknown[0]!r}"))
             return False
         names = tuple(name for name in in_tier(self._store.specs, tier) if not checks or name in checks)
         if not names:
@@ -315,7 +315,7 @@ class OrderQueue:
         ):
             ordered.joined = True
             under_way.orders.append(ordered)
-            report(OrderReport(status=OrderStatus.RUNNING, message="joined the run that was under way"))
+            report(OrderReport(status=OrderStatus.RUNNING, message="joined a run in progress"))
             return False
         self._queue.append(ordered)
         return True

@@ -73,7 +73,7 @@ def check_faults(faults: Sequence[str], specs: Sequence[CheckSpec]) -> tuple[str
     except ValueError as error:
         raise BadInputError(str(error)) from None
     if len(found) > MAX_FAULTS:
-        raise BadInputError(f"{len(found)} faults; at most {MAX_FAULTS} can be in force")
+        raise BadInputError(f"{len(found)} faults; at most {MAX_FAULTS} can be active")
     return found
 
 
@@ -126,7 +126,7 @@ class ControlApi:
             raise BadInputError("faults: name at least one, as CHECK[@TARGET]=KIND[:VALUE]")
         faults = check_faults((*self._store.faults, *asked), self._store.specs)
         check_targets(faults, self._store.inventory)
-        log.warning("faults in force: %s", ", ".join(faults))
+        log.warning("active faults: %s", ", ".join(faults))
         self._scheduler.set_faults(faults)
         return json_response(FaultList(faults=faults))
 
@@ -134,7 +134,7 @@ class ControlApi:
         body = await _body(request)
         asked = wire.decode(body, FaultList, what="body").faults if body else ()
         left = without(self._store.faults, asked)
-        log.warning("faults cleared; in force: %s", ", ".join(left) or "none")
+        log.warning("faults cleared; active: %s", ", ".join(left) or "none")
         self._scheduler.set_faults(left)
         return json_response(FaultList(faults=left))
 
@@ -155,7 +155,7 @@ class ControlApi:
             if not ended.done():
                 self._scheduler.cancel(order_id, "its client has disconnected")
         if not ended.done():
-            raise HTTPException(503, "the daemon stops")
+            raise HTTPException(503, "the daemon is stopping")
         return json_response(ended.result())
 
     async def _list_profiles(self, request: Request) -> Response:
@@ -165,7 +165,7 @@ class ControlApi:
         name = request.path_params["id"]
         content = self._profiles.read(name)
         if content is None:
-            return problem(404, f"no profile {name[:130]!r} is kept here; /v1/profiles lists them")
+            return problem(404, f"no profile {name[:130]!r}; /v1/profiles lists them")
         return Response(
             content,
             media_type="application/gzip",
@@ -181,7 +181,7 @@ def without(faults: Sequence[str], cleared: Sequence[str]) -> tuple[str, ...]:
     for text in cleared:
         gone = [fault for fault in left if fault == text.strip() or check_of(fault) == text]
         if not gone:
-            raise BadInputError(f"{text[:100]!r} is not in force; in force: {', '.join(faults) or 'none'}")
+            raise BadInputError(f"{text[:100]!r} is not active; active: {', '.join(faults) or 'none'}")
         left = [fault for fault in left if fault not in gone]
     return tuple(left)
 
@@ -192,7 +192,7 @@ async def _body(request: Request) -> bytes:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY_BYTES:
-                raise HTTPException(413, f"the body may have {MAX_BODY_BYTES} bytes", {"connection": "close"})
+                raise HTTPException(413, f"the body may have at most {MAX_BODY_BYTES} bytes", {"connection": "close"})
     return body
 
 
@@ -261,7 +261,7 @@ def call(control_socket: Path, method: str, path: str, body: object = None, *, s
     except (http.client.HTTPException, OSError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreachableError(
-            f"{control_socket}: no daemon answers ({why}); is 'healthd node' running there? (--run-dir)"
+            f"{control_socket}: no daemon responds ({why}); is 'healthd node' running? (--run-dir)"
         ) from None
     finally:
         connection.close()

@@ -59,7 +59,7 @@ def parse_demand(query: dict[str, list[str]]) -> Demand | None:
     word = query.get("tier", [Tier.QUICK.value])[0]
     tiers = [tier.value for tier in Tier]
     if word not in tiers:
-        raise BadInputError(f"tier={word[:40]!r} is not a tier; there are: {', '.join(tiers)}")
+        raise BadInputError(f"tier={word[:40]!r} is not a tier; choose from: {', '.join(tiers)}")
     text = query.get("max_age", [str(DEFAULT_MAX_AGE_SECONDS)])[0]
     try:
         seconds = parse_duration(text)
@@ -102,7 +102,7 @@ def document(state: NodeState, demand: Demand | None, *, verbose: bool = False) 
     if verbose:
         content["checks"] = _checks(state, specs, demand)
     else:
-        content["more"] = "?verbose has every check with its numbers"
+        content["more"] = "?verbose shows every check with its numbers"
     return (503 if status == "fail" else 200), content
 
 
@@ -161,7 +161,7 @@ def _note(state: NodeState, spec: CheckSpec, result: CheckResult, demand: Demand
     if demand is not None and result.age_seconds > demand.max_age_seconds:
         return f"stale, {age} old"
     if _suspended(state, spec):
-        return f"suspended while {describe(state.allocated)} has the devices, {age} old"
+        return f"suspended while {describe(state.allocated)} uses the devices, {age} old"
     if expired(spec, result):
         return f"stale, {age} old"
     return ""
@@ -218,7 +218,10 @@ def people_age(seconds: float) -> str:
 
 
 PARAMETERS = ("verbose", "exclude", "node", "workload", "tier", "max_age")
-SIGNS = "[+] met  [-] not met: not ready because of it  [!] not well, and no obstacle  [ ] does not count here"
+SIGNS = (
+    "[+] met  [-] not met: the node is not ready because of it  [!] a problem that does not count here  [ ] not "
+    "applicable"
+)
 _DEMAND = ("tier", "max_age")
 
 
@@ -243,7 +246,7 @@ def parse_question(query: Mapping[str, Sequence[str]]) -> Question:
         raise BadInputError(f"unknown query parameter {min(unknown)!r}; /readyz has: {', '.join(PARAMETERS)}")
     for name in ("node", "workload"):
         if len(query.get(name, ())) > 1 or query.get(name) == [""]:
-            raise BadInputError(f"{name} is given empty or several times; give it once")
+            raise BadInputError(f"{name} is empty or given several times; give it once")
     return Question(
         verbose="verbose" in query,
         excluded=frozenset(name for value in query.get("exclude", ()) for name in value.split(",")),
@@ -325,7 +328,7 @@ def _shown(state: NodeState) -> dict[str, str]:
 def readiness_document(state: NodeState, conditions: Mapping[str, str], question: Question) -> tuple[bool, str]:
     """Whether the node is ready, and the text that says so. BadInputError for an excluded condition that is none."""
     for name in sorted(question.excluded - conditions.keys()):
-        raise BadInputError(f"exclude={name[:60]!r} is no condition; there are: {', '.join(conditions)}")
+        raise BadInputError(f"exclude={name[:60]!r} is not a condition; choose from: {', '.join(conditions)}")
     failed = {name: why for name, why in conditions.items() if why and name not in question.excluded}
     lines = []
     if question.verbose:

@@ -46,12 +46,12 @@ class NodeCollector(Collector):
         yield _readings(state)
         yield GaugeMetricFamily(
             "healthd_compile_duration_seconds",
-            "What compiling took in the last runs of the checks, all together; 0 where nothing was compiled.",
+            "Time spent compiling in the last runs of all checks; 0 if nothing was compiled.",
             value=round(sum(result.compile_seconds for result in state.results), 3),
         )
         yield CounterMetricFamily(
             "healthd_probe_device_seconds",
-            "What active checks took of the devices since the daemon started.",
+            "Device time used by active checks since the daemon started.",
             value=self._store.device_seconds,
         )
         yield from _jobs(self._jobs)
@@ -70,11 +70,11 @@ def registry_of(
 def _jobs(jobs: Mapping[str, JobSteps]) -> Iterator[Metric]:
     """Of jobs that report their steps: their time, and that of the first ranks, as many as have series."""
     step = GaugeMetricFamily(
-        "healthd_job_step_seconds", "Time of a step of a job, median of the last window.", labels=["job"]
+        "healthd_job_step_seconds", "Median time of a job's step in the last window.", labels=["job"]
     )
     own = GaugeMetricFamily(
         "healthd_job_rank_own_seconds",
-        "A rank's own time in a step, without waiting, median of the last window.",
+        "Median of a rank's own time in a step in the last window, without waiting.",
         labels=["job", "rank"],
     )
     left = MAX_RANK_SERIES
@@ -90,12 +90,12 @@ def _jobs(jobs: Mapping[str, JobSteps]) -> Iterator[Metric]:
 
 
 def _node(state: NodeState) -> Iterator[Metric]:
-    build = GaugeMetricFamily("healthd_build_info", "The version that runs.", labels=["version"])
+    build = GaugeMetricFamily("healthd_build_info", "The running version.", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
     info = GaugeMetricFamily(
         "healthd_node_info",
-        "What the node is.",
+        "Properties of the node.",
         labels=["node", "instance_id", "instance_type", "accelerator", "pool"],
     )
     accelerator = state.inventory.accelerator if state.inventory else ""
@@ -103,19 +103,19 @@ def _node(state: NodeState) -> Iterator[Metric]:
         [state.node, state.instance_id or "", state.instance_type or "", accelerator, state.labels.get("pool", "")], 1
     )
     yield info
-    health = GaugeMetricFamily("healthd_node_health", "1 for the health that the node has.", labels=["health"])
+    health = GaugeMetricFamily("healthd_node_health", "1 for the node's current health.", labels=["health"])
     for value in Health:
         health.add_metric([value.value], float(state.health is value))
     yield health
     yield GaugeMetricFamily(
-        "healthd_node_allocated", "1 while a job has the devices, or may have.", value=float(bool(state.allocated))
+        "healthd_node_allocated", "1 while a job uses the devices, or may use them.", value=float(bool(state.allocated))
     )
     yield GaugeMetricFamily(
         "healthd_node_quarantined",
-        "1 while the aggregator keeps the node out of admissions, as the node last heard.",
+        "1 while the aggregator keeps the node out of admissions, as last reported to the node.",
         value=float(state.quarantine is not None),
     )
-    yield GaugeMetricFamily("healthd_injected_faults", "Injected faults in force.", value=len(state.faults))
+    yield GaugeMetricFamily("healthd_injected_faults", "Active injected faults.", value=len(state.faults))
 
 
 def _checks(state: NodeState, runs_by_status: Mapping[Status, int]) -> Iterator[Metric]:
@@ -129,7 +129,7 @@ def _checks(state: NodeState, runs_by_status: Mapping[Status, int]) -> Iterator[
         "When a check last ran, in seconds since the epoch.",
         labels=["check"],
     )
-    duration = GaugeMetricFamily("healthd_check_duration_seconds", "How long its last run took.", labels=["check"])
+    duration = GaugeMetricFamily("healthd_check_duration_seconds", "Duration of its last run.", labels=["check"])
     results = {result.check: result for result in state.results}
     for spec in state.checks:
         result = results.get(spec.name)
@@ -162,14 +162,16 @@ def _findings(state: NodeState) -> Iterator[Metric]:
     worst = sorted(found, key=lambda key: (-SEVERITY[key[3]], key[4], key[:3]))
     family = GaugeMetricFamily(
         "healthd_finding",
-        "What is not pass; the worst ones. injected: whether an injected fault made it, in a drill.",
+        "The worst findings that are not pass. injected: whether a drill caused it.",
         labels=["check", "target", "reason", "status", "injected"],
     )
     for check, target, code, status, injected in worst[:MAX_FINDINGS]:
         family.add_metric([check, target, code, status.value, str(injected).lower()], 1)
     yield family
     yield GaugeMetricFamily(
-        "healthd_findings_dropped", "Findings left out beyond the worst.", value=max(0, len(worst) - MAX_FINDINGS)
+        "healthd_findings_dropped",
+        "Findings that are not among the worst shown.",
+        value=max(0, len(worst) - MAX_FINDINGS),
     )
 
 
@@ -185,7 +187,7 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
         labels=["op", "size_bytes"],
     )
     duration = GaugeMetricFamily(
-        "healthd_collective_duration_seconds", "Time of a collective.", labels=["op", "size_bytes"]
+        "healthd_collective_duration_seconds", "Duration of a collective.", labels=["op", "size_bytes"]
     )
     seen: set[tuple[str, ...]] = set()
     collectives = {spec.name for spec in state.checks if spec.collective}
@@ -229,7 +231,7 @@ def _readings(state: NodeState) -> Metric:
         worst[key] = min(known, measured.value) if lower_is_worse else max(known, measured.value)
     family = GaugeMetricFamily(
         "healthd_reading",
-        "What a passive check read last: the worst over its targets, in the unit that its name ends in.",
+        "Last reading of a passive check: the worst over its targets, in the unit at the end of its name.",
         labels=["check", "measurement"],
     )
     for check, name in sorted(worst)[:MAX_READINGS]:

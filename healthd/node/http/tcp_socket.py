@@ -55,10 +55,10 @@ def handlers(paths: str) -> Mapping[type[Exception] | int, ExceptionHandler]:
         headers = error.headers if isinstance(error, HTTPException) else None
         if status == 404:
             # A person or a hook may have taken this address for the aggregator's.
-            return problem(404, f"a node's daemon has no such path: {request.scope['path'][:200]}; there are: {paths}")
+            return problem(404, f"this daemon has no path {request.scope['path'][:200]}; choose from: {paths}")
         if status == 405:
-            return problem(405, f"{request.method[:20]} is not for this path", headers)
-        detail = error.detail if isinstance(error, HTTPException) else "an error of healthd's own; see its log"
+            return problem(405, f"method {request.method[:20]} is not supported for this path", headers)
+        detail = error.detail if isinstance(error, HTTPException) else "an internal error of healthd; see its log"
         return problem(status, detail, headers)
 
     async def on_ours(request: Request, error: Exception) -> Response:
@@ -109,7 +109,7 @@ class NodeApi:
         headers = dict(scope.get("headers", ()))
         length = headers.get(b"content-length", b"0")
         if b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
-            answer = problem(413, "no path here takes a body", {"connection": "close"})
+            answer = problem(413, "requests have no body here", {"connection": "close"})
             await answer(scope, receive, send)
             return
         try:
@@ -166,7 +166,7 @@ class NodeApi:
         names = [spec.name for spec in self._store.specs]
         if check not in names:
             near = difflib.get_close_matches(check, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(names)}"
             return problem(404, f"no check {check[:80]!r} is enabled on {self._store.settings.name}; {hint}")
         current = self._store.result(check)
         return json_response(

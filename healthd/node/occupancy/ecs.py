@@ -64,7 +64,7 @@ def _tasks(body: bytes) -> Iterator[tuple[str, str, Mapping[str, object]]]:
         raise NotUnderstoodError("no list of Tasks")
     for task in tasks:
         if not isinstance(task, dict):
-            raise NotUnderstoodError("a task that is no object")
+            raise NotUnderstoodError("a task that is not an object")
         arn, status = task.get("Arn"), task.get("KnownStatus")
         if not isinstance(arn, str) or not arn or not isinstance(status, str):
             raise NotUnderstoodError("a task without Arn or KnownStatus")
@@ -116,7 +116,7 @@ def read(url: str, own: Collection[str], timeout_seconds: float) -> Reading:
         why = f"the ECS agent's answer at {where} is not understood ({error})"
     except OSError as error:
         why = (
-            f"the ECS agent does not answer at {where} ({error}); in a container use the host's network, or set "
+            f"the ECS agent does not respond at {where} ({error}); in a container use the host's network, or set "
             "node.allocations.ecs_url"
         )
     return Reading(scheduler=SCHEDULER, workloads=None, unseen=why)

@@ -127,10 +127,10 @@ def _list(path: Path, timeout_seconds: float) -> bytes:
         raise OSError(f"{path} cannot be reached; run healthd as root") from None
     except OSError:
         raise OSError(
-            f"the kubelet's pod resources are not at {path}; mount /var/lib/kubelet/pod-resources of the host there"
+            f"the kubelet's pod resources are not at {path}; mount the host's /var/lib/kubelet/pod-resources there"
         ) from None
     if not os.access(path, os.R_OK | os.W_OK):
-        raise OSError(f"{path} may not be used; run healthd as root")
+        raise OSError(f"no permission to use {path}; run healthd as root")
     try:
         import grpc
     except ImportError:
@@ -142,7 +142,7 @@ def _list(path: Path, timeout_seconds: float) -> bytes:
             answer: bytes = channel.unary_unary(METHOD)(b"", timeout=timeout_seconds)
         except grpc.RpcError as error:
             code = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-            raise OSError(f"the kubelet does not answer at {path} ({code}); is it running?") from None
+            raise OSError(f"the kubelet does not respond at {path} ({code}); is it running?") from None
     return answer
 
 

@@ -1,4 +1,6 @@
-"""Records of what the host's job schedulers have allocated, and who has the devices: pure. What is unknown is taken."""
+"""
+Records of what the host's job schedulers have allocated, and of the devices' users. Pure. Unknown counts as in use.
+"""
 
 from __future__ import annotations
 
@@ -108,10 +110,10 @@ def allocations(
     """
     found: list[Allocation] = []
     if not surveyed:
-        found.append(Allocation(by="unseen", holder="the devices have not been looked at yet"))
+        found.append(Allocation(by="unseen", holder="the devices have not been checked yet"))
     elif holders is None:
-        why = f"; nor what a scheduler has given away: {unseen}" if unseen else ""
-        found.append(Allocation(by="unseen", holder=f"it cannot be seen who holds the devices{why}"))
+        why = f"; what a scheduler has allocated cannot be seen either: {unseen}" if unseen else ""
+        found.append(Allocation(by="unseen", holder=f"holders of the devices cannot be seen{why}"))
     else:
         found += _bounded("process", holders)
     found += _bounded("scheduler", scheduled)

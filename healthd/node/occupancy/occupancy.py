@@ -161,7 +161,7 @@ class Occupancy:
     def reallocated(self, uses: Sequence[OrderedRun | DeviceUse]) -> str:
         """Why a run must end: a scheduler has given the devices to another job than its own; empty when none has."""
         given = self._foreign(uses, by="scheduler")
-        return f"the devices were given away: {describe(given)}" if given else ""
+        return f"the devices are allocated to a job: {describe(given)}" if given else ""
 
     def _foreign(self, uses: Sequence[OrderedRun | DeviceUse], by: str | None = None) -> tuple[Allocation, ...]:
         """The allocations of the devices, of one kind or of all, without those of the jobs of these uses."""
@@ -279,7 +279,7 @@ class Schedulers:
         if processes is None or present is None:
             before = self._latest or NO_SCHEDULERS
             unseen = Reading(
-                scheduler="", workloads=None, unseen="the host's /proc does not answer; look at the kernel log"
+                scheduler="", workloads=None, unseen="the host's /proc does not respond; see the kernel log"
             )
             readings = tuple(_unanswered(reading, unseen.unseen) for reading in before.readings) or (unseen,)
         else:
@@ -303,7 +303,7 @@ class Schedulers:
         }
         reading = await self._bounded(name, read[name], timeout + SLACK_SECONDS)
         if reading is None:
-            why = f"{name} does not answer within {timeout:g} s"
+            why = f"{name} does not respond within {timeout:g} s"
             return Reading(scheduler=name, workloads=None, unseen=why)
         return reading
 
@@ -339,7 +339,7 @@ class Schedulers:
         """One line whenever it becomes another one."""
         text = self._latest.unseen if self._latest is not None else ""
         if text != self._logged:
-            log.info("%s", f"allocations cannot all be seen: {text}" if text else "all allocations can be seen again")
+            log.info("%s", f"some allocations cannot be seen: {text}" if text else "all allocations can be seen again")
         self._logged = text
 
 

@@ -1,10 +1,10 @@
 """
-Watches the pods that leases name, and says whether each has ended.
+Watches the pods that leases name, and reports when they have ended.
 
-Three look at a pod, the best first: the API server (a watch on that one pod: it knows UID and phase), the control group
-of the UID, the kubelet's list of pods (by name). None of them is asked while no lease names a pod. A source says that
-a pod is gone only of one that it has shown before: a name that it never knew may be of another cluster. A source that
-does not answer says nothing: not knowing is not gone.
+Three sources, the best first: the API server (a watch on that one pod: it knows UID and phase), the control group of
+the UID, the kubelet's list of pods (by name). None is queried while no lease names a pod. A source only counts as
+evidence that a pod has ended if it has shown that pod before: an unknown name may belong to another cluster. A source
+that does not respond is no evidence.
 """
 
 from __future__ import annotations
@@ -112,15 +112,15 @@ def judge_pod(pod: Pod, looks: PodLooks, seen_by: tuple[Source, ...]) -> PodFate
         return PodFate(there=True, seen_by=_showing(looks), uid=pod.uid)
     if looks.api_answers and seen_by:
         if found is not None:
-            return PodFate(ended=f"pod {pod.full_name} was replaced by another one of its name")
+            return PodFate(ended=f"pod {pod.full_name} was replaced by another pod with its name")
         if not looks.kubelet:
-            return PodFate(ended=f"pod {pod.full_name} is gone")
+            return PodFate(ended=f"pod {pod.full_name} no longer exists")
     if looks.cgroup is False and Source.CGROUP in seen_by:
-        return PodFate(ended=f"the control group of pod {pod.full_name} is gone")
+        return PodFate(ended=f"the control group of pod {pod.full_name} no longer exists")
     if looks.kubelet:
         return PodFate(there=True, seen_by=_showing(looks), uid=pod.uid)
     if looks.kubelet is False and Source.KUBELET in seen_by:
-        return PodFate(ended=f"the kubelet has pod {pod.full_name} no more")
+        return PodFate(ended=f"the kubelet no longer has pod {pod.full_name}")
     return PodFate()
 
 
@@ -288,7 +288,7 @@ class PodWatch:
                     self._complaint = ""
                     self._note_api(pod, next(map(_api_pod, records(answer, "items")), None))
                 else:
-                    raise KubernetesError(f"API server {server.url}: its answer is no list of pods")
+                    raise KubernetesError(f"API server {server.url}: its answer is not a list of pods")
 
     def _note(self, name: str, look: PodLooks) -> None:
         if name in self._pods and look != self._looks.get(name):

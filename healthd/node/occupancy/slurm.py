@@ -38,9 +38,9 @@ NOT_SEEN = (
     "slurmd is not running or its processes cannot be seen; start it, or run healthd with the host's process table "
     "(in a container: the host's PID namespace)"
 )
-NOT_ROOT = "whose prolog slurmd runs cannot be read; run healthd as root"
+NOT_ROOT = "the job of slurmd's running prolog cannot be read; run healthd as root"
 NOT_CONTAINED = (
-    "a Slurm job need not show on its nodes before its first step; set PrologFlags=Contain in slurm.conf, and let "
+    "a Slurm job may not show on its nodes before its first step; set PrologFlags=Contain in slurm.conf, and let "
     "healthd read that file"
 )
 
@@ -64,7 +64,7 @@ def read(root: Path, processes: Sequence[Process]) -> Reading:
         if variables is None and (proc / str(process.pid)).exists():
             unseen = unseen or NOT_ROOT
         elif job := (variables or {}).get("SLURM_JOB_ID", ""):
-            found = Workload(name=f"slurm:{job}", uses=f"{process.name} of slurmd is under way")
+            found = Workload(name=f"slurm:{job}", uses=f"{process.name} of slurmd is running")
             jobs.setdefault(found.name, found)
     if not unseen and not contained(read_config(root, _configured_file(proc, daemons))):
         unseen = NOT_CONTAINED

@@ -99,7 +99,7 @@ class CollectiveSession:
         self._rounds = rounds
         self._others_wait = others_wait
         self.open = True
-        self.why = "the node's daemon stops"
+        self.why = "the node's daemon is stopping"
         self._interface = interface
         self._idle_seconds = idle_seconds
         self._make_session = session
@@ -192,7 +192,7 @@ class CollectiveSession:
             raise
         else:
             gone = sum(report.reason is not None for report in pending.ranks)
-            pending.end(OrderStatus.DONE, f"{gone} of {len(pending.ranks)} ranks gave nothing" if gone else "")
+            pending.end(OrderStatus.DONE, f"{gone} of {len(pending.ranks)} ranks returned nothing" if gone else "")
         finally:
             self._running = None
         if order.nccom is None:
@@ -220,7 +220,7 @@ class CollectiveSession:
             )
 
         if self._rounds is None:
-            raise RefusedError("nothing runs nccom-test over several nodes here")
+            raise RefusedError("nccom-test does not run over several nodes here")
         await session.check_free()
         seconds = self._seconds_left(pending)
         pending.progress = await NccomRound(pending.collective, self._rounds, on_progress, seconds=seconds).run()
@@ -295,7 +295,7 @@ class Collectives:
             if session.open and not use.stopping and session.validation == collective.validation:
                 session.add(order_id, collective, due_at, report)
                 return
-            self._scheduler.stop_use(use, f"validation {collective.validation} came")
+            self._scheduler.stop_use(use, f"validation {collective.validation} began")
         session = CollectiveSession(
             collective.validation,
             self._session,

@@ -94,10 +94,10 @@ class LeaseStore:
         try:
             saved = files.read(path, SavedLeases)
         except files.DamagedError as error:
-            self._doubt = "the file of the leases was damaged, so a job may have the node"
+            self._doubt = "the lease file was damaged, so a job may have the node"
             aside = files.copy_aside(path)
             log.error(
-                "%s: cannot be used (%s); copied to %s, the node counts as allocated until its leases are listed",
+                "%s: cannot be used (%s); copied to %s; the node counts as allocated until its leases are listed",
                 path,
                 error,
                 aside.name,
@@ -120,9 +120,9 @@ class LeaseStore:
             }
             return
         for held in saved.held:
-            log.info("lease %s of job %s ended: the machine was started again", held.lease.id, held.lease.job)
+            log.info("lease %s of job %s ended: the machine was restarted", held.lease.id, held.lease.job)
             self._final_reports[held.lease.id] = OrderReport(
-                status=OrderStatus.DONE, message="the machine was started again"
+                status=OrderStatus.DONE, message="the machine was restarted"
             )
 
     def _restore_in_doubt(self, saved: Sequence[HeldLease]) -> None:
@@ -134,8 +134,8 @@ class LeaseStore:
             held.lease.id: dataclasses.replace(held, taken_at=now, seen_at=None if held.seen_at is None else now)
             for held in saved
         }
-        self._doubt = self._doubt or "it is not known whether the machine was started again since its lease"
-        log.warning("the boot id is not known: %d leases are kept, %s", len(saved), self._doubt)
+        self._doubt = self._doubt or "it is unknown whether the machine was restarted since its lease"
+        log.warning("the boot id is unknown: %d leases are kept, %s", len(saved), self._doubt)
         self._try_commit(self._held, self._final_reports)
 
     @property
@@ -299,7 +299,9 @@ def _while_unseen(held: HeldLease, now: float) -> LeaseFate:
     """Nobody can tell whether the job goes on: the lease lasts for its time from when the job was last seen."""
     most = held.lease.max_seconds
     since = held.taken_at if held.seen_at is None else held.seen_at
-    return LeaseFate(ended="" if now - since < most else f"its time of {span(most)} is over, and nobody sees its job")
+    return LeaseFate(
+        ended="" if now - since < most else (f"its time of {span(most)} is over, and no node can observe its job")
+    )
 
 
 def _by_scheduler(held: HeldLease, seen: Observations, now: float, settle_seconds: float) -> LeaseFate | None:
@@ -406,7 +408,7 @@ async def claim_devices(lease: Lease, *, leases: LeaseStore, store: NodeStore, s
         if not leases.held:
             leases.add(lease)
             store.set_leases(leases.with_stamps())
-        await scheduler.stop_active(f"job {lease.job} gets the node")
+        await scheduler.stop_active(f"job {lease.job} is about to get the node")
         why = await _taken(lease, leases, store, scheduler)
     if not why:
         leases.note_claimed(lease.id)
@@ -427,7 +429,7 @@ async def _taken(lease: Lease, leases: LeaseStore, store: NodeStore, scheduler: 
         if leases.doubt:
             return ""  # it may be in force from before, and its job running
         if failed:
-            why, failures = f"the devices could not be looked at: {failed}", failures + 1
+            why, failures = f"the devices could not be checked: {failed}", failures + 1
             if failures == FAILED_LOOKS:
                 break
             continue

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 IDLE_WATCH_SECONDS = 3600.0
 END_SECONDS = 60.0  # beyond its deadline an order is reported as cancelled although it has not ended
 ACCEPTED = OrderReport(status=OrderStatus.ACCEPTED)
-CLAIMING = OrderReport(status=OrderStatus.RUNNING, message="stored; who has the devices is to be looked at")
+CLAIMING = OrderReport(status=OrderStatus.RUNNING, message="stored; holders of the devices are still to be checked")
 RELEASED = OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
 
 
@@ -114,7 +114,7 @@ class Orders:
                 del self._unacknowledged[order_id]
         for order_id, one in list(self._open.items()):
             if one.issuer == issuer and order_id not in listed:
-                self._cancel(one, "the aggregator called it off")
+                self._cancel(one, "the aggregator cancelled it")
         self._listed = tuple(leases)
         self._clear_doubt()
         for order in orders:
@@ -128,12 +128,12 @@ class Orders:
             self._end_lease(held.lease, RELEASED)
         elif order.id in self._open:
             if order.withdrawn:
-                self._cancel(self._open[order.id], "the aggregator called it off")
+                self._cancel(self._open[order.id], "the aggregator cancelled it")
         elif (ended := self._leases.final_report(order.id)) is not None:
             if not acknowledged:
                 self._unacknowledged.setdefault(order.id, ended)  # it may say more than what was stored of it
         elif order.withdrawn:
-            never = OrderReport(status=OrderStatus.CANCELLED, message="called off before it was begun")
+            never = OrderReport(status=OrderStatus.CANCELLED, message="cancelled before it began")
             self._unacknowledged[order.id] = never
             self._leases.add_final_report(order.id, never)
             self.on_change()
@@ -147,7 +147,7 @@ class Orders:
         known = [held.lease.id for held in self._leases.held if held.claimed]
         final = self._leases.final_report
         if all((key in known and key not in self._open) or final(key) is not None for key in self._listed):
-            log.info("the leases of the node are known again: %s", ", ".join(known) or "there is none")
+            log.info("the leases of the node are known again: %s", ", ".join(known) or "no leases")
             self._leases.clear_doubt()
             self._store.set_doubt("")
 
@@ -163,7 +163,7 @@ class Orders:
         try:
             self._begin(order, issuer)
         except Exception as error:  # the only place where an order can raise something unforeseen
-            log.exception("order %s could not be begun", order.id)
+            log.exception("order %s could not be started", order.id)
             self._report(order.id, _unforeseen(error))
 
     def _begin(self, order: Order, issuer: str) -> None:
@@ -187,7 +187,7 @@ class Orders:
             self._open[order.id].report = OrderReport(status=OrderStatus.RUNNING, message="about to be stored")
             self._tasks.start(f"lease {order.lease.id}", self._store_lease(order, order.lease))
         else:
-            self._report(order.id, _refusal(f"no such kind of order here: {order.kind!r}"))
+            self._report(order.id, _refusal(f"unknown kind of order: {order.kind!r}"))
 
     def _report(self, order_id: str, report: OrderReport) -> None:
         one = self._open.get(order_id)
@@ -267,11 +267,11 @@ class Orders:
         now = self._clock.boot()
         for one in list(self._open.values()):
             if now >= one.due_at:
-                why = f"not done within {one.order.deadline_seconds:.0f} s"
+                why = f"not finished within {one.order.deadline_seconds:.0f} s"
                 self._cancel(one, why)
                 if now >= one.due_at + END_SECONDS and one.order.kind != OrderKind.LEASE:
                     ended = dataclasses.replace(one.report, status=OrderStatus.CANCELLED)
-                    self._report(one.order.id, dataclasses.replace(ended, message=f"{why}, and it does not end"))
+                    self._report(one.order.id, dataclasses.replace(ended, message=f"{why}, and it does not stop"))
         self._end_leases(now)
         if self._pods is not None:
             self._pods.follow(tuple(held.pod for held in self._leases.held if held.pod is not None))
@@ -302,4 +302,4 @@ def _refusal(why: str) -> OrderReport:
 
 
 def _unforeseen(error: Exception) -> OrderReport:
-    return _refusal(f"an error of healthd's own: {type(error).__name__}; see the log of the node's daemon")
+    return _refusal(f"an internal error of healthd: {type(error).__name__}; see the log of the node's daemon")

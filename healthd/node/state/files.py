@@ -88,7 +88,7 @@ def load(path: Path, wanted: type[T]) -> T | None:
         return read(path, wanted)
     except DamagedError as error:
         aside = _aside(path)
-        log.error("%s: cannot be used (%s); set aside as %s, going on without it", path, error, aside.name)
+        log.error("%s: cannot be used (%s); moved to %s, continuing without it", path, error, aside.name)
         with contextlib.suppress(OSError):
             path.replace(aside)
         return None
@@ -122,7 +122,7 @@ def node_key(state_dir: Path) -> str:
         if len(key) == 64 and all(c in "0123456789abcdef" for c in key):
             return key
         if key:
-            log.error("%s: holds no key; a new one is made, an admin must accept it at the aggregator", path)
+            log.error("%s: contains no key; a new one is created, and an admin must accept it at the aggregator", path)
         import secrets
 
         key = secrets.token_hex(32)

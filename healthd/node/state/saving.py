@@ -89,7 +89,7 @@ class SavedEvidence:
             files.save(self._path, saved, durable=False)
         except (OSError, ValueError) as error:  # a lone surrogate cannot be written
             why = getattr(error, "strerror", None) or error
-            self._trouble.say(f"{self._path}: cannot be written ({why}); a restarted daemon counts anew", logging.ERROR)
+            self._trouble.say(f"{self._path}: cannot be written ({why}); a restart loses its counts", logging.ERROR)
         else:
             self._trouble.clear()
 

@@ -416,7 +416,7 @@ class NodeStore:
     def quarantine_unknown(self) -> str:
         """Why it is not known whether the node is quarantined; empty where it is known, or without an aggregator."""
         known = self._quarantine_known or not self.settings.sync.aggregators
-        return "" if known else "no aggregator has said yet whether this node is quarantined"
+        return "" if known else "no aggregator has reported yet whether this node is quarantined"
 
     @property
     def accelerator(self) -> str | None:

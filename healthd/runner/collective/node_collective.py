@@ -98,7 +98,7 @@ class SilenceLimits:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            log.info("%s: not used, the time limits of the checks hold: %s", self._file, error)
+            log.info("%s: not used, so the time limits of the checks apply: %s", self._file, error)
             return {}
 
     def _write(self) -> None:
@@ -109,13 +109,13 @@ class SilenceLimits:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file, content.encode(), several_writers=True)
         except OSError as error:
-            log.info("%s: not written, the time limits of the checks hold: %s", self._file, error)
+            log.info("%s: not written, so the time limits of the checks apply: %s", self._file, error)
 
 
 def _seconds(values: Sequence[Any]) -> list[float]:
     seconds = [float(value) for value in values[-KEPT_RUNS:]]
     if not all(0.0 <= value < math.inf for value in seconds):
-        raise ValueError("a silence is no number of seconds")
+        raise ValueError("a silence is not a number of seconds")
     return seconds
 
 
@@ -333,7 +333,7 @@ class _SilenceWatch:
         left = self._silence.left_seconds(time.monotonic(), *signs_of_life(self._lanes))
         if left <= 0 and self._overdue:
             limit = self._silence.limit_seconds
-            deadline.shorten(0.0, f"was silent for {limit:.3g} s, far longer than in runs that went well here")
+            deadline.shorten(0.0, f"was silent for {limit:.3g} s, far longer than in successful runs here")
         self._overdue = left <= 0  # a report may have arrived and not been read yet: look once more
         return LOOK_SECONDS if self._overdue else min(left, LOOK_SECONDS)
 
@@ -415,7 +415,7 @@ def is_unresolved(judgement: RankOutcome) -> bool:
 
 def not_applicable(accelerator: object) -> Finding:
     """The finding where workers are not kept, so that there is no search."""
-    text = f"which rank is at fault was not searched for: ranks of {accelerator} cannot be put together anew at once"
+    text = f"the rank at fault was not searched for: ranks of {accelerator} cannot be regrouped at once"
     return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
 
 
@@ -538,7 +538,7 @@ class Subgroups:
         found = [self._of_culprit(culprit, what, probes) for culprit in verdict.culprits]
         for path in verdict.paths:
             a, b = (self._lanes[int(end.partition(":")[2])].target for end in path.ends)
-            text = f"{what} is {'slow' if path.slow else 'broken'} between {a} and {b}, and both pass with others"
+            text = f"{what} is {'slow' if path.slow else 'broken'} between {a} and {b}; both pass with others"
             found.append(_finding(Status.FAIL, "DeviceLinkFault", text, f"path:{a}-{b}"))
         worst = Status.FAIL if any(o.status is Status.FAIL for t in failing for o in t.findings) else Status.UNKNOWN
         for part in verdict.one_of:
@@ -547,14 +547,17 @@ class Subgroups:
             found.append(_finding(worst, "RanksAmbiguous", "; ".join([text, *failed]), "node"))
         for group in verdict.groups:
             own = names(map(self._full, group.members))
-            text = f"{own} pass {what} among themselves and fail with all others: what joins them is broken"
+            text = (
+                f"{own} pass {what} among themselves but fail with all others: the link between the two groups is "
+                "broken"
+            )
             found.append(_finding(Status.FAIL, "DeviceLinkFault", text, "node"))
         if verdict.scale is not None:
             scale = verdict.scale
             text = f"{what} fails with {len(scale.members)} ranks and passes with {scale.largest_passing}"
-            found.append(_finding(worst, "RanksAmbiguous", f"{text}; no rank alone is at fault", "node"))
+            found.append(_finding(worst, "RanksAmbiguous", f"{text}; no single rank is at fault", "node"))
         if not found:
-            text = f"smaller groups of ranks do not say who is at fault in {what}: {'; '.join(verdict.reasons)}"
+            text = f"smaller groups of ranks do not show which rank is at fault in {what}: {'; '.join(verdict.reasons)}"
             found.append(_finding(Status.UNKNOWN, "Undecided", text, "node", blame=Blame.CHECK))
         return tuple(found)
 

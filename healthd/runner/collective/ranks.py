@@ -118,7 +118,7 @@ class RankGroup:
             done, _ = await asyncio.wait(pending, timeout=min(left, look_seconds), return_when=asyncio.FIRST_COMPLETED)
             if not failed and any(task.result().missing is not None for task in done):
                 failed = True
-                why = f"was still waiting {self._grace_seconds:g} s after another rank of its node had ended"
+                why = f"was still waiting {self._grace_seconds:g} s after another rank of its node had exited"
                 deadline.shorten(self._grace_seconds, why)
 
     async def _end_late(self, tasks: Sequence[asyncio.Task[Outcome]], why: str) -> list[Outcome]:
@@ -363,7 +363,7 @@ class OrderRanks:
             async with asyncio.timeout(max(0.0, self._round.deadline - time.monotonic())):
                 lost = await self._group.start(info, self._round.faults)
         except TimeoutError:
-            text = "was not ready when the time of the order was up"
+            text = "was not ready when the order's time was over"
             return [Outcome(target=rank.lane.target).fail("StartFailed", text) for rank in self._ranks]
         if not any(lost):
             return []
@@ -371,7 +371,7 @@ class OrderRanks:
         return [
             Outcome(target=rank.lane.target).fail(missing.reason, missing.message, action=missing.action)
             if missing
-            else Outcome(target=rank.lane.target).fail("Cancelled", f"did not begin, since {gone} could not take part")
+            else Outcome(target=rank.lane.target).fail("Cancelled", f"did not begin because {gone} could not take part")
             for rank, missing in zip(self._ranks, lost, strict=True)
         ]
 
@@ -380,7 +380,7 @@ class OrderRanks:
             rank.last = RANK_READY
         self._report(at_once=True)
         join_seconds = self._order.join_seconds
-        deadline = Deadline(join_seconds, f"the group was not whole within {join_seconds:g} s")
+        deadline = Deadline(join_seconds, f"the group was not complete within {join_seconds:g} s")
         return await self._group.run(info, lambda rank: self._command(rank, info), deadline, self._watch)
 
     def _watch(self, deadline: Deadline, ended: Mapping[int, Outcome]) -> float:
@@ -396,7 +396,7 @@ class OrderRanks:
             self._joined = True
             deadline.restart(within, f"did not end within {within:g} s")
         left = self._round.deadline - time.monotonic()
-        deadline.shorten(left, "did not end before the time of the order was up")
+        deadline.shorten(left, "did not end before the order's time was over")
         self._report(at_once=failed)
         return REPORT_SECONDS / 2
 
@@ -429,7 +429,7 @@ class OrderRanks:
 
 def _cancelled(report: RankReport) -> RankReport:
     """Whether a rank that was never ready was slow, or had no time, is seen where all ranks of the group are known."""
-    message = "called off" if report.last else "was not ready when the group was called off"
+    message = "called off" if report.last else "was not ready when the group was cancelled"
     return replace(report, reason="Cancelled", message=message)
 
 
@@ -488,7 +488,7 @@ class Session:
         self._workers.expect_devices()
         surveyed = await self._survey()
         if not self._targets:
-            raise RefusedError("no devices were found, so that there is nothing to be a rank on")
+            raise RefusedError("no devices were found, so no rank can run")
         try:
             await self._claimed.enter_async_context(self._claim.held(surveyed))
         except ClaimError as error:
@@ -567,22 +567,22 @@ class Session:
             raise RefusedError(f"it asks for {order.ranks} ranks, and this node has {own} ({some(self._targets)})")
         if not (0 <= order.first_rank <= order.first_rank + order.ranks <= order.size <= MAX_RANKS):
             last = order.first_rank + order.ranks - 1
-            raise RefusedError(f"ranks {order.first_rank} to {last} are no ranks of a group of {order.size}")
+            raise RefusedError(f"ranks {order.first_rank} to {last} do not exist in a group of {order.size}")
         if self._kind == "together" and order.size > own:
             accelerator = self._workers.inventory.get("accelerator")
             raise RefusedError(
-                f"one process drives all devices of {accelerator!r} here, so that its ranks form no group with other"
-                f" nodes: {order.size} ranks were asked for, {own} of them on this node"
+                f"one process drives all devices of {accelerator!r}, so its ranks cannot form a group with other "
+                f"nodes: {order.size} ranks were requested, {own} of them on this node"
             )
         if not order.checks:
             raise RefusedError("it names no check")
         if not 0 < order.port < 65536:
-            raise RefusedError(f"{order.port} is no port")
+            raise RefusedError(f"{order.port} is not a port")
         for name in order.checks:
             if name not in catalogue:
-                raise RefusedError(f"no such check here: {name!r}")
+                raise RefusedError(f"no such check: {name!r}")
             if catalogue[name].scope is not Scope.GROUP or not catalogue[name].judged:
-                raise RefusedError(f"{name} compares no ranks; a collective is wanted, such as all_reduce")
+                raise RefusedError(f"{name} does not compare ranks; use a collective, such as all_reduce")
         return tuple(catalogue[name] for name in dict.fromkeys(order.checks))
 
     def _note_progress(self, progress: RunProgress) -> None:

@@ -131,7 +131,7 @@ class ForkServer:
             self._line.sendmsg([b"{}"], sent)
         except OSError as error:
             pipes.close()
-            self._refuse(f"the process that forks them does not answer: {error.strerror}")
+            self._refuse(f"the process that forks them does not respond: {error.strerror}")
             return None
         pipes.close_theirs()
         answer: asyncio.Future[WorkerProcess | None] = self._loop.create_future()
@@ -147,7 +147,7 @@ class ForkServer:
         except OSError:
             text = b""
         if not text:
-            self._refuse("the process that forks them has ended")
+            self._refuse("the process that forks them has exited")
             return
         answer: Mapping[str, Any] = json.loads(text)
         if "refused" in answer:
@@ -169,7 +169,7 @@ class ForkServer:
     def _refuse(self, why: str) -> None:
         if self.refused is None:
             self.refused = why
-            log.debug("workers import on their own: %s", why)
+            log.debug("workers import torch on their own: %s", why)
             self._reap()
         self._stop_reading()
         for pipes, waiting, _ in self._asked:

@@ -1,4 +1,4 @@
-"""Reads what one worker reports for a check, and says why where it reports nothing."""
+"""Reads what one worker reports for a check, and gives a reason if it reports nothing."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Outcome:
         if isinstance(programs, list) and programs and isinstance(programs[0], str):
             self.program = programs[0]
         if isinstance(dropped, int) and dropped > 0:
-            self.error = f"{dropped} findings beyond {MAX_FINDINGS} were dropped; the worst of them was kept"
+            self.error = f"{dropped} findings beyond {MAX_FINDINGS} were dropped; the worst were kept"
 
     @property
     def crashed(self) -> bool:
@@ -207,7 +207,10 @@ def _answers(event: dict[str, Any], command_id: int) -> bool:
     """
     same, second = event.get("id") == command_id, event["kind"] == "second_writer"
     if second and same:
-        text = f"a process that the check forked (pid {event.get('pid')}) gave results too: return or exit in it"
+        text = (
+            f"a process forked by the check (pid {event.get('pid')}) also sent results: it must return or exit "
+            "inside the check"
+        )
         raise ProtocolError(text)
     if not second and not same:
         raise ProtocolError(f"an answer to command {event.get('id')!r} instead of {command_id}")

@@ -184,7 +184,7 @@ class WorkerLane:
         if event["kind"] == "raised":
             return self._setup_raised(event, process)
         if event["kind"] != "ready":
-            return self._missing("Garbage", "sent something else than ready"), True
+            return self._missing("Garbage", "sent something other than ready"), True
         self._workers.note_versions(event.get("versions"))
         self.cold = bool(event.get("cold"))
         self._ready_at = self._free_at = time.monotonic()
@@ -256,7 +256,7 @@ class WorkerLane:
         outcome = Outcome(target=self.target, attempts=max(job.attempts, self._starts), crashes=job.crashes)
         process = self.process
         if process is None:
-            return outcome.fail_with_worker("Crashed", "its worker is gone")
+            return outcome.fail_with_worker("Crashed", "its worker has exited")
 
         def report(event: str, text: str) -> None:
             if job.command["kind"] == "run":  # the others are no progress of a check

@@ -220,7 +220,7 @@ class WorkerProcess:
             if not data:
                 # Usually it has ended and the pidfd says so at once, with the signal. If not, it closed its results.
                 self._stop_reading()
-                self._loop.call_later(CLOSED_SECONDS, self._end, "Garbage", "closed its results and went on")
+                self._loop.call_later(CLOSED_SECONDS, self._end, "Garbage", "closed its results but kept running")
             for message in self._decoder.feed(data):
                 self._events.append(message)
                 self._new_event.set()
@@ -350,13 +350,13 @@ class WorkerProcess:
 
 def _descriptor(pipe: IO[bytes] | None) -> int:
     if pipe is None:
-        raise OSError("a pipe of the worker was not made")
+        raise OSError("a pipe of the worker could not be created")
     return pipe.fileno()
 
 
 def _how(code: int | None) -> str:
     if code is None:
-        return "ended and cannot be reaped"
+        return "ended but cannot be reaped"
     if code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"
@@ -574,7 +574,7 @@ class Workers:
         if process is None and not (target == "node" and self._unreaped_of_node > 1):
             return None
         who = f"pid {process.worker_pid}" if process is not None else "more than one"
-        text = f"a killed probe ({who}) does not end: the kernel or the device's driver holds it; reboot the node"
+        text = f"a killed probe ({who}) does not exit: the kernel or the device's driver blocks it; reboot the node"
         return Missing(target=target, reason="Stuck", message=text)
 
     def add_unreaped(self, key: str, process: WorkerProcess) -> None:

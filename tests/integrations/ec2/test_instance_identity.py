@@ -78,7 +78,7 @@ async def test_document_of_somebody_else_is_refused(aws: Region, tmp_path: Path)
     other = region(tmp_path / "other")
     error = await refused(aws, other.sign(document()))
     assert error.status == 401
-    assert "is not signed by a certificate of 'certificates'" in str(error)
+    assert "its signature matches no certificate in 'certificates'" in str(error)
     error = await refused(aws, aws.sign(document(accountId="999999999999")))
     assert error.status == 403
     assert "of account 999999999999, which is not authorized" in str(error)
@@ -87,8 +87,8 @@ async def test_document_of_somebody_else_is_refused(aws: Region, tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"no JSON", "no JSON object"),
-        (b"[]", "no JSON object"),
+        (b"no JSON", "not a JSON object"),
+        (b"[]", "not a JSON object"),
         (document(instanceId="i-*"), "no usable instanceId"),
         (document(instanceId=None), "no usable instanceId"),
         (document(accountId=123456789012), "no usable accountId"),
@@ -102,7 +102,7 @@ async def test_signed_nonsense_is_refused(aws: Region, content: bytes, why: str)
 
 async def test_other_digests_and_what_is_no_document_are_refused(aws: Region) -> None:
     error = await refused(aws, aws.sign(document(), digest=hashes.SHA384()))
-    assert "not signed by SHA-256: ask for /latest/dynamic/instance-identity/rsa2048" in str(error)
+    assert "not signed with SHA-256: request /latest/dynamic/instance-identity/rsa2048" in str(error)
     for token in ("secret-token-of-a-file", "eyJhbGciOiJSUzI1NiJ9.e30.c2ln", "MI" + "A" * 9000):
         assert await who(aws, token) is None, "another platform or the token file may know it"
 
@@ -141,7 +141,7 @@ def test_content_of_another_document_under_the_same_attributes_is_refused(aws: R
     good = base64.b64decode(aws.sign(document()))
     forged = good.replace(INSTANCE.encode(), OTHER.encode())
     assert forged != good
-    with pytest.raises(DocumentError, match="its content is not what was signed"):
+    with pytest.raises(DocumentError, match="its content does not match its signature"):
         verify(forged, read_certificates(aws.file))
 
 
@@ -153,7 +153,7 @@ def test_settings_that_cannot_be_meant_are_an_error(aws: Region, tmp_path: Path)
     for name in ("*", "{instance}*", "node-1", "{instance}{instance}"):
         with pytest.raises(ValueError, match=r"must have \{instance\} once"):
             aws.callers(names=(name,))
-    with pytest.raises(ValueError, match="sent instead of a token"):
+    with pytest.raises(ValueError, match="replaces a token"):
         SyncSettings(token_file=tmp_path / "token", instance_identity=True)
     missing = tmp_path / "missing.pem"
     with pytest.raises(ConfigError, match="no certificates can be read"):
@@ -163,7 +163,7 @@ def test_settings_that_cannot_be_meant_are_an_error(aws: Region, tmp_path: Path)
     begin, end = aws.certificate.not_valid_before_utc, aws.certificate.not_valid_after_utc
     made = weak.serial_number(1).not_valid_before(begin).not_valid_after(end).sign(key, hashes.SHA256())
     missing.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    with pytest.raises(ConfigError, match="certificate 1 is not of RSA with 2048 bits: take those that AWS lists"):
+    with pytest.raises(ConfigError, match="certificate 1 is not RSA with 2048 bits: use those that AWS lists"):
         read_certificates(missing)
 
 
@@ -238,7 +238,7 @@ def test_node_gets_its_document_from_the_metadata_service(aws: Region, tmp_path:
     assert file.stat().st_mode & 0o777 == 0o600
     with (
         serving(Metadata(b"<html>")) as endpoint,
-        pytest.raises(ConfigError, match="gives no identity document; is this an instance of EC2"),
+        pytest.raises(ConfigError, match="returns no identity document; is this an EC2 instance"),
     ):
         write_credential(tmp_path / "run", {"AWS_EC2_METADATA_SERVICE_ENDPOINT": endpoint})
 

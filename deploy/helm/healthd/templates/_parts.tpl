@@ -92,7 +92,7 @@ HEALTHD_PROBE_ACCELERATOR: {{ $platform.accelerator }}
 {{- if eq .Values.profile "active" }}
 # A container's own limits and names still say nothing of the node; the hook in the job's container judges those.
 HEALTHD_NODE_DISABLED: host_name,mounts,process_limits
-# Once after each boot, on devices that nobody has: a node that no gate asks for is known to be well, or not.
+# Once after each boot, on free devices, so that a node without gates has a known health.
 HEALTHD_NODE_ACTIVE_UNPROMPTED: boot
 # Without its probes compiled a node would stay unknown; what has been compiled is kept on the host.
 HEALTHD_PROBE_ON_COLD_CACHE: compile
@@ -137,7 +137,7 @@ HEALTHD_AGGREGATOR_TLS_KEY: /etc/healthd/tls/tls.key
 # What the aggregators know each other by.
 HEALTHD_AGGREGATOR_CA_FILE: /etc/healthd/tls/ca.crt
 {{- end }}
-# A week of this first: every job is admitted, and what enforce would have said is recorded.
+# A week of this first: every job is admitted, and the answer of enforce mode is recorded.
 HEALTHD_POLICY_MODE: observe
 {{- if .Values.actuator.enabled }}
 HEALTHD_ACTUATOR_KIND: kubernetes

@@ -1,4 +1,4 @@
-"""Run the migrations on the connection that the store hands over; there is no offline mode."""
+"""Run the migrations on the connection that the store provides; there is no offline mode."""
 
 from __future__ import annotations
 
