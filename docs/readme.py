@@ -16,7 +16,8 @@ PAGE = Path(__file__).resolve().parent.parent / "README.md"
 BLOCK = re.compile(r"(?s)(<!-- demo: [^\n]*-->\n).*?(<!-- end -->)")
 WIDTH = 110
 ACTS = ("2. ", "3. ", "4. ")
-SHOWN = re.compile(r"^(\$ healthd gate --|  [✓✗] |    [✗] |      [✗] )")
+SHOWN = re.compile(r"^(\$ healthd gate --|  [✓✗] |    [✗] |      [✗] (?!.*Quarantined))")
+"""A quarantine repeats the fault above it."""
 
 
 def excerpt(output: str) -> str:
