@@ -94,6 +94,7 @@ AGGREGATOR = {
         "store",
         "forwarding",
         "leadership",
+        "metrics",
         "service_accounts",
     },
 }

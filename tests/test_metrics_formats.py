@@ -37,6 +37,7 @@ OF_NODE = {
     "healthd_task_errors_total",
 }
 OF_AGGREGATOR = {
+    "healthd_aggregator_loop_lag_seconds_count",
     "healthd_fleet_nodes",
     "healthd_fleet_nodes_heard",
     "healthd_gate_decisions_total",

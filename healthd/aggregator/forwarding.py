@@ -32,7 +32,7 @@ from healthd.aggregator.api import (
     scope_of,
 )
 from healthd.aggregator.identity.tokens import PEER, Guard, Scope
-from healthd.aggregator.metrics import LeadershipCollector, tasks_metric
+from healthd.aggregator.metrics import LOOP_LAG, LeadershipCollector, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, connection_words
 from healthd.core.http.client import trusting
@@ -116,6 +116,7 @@ class Front:
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(LeadershipCollector(lambda: False, lambda: self._term))
         self._metrics.register(tasks_metric())
+        self._metrics.register(LOOP_LAG)
         self._http = httpx.AsyncClient(
             verify=trust if trust is not None else False,  # never used without TLS
             trust_env=False,

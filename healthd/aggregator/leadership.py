@@ -33,7 +33,7 @@ from healthd.aggregator.jobs.postmortem_records import Postmortem
 from healthd.aggregator.jobs.postmortems import Postmortems
 from healthd.aggregator.jobs.sinks import JobEvents, job_events
 from healthd.aggregator.jobs.ungated import UNGATED, UngatedJobs
-from healthd.aggregator.metrics import FleetMetrics, LeadershipCollector, tasks_metric
+from healthd.aggregator.metrics import LOOP_LAG, FleetMetrics, LeadershipCollector, tasks_metric
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine import MOST_GATES_READ, Accusations
 from healthd.aggregator.quarantine.records import ACCUSED_WINDOW_SECONDS
@@ -373,6 +373,7 @@ def build(terms: Terms, store: Store) -> Parts:
     )
     metrics.add(LeadershipCollector(store.leads, lambda: store.term))
     metrics.add(tasks_metric())
+    metrics.add(LOOP_LAG)
     accusations = Accusations(keep_seconds=ACCUSED_WINDOW_SECONDS, clock=clock)
     fleet.accused = accusations.warning
     accusations.on_change.append(fleet.accusation_changed)

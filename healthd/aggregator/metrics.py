@@ -56,6 +56,25 @@ def tasks_metric() -> Reading:
     return Reading(GaugeMetricFamily, "healthd_aggregator_tasks", about, lambda: len(asyncio.all_tasks()))
 
 
+LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+LAG_EACH_SECONDS = 0.1
+LOOP_LAG = Histogram(
+    "healthd_aggregator_loop_lag_seconds",
+    "How much later than asked for the event loop came back, ten times a second: what every request waits for.",
+    buckets=LAG_BOUNDS,
+    registry=None,
+)
+
+
+async def observe_lag() -> None:
+    """Measure the lag of the event loop, for ever."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_EACH_SECONDS
+        await asyncio.sleep(LAG_EACH_SECONDS)
+        LOOP_LAG.observe(max(0.0, loop.time() - due))
+
+
 class LeadershipCollector(Collector):
     """Who leads, as this aggregator knows it."""
 

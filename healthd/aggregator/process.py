@@ -20,6 +20,7 @@ from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.forwarding import Front, trust_of
 from healthd.aggregator.identity.tokens import Guard, Platform, Platforms
 from healthd.aggregator.leadership import Course, Terms, leading
+from healthd.aggregator.metrics import observe_lag
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings
@@ -36,10 +37,12 @@ from healthd.integrations import INTEGRATIONS
 
 log = logging.getLogger(__name__)
 
-# A full collection walks over all that ten thousand held connections consist of and stops everything for a second.
-# Syncs leave no cycles behind, so it is done now and then instead of whenever the number of objects has grown.
+# A full collection walks over all that ten thousand held connections consist of and stops everything for a second, so
+# each one is of what is new since the one before, which is then left alone (`gc.freeze`). Syncs and gates leave no
+# cycles behind: of 250,000 objects that were left alone none was garbage after 20,000 syncs and fifteen gates.
 COLLECTOR_THRESHOLDS = (5_000, 5, 1_000_000_000)
-COLLECT_SECONDS = 600.0
+STOP_SECONDS, LEAST_STOP_SECONDS, MOST_STOP_SECONDS = 0.02, 1.0, 60.0
+"""So long such a collection should stop everything, and so long at least and at most is between two."""
 # What a held request consists of dies before it is old, and then the number of objects does not grow: Python would come
 # to it after minutes, with so many at once that everything stops for a tenth of a second.
 YOUNG_SECONDS, LEAST_YOUNG_SECONDS, MOST_YOUNG_SECONDS = 0.004, 0.05, 1.0
@@ -156,7 +159,8 @@ async def aggregator(
             tasks.supervise("course of leadership", functools.partial(course.run, store), OnEnd.FATAL)
             await tasks.first(course.settled.wait())
             server = Server(front, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
-            tasks.supervise("garbage collection", _collect_now_and_then)
+            tasks.supervise("garbage collection", _collect_new)
+            tasks.supervise("lag of the event loop", observe_lag)
             tasks.supervise("collection of young objects", _collect_young)
             await server.start()
             try:
@@ -238,10 +242,15 @@ async def _collect_young() -> None:
         pause = min(max(pause * YOUNG_SECONDS / took, LEAST_YOUNG_SECONDS), MOST_YOUNG_SECONDS)
 
 
-async def _collect_now_and_then() -> None:
+async def _collect_new() -> None:
+    pause = LEAST_STOP_SECONDS
     while True:
-        await asyncio.sleep(COLLECT_SECONDS)
+        await asyncio.sleep(pause)
+        began = time.perf_counter()
         gc.collect()
+        gc.freeze()
+        took = max(time.perf_counter() - began, 1e-6)
+        pause = min(max(pause * STOP_SECONDS / took, LEAST_STOP_SECONDS), MOST_STOP_SECONDS)
 
 
 def _make_state_dir(settings: AggregatorSettings) -> None:
