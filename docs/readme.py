@@ -1,8 +1,8 @@
 """
 Write the output of `healthd demo` into the README: `make readme`.
 
-The acts stand between two comments. Gate ids, commands that start processes, and the rounds of the localisation are left
-out; nothing else is changed.
+The acts stand between two comments. Gate ids, commands that start processes, quarantines and rounds of the localisation
+are left out; nothing else is changed.
 """
 
 from __future__ import annotations
