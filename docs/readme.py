@@ -1,8 +1,8 @@
 """
 Write the output of `healthd demo` into the README: `make readme`.
 
-The acts stand between two comments. Gate ids, commands that start processes, and the rounds of the localisation are left
-out; nothing else is changed.
+The acts stand between two comments. Gate ids, commands that start processes, quarantines and rounds of the localisation
+are left out; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ PAGE = Path(__file__).resolve().parent.parent / "README.md"
 BLOCK = re.compile(r"(?s)(<!-- demo: [^\n]*-->\n).*?(<!-- end -->)")
 WIDTH = 110
 ACTS = ("2. ", "3. ", "4. ")
-SHOWN = re.compile(r"^(\$ healthd gate --|  [✓✗] |    [✗] |      [✗] )")
+SHOWN = re.compile(r"^(\$ healthd gate --|  [✓✗] |    [✗] |      [✗] (?!.*Quarantined))")
+"""A quarantine repeats the fault above it."""
 
 
 def excerpt(output: str) -> str:

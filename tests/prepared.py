@@ -109,6 +109,9 @@ def line(*, alone: bool) -> Line | None:
     pid = os.getpid()
     if not lines:
         starters.add(pid)
+    if alone and not {(pid, True), (pid, False)} & lines.keys() and (asked := executed.get(pid, 0)) < EXECUTED_FIRST:
+        executed[pid] = asked + 1
+        return None
     # It would end with a thread that has started it (PR_SET_PDEATHSIG); the main thread stays.
     if pid in starters and (pid, alone) not in lines and threading.current_thread() is threading.main_thread():
         lines[pid, alone] = Line(start(alone=alone))
@@ -117,6 +120,10 @@ def line(*, alone: bool) -> Line | None:
 
 lines: dict[tuple[int, bool], Line] = {}
 """By process id and `alone`."""
+EXECUTED_FIRST = 8
+"""So many processes without site-packages are executed first: that costs less than a process that forks a few."""
+executed: dict[int, int] = {}
+"""How many were, by process id."""
 starters: set[int] = set()
 """Who starts prepared processes: the first that asks. A forked process has what it was given."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -131,9 +132,10 @@ def named_in(path: Path) -> set[str]:
     return {name for name in found if name.endswith(endings)}
 
 
-def measurement_names() -> list[str]:
+@functools.cache
+def measurement_names() -> tuple[str, ...]:
     files = [*CHECKS.rglob("*.py"), Path(healthd.node.http.metrics.__file__)]
-    return sorted(set().union(*map(named_in, files)))
+    return tuple(sorted(set().union(*map(named_in, files))))
 
 
 def test_names_of_measurements_are_found_in_the_code() -> None:
@@ -156,9 +158,16 @@ class AnyLabel(dict[str, str]):
         return self.value
 
 
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The series of a node with everything measured."""
+    return series(everything(book_of(tmp_path_factory.mktemp("before"))))
+
+
 @pytest.mark.parametrize("given", [{}, {"dtype": "fp32"}, {"dtype": "fp32", "ranks": "32"}, {"size_bytes": "1024"}])
-def test_no_measurement_makes_series_by_labels_that_are_not_bounded(tmp_path: Path, given: dict[str, str]) -> None:
-    before = series(everything(book_of(tmp_path)))
+def test_no_measurement_makes_series_by_labels_that_are_not_bounded(
+    tmp_path: Path, before: list[str], given: dict[str, str]
+) -> None:
     numbers = tuple(
         Measurement(name=name, value=1.0, lower=None, upper=None, origin="none", labels=AnyLabel(str(value), **given))
         for name in measurement_names()

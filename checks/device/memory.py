@@ -69,7 +69,7 @@ def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
         return
     wanted = min(limit_bytes, int(available * params.share_ratio))
     if wanted < _LEAST_BYTES:
-        yield _cannot(device, f"{available} bytes are available, too few to test a share of {params.share_ratio:g}")
+        yield _cannot(device, f"{available} bytes are available, too few for a test")
         return
     half = wanted // _WORD_BYTES // 2
     pairs = min(_MAX_PAIRS, -(-half // _PIECE_WORDS))

@@ -290,7 +290,7 @@ async def sync(
         Header(
             alias=KEY_HEADER.decode(),
             min_length=MIN_KEY_LENGTH,
-            description="The node's own key: the first key used with a name owns it.",
+            description="The node's own key. The first key used with a node name owns that name.",
         ),
     ],
     executor: Annotated[

@@ -56,7 +56,11 @@ def test_aggregator_connects_by_a_certificate_that_is_verified_in_full(server: t
     ("change", "said", "remedy"),
     [
         ("sslrootcert={folder}/other.pem", "certificate verify failed", "as sslrootcert in aggregator.database"),
-        ("sslrootcert={folder}/ca.pem&host=localhost&hostaddr=127.0.0.1", "does not match host name", "by the name in"),
+        (
+            "sslrootcert={folder}/ca.pem&host=localhost&hostaddr=127.0.0.1",
+            "does not match host name",
+            "name from its certificate in",
+        ),
         ("sslrootcert={folder}/none.pem", "does not exist", "correct aggregator.database"),
     ],
     ids=["another CA", "another name", "no CA"],

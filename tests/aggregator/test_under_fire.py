@@ -62,6 +62,7 @@ def test_aggregator_killed_in_the_middle_of_a_held_gate_answers_it_after_the_res
     assert admitted(aggregator, "held") == [held["id"]]
 
 
+@pytest.mark.thorough
 def test_what_was_admitted_is_still_admitted_after_everything_was_killed(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n1", "n2")
     node = cluster.services["n1"]

@@ -296,6 +296,7 @@ def test_beside_a_daemon_that_cannot_see_who_holds_the_devices_the_job_is_admitt
         daemon.kill()  # unshare does not pass SIGTERM on
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_sees_the_ranks_of_its_hook_on_the_devices_takes_the_lease_once_they_are_gone(
     tmp_path: Path,
 ) -> None:

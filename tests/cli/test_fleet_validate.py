@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import socket
+import threading
 
 import pytest
 
@@ -73,12 +74,16 @@ def test_where_to_look_is_told_when_nobody_answers_any_more(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_that_is_stopped_is_withdrawn_so_that_its_nodes_are_free(number: signal.Signals) -> None:
+def test_one_that_is_stopped_is_withdrawn_so_that_its_nodes_are_free(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_commands, "AWAY_SECONDS", 0.0)
     asked = []
+    held: list[socket.socket] = []
 
     def stop(connection: socket.socket) -> None:
+        held.append(connection.dup())  # the question stays open: a process that ends gives it up, and this one stays
         os.kill(os.getpid(), number)
-        connection.recv(1)  # the command gives this question up
 
     def withdrawn(connection: socket.socket) -> None:
         asked.append("DELETE")
@@ -86,5 +91,11 @@ def test_one_that_is_stopped_is_withdrawn_so_that_its_nodes_are_free(number: sig
 
     with server(told(Verdict.HOLD), stop, withdrawn) as url:
         said = run_inside(*WORDS, url)
-    assert (said.code, said.out, asked) == (130, "", ["DELETE"])
+        assert asked == ["DELETE"]
+        held[0].shutdown(socket.SHUT_RDWR)
+        held[0].close()
+        for thread in threading.enumerate():
+            if thread.name == "work":
+                thread.join(30)
+    assert (said.code, said.out) == (130, "")
     assert "healthd: withdrawn; its nodes are free again" in said.err

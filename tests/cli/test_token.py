@@ -39,7 +39,7 @@ def test_a_token_of_some_nodes_says_so_in_its_lines(tmp_path: Path) -> None:
     for options, why in (
         (("--scope", "admin", "--node", "n1"), "node names need the scopes sync or gate, not admin"),
         (("--node", "n1"), "not read"),
-        (("--scope", "sync", "--node", "a b"), "'a b' is no pattern of node names"),
+        (("--scope", "sync", "--node", "a b"), "'a b' is not a pattern of node names"),
     ):
         refused = healthd(tmp_path, "token", "trn-a", *options)
         assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)

@@ -131,7 +131,7 @@ def test_passive_checks_see_as_much_in_the_unit_as_outside(tmp_path: Path) -> No
 
 
 @pytest.mark.system("systemd-analyze", root=True)
-@pytest.mark.parametrize(("drop_ins", "fault"), [((), "put store-user.conf"), (("store-user.conf",), None)])
+@pytest.mark.parametrize(("drop_ins", "fault"), [((), "install store-user.conf"), (("store-user.conf",), None)])
 def test_store_is_looked_at_as_the_user_of_the_jobs_with_the_drop_in_for_it(
     drop_ins: tuple[str, ...], fault: str | None, tmp_path: Path
 ) -> None:

@@ -67,7 +67,7 @@ def installed(cluster: Cluster, *names: str) -> Iterator[None]:
         yield
     finally:
         for name in reversed(names):
-            cluster.kubectl("delete", "-f", folder / name / "manifests.yaml", "--ignore-not-found", "--wait=false")
+            cluster.kubectl("delete", "-f", folder / name / "manifests.yaml", "--ignore-not-found", "--timeout=120s")
 
 
 def queue(name: str, flavor: str, pods: int) -> list[dict[str, Any]]:

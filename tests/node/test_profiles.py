@@ -149,6 +149,7 @@ lower = 1e30
 """
 
 
+@pytest.mark.thorough
 def test_a_slow_probe_of_a_daemon_has_its_profile_at_the_socket_and_in_the_bundle(tmp_path: Path) -> None:
     file = tmp_path / "healthd.toml"
     file.write_text(SETTINGS)

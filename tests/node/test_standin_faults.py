@@ -139,7 +139,7 @@ def judged(machine: NeuronMachine, expected: set[Row]) -> NodeState:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault", "expected"), some(FAULTS_OF, 3), ids=lambda value: value if isinstance(value, str) else ""
+    ("name", "fault", "expected"), some(FAULTS_OF, 6), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_fault_is_named_and_nothing_else_is_accused(name: str, fault: str, expected: set[Row], make: Make) -> None:
     state = judged(make(name, fault), expected)

@@ -22,7 +22,6 @@ from healthd.node import step_reports
 from healthd.node.step_reports import FILE, MAX_JOBS, MAX_RANKS, StepReports
 from healthd.steps import WINDOW_STEPS, JobSteps
 from tests import prepared
-from tests.profile import some
 
 RANKS = 4
 RANK = """
@@ -78,7 +77,8 @@ async def follow(run_dir: Path, until: Callable[[StepReports], bool], seconds: f
     return reports
 
 
-@pytest.mark.parametrize("slow", some([2, -1], 2))
+@pytest.mark.thorough
+@pytest.mark.parametrize("slow", [2, -1])
 def test_rank_of_a_gloo_job_that_is_a_tenth_slower_is_named(slow: int, tmp_path: Path) -> None:
     """
     Four real processes that wait for each other in every step, so that all steps take as long as the slow one's.

@@ -175,6 +175,7 @@ def slow_runner(machine: NeuronMachine, tmp_path: Path, **changes: Any) -> Runne
     )
 
 
+@pytest.mark.thorough
 def test_slow_cores_of_a_machine_are_profiled_after_their_workers_and_others_stay_as_they_are(tmp_path: Path) -> None:
     runner = slow_runner(NeuronMachine(tmp_path / "machine", "trn1.2xlarge"), tmp_path)
     kept: dict[str, Profile] = {}

@@ -50,6 +50,7 @@ def by_target(result: CheckResult) -> dict[str, tuple[str, str | None]]:
     return {finding.target: (finding.status.value, finding.reason) for finding in result.findings}
 
 
+@pytest.mark.thorough
 def test_real_quick_checks_and_collectives_pass_in_one_run(tmp_path: Path) -> None:
     names = ("matmul", "memory", "digest", "transfer", "train_step", "all_gather", "all_reduce", "reduce_scatter")
     steps: list[RunProgress] = []

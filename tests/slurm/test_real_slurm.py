@@ -203,7 +203,7 @@ def test_actuator_drains_and_takes_back_only_its_own(site: Site) -> None:
 def test_word_for_all_nodes_never_reaches_slurm(site: Site) -> None:
     hand = SlurmActuator(site.slurm.scontrol, owner="healthd")
     assert asyncio.run(hand.remove(removal("ALL", "n[1-3]", "n1,n2"))).done is Done.LEFT
-    with pytest.raises(SlurmError, match="does not name one node"):
+    with pytest.raises(SlurmError, match="is not a single node"):
         site.slurm.scontrol.drain("ALL", "healthd: x")
     assert not any(node.out for node in site.slurm.scontrol.nodes())
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from healthd.steps import WINDOW_STEPS, JobSteps, StepReport, change_point, parse
 from tests.every import every
+from tests.profile import fleets
 from tests.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 
 
@@ -49,8 +50,8 @@ def test_of_two_ranks_the_slow_one_is_named_after_twice_as_long() -> None:
 
 @pytest.mark.parametrize("kind", [by_length, by_blocks, by_turns, by_drift])
 def test_uneven_data_accuses_nobody_in_a_hundred_runs(kind: Callable[[random.Random, int], Own]) -> None:
-    """A quarter of the runs each, of 30 windows."""
-    for seed in range(25):
+    """A quarter of the runs each by night, of 30 windows."""
+    for seed in range(fleets(25)):
         ranks = (4, 8)[seed % 2]
         own = kind(random.Random(f"{kind.__name__} {seed}"), ranks)
         found = accused(reports(own, 30 * WINDOW_STEPS, ranks))

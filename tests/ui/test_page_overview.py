@@ -295,7 +295,7 @@ def test_a_form_without_nodes_or_reason_changes_nothing_and_says_why(found: Stag
 
         assert send(do="release", reason="x") == (400, send(do="release", reason="x")[1])
         assert "no node is chosen" in send(do="release", reason="x")[1]
-        assert "say why" in send(do="quarantine", node=["trn-44"], end="1h")[1]
+        assert "give a reason" in send(do="quarantine", node=["trn-44"], end="1h")[1]
         assert "nobody-there" in send(do="quarantine", node=["trn-44", "nobody-there"], end="1h", reason="x")[1]
         assert send(do="quarantine", node=["trn-44"], end="1h", reason="x", word2="y")[0] == 400
         assert client.get("/v1/nodes/trn-44").json()["quarantine"] is None

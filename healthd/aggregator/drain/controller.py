@@ -570,7 +570,9 @@ class ActuatorCollector(Collector):
         labels = ("kind", "call")
         calls = CounterMetricFamily("healthd_actuator_calls", "Calls to the actuator's scheduler.", labels=labels)
         failures = CounterMetricFamily(
-            "healthd_actuator_failures", "Calls of the actuator that its scheduler refused or lost.", labels=labels
+            "healthd_actuator_failures",
+            "Calls of the actuator that the scheduler refused or that were lost.",
+            labels=labels,
         )
         out = GaugeMetricFamily(
             "healthd_actuator_nodes_out",

@@ -98,7 +98,7 @@ async def choice_of(request: Request) -> Choice:
     if not nodes:
         raise BadInputError("no node is chosen; go back and tick some")
     if (doing := fields.get("do", "")) not in DOINGS:
-        raise BadInputError(f"do what? choose one of: {', '.join(sorted(DOINGS))}")
+        raise BadInputError(f"choose an action: {', '.join(sorted(DOINGS))}")
     return Choice(visitor=visitor, nodes=tuple(nodes), doing=doing, fields=fields)
 
 

@@ -156,7 +156,7 @@ def _path(path: PathFault, end: str, validation: Validation, *, injected: bool) 
 def _not_measured(validation: Validation, verdict: ValidationVerdict) -> Iterator[tuple[str, Reason]]:
     """Nodes that gave no outcome: nobody knows why, or they could not take part, or fell silent."""
     for node in verdict.not_measured:
-        yield node, _reason("Undecided", f"no test with {node} gave an outcome", node)
+        yield node, _reason("Undecided", f"no test with {node} produced a result", node)
     for tested in validation.history:
         for node in tested.silent:
             yield node, _reason("Silent", f"{node} stopped responding in the collectives", node)

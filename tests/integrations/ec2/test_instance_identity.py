@@ -146,7 +146,7 @@ def test_content_of_another_document_under_the_same_attributes_is_refused(aws: R
 
 
 def test_settings_that_cannot_be_meant_are_an_error(aws: Region, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="name the accounts whose instances may speak here"):
+    with pytest.raises(ValueError, match="no accounts are listed"):
         AwsCallers(certificates=aws.file)
     with pytest.raises(ValueError, match="twelve digits"):
         aws.callers(accounts=("*",))
