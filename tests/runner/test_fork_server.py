@@ -181,7 +181,7 @@ async def test_a_daemon_forks_the_worker_of_the_node_from_a_process_that_stays_a
     assert await passes() == [kept]
     os.kill(int(kept.split()[0]), signal.SIGKILL)
     await eventually(lambda: workers_left() == [], 60)
-    (other,) = await passes()
+    (other,) = await passes() or await passes()  # the first may find out that it is gone, and executes its worker
     assert other != kept
     await runner.close()
     assert await passes() == []
