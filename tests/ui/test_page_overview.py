@@ -329,7 +329,7 @@ def test_a_job_is_admitted_by_hand_from_the_page_of_its_gate(page: Any, found: S
 EMPTY = {
     "/": "healthd node --aggregator",
     "/heat": "healthd node --aggregator",
-    "/history": "will be listed here",
+    "/history": "are listed here",
     "/gates": "healthd gate",
     "/several": "Show all",
 }
