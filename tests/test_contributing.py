@@ -68,7 +68,7 @@ def test_the_files_are_in_the_form_that_the_project_asks(copy: Path) -> None:
 
 def test_an_integration_is_two_folders_and_a_line(copy: Path) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    steps = re.findall(r"Write this to\s`([^`]+)`[^\n]*:\n\n```python\n(.*?)```", text, flags=re.DOTALL)
+    steps = re.findall(r"Write this to\s`([^`]+)`[^:]*:\n\n```python\n(.*?)```", text, flags=re.DOTALL)
     assert [Path(path).name for path, _ in steps] == ["settings.py", "sink.py", "test_chime.py"]
     for path, code in steps:
         (copy / path).parent.mkdir(parents=True, exist_ok=True)

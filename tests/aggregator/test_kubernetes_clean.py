@@ -108,5 +108,5 @@ def test_right_that_is_missing_is_named(nodes: Cluster) -> None:
 def test_labels_go_whatever_their_value_is(nodes: Cluster) -> None:
     nodes.add("n5", **{"healthd.internal/gate": "g-1"})
     done = run(nodes, Traces(labels=("healthd.internal/gate",), key=KEY, owner=None, namespace="healthd-system"))
-    assert done == ("node n5: label healthd.internal/gate is gone",)
+    assert done == ("node n5: label healthd.internal/gate is removed",)
     assert run(nodes, Traces(labels=("healthd.internal/gate",), key=KEY, owner=None, namespace="healthd-system")) == ()

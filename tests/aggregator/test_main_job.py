@@ -65,7 +65,7 @@ def test_health_turns_503_200_503_200_as_curl_sees_it(cluster: Cluster) -> None:
     assert curl().startswith("HTTP/1.1 200")
     run_dir = ("--run-dir", str(cluster.run_dir("n1")))
     said = cluster.healthd("fault", "set", "matmul@cpu:0=corrupt", *run_dir)
-    assert (said.code, said.out) == (0, "in force: matmul@cpu:0=corrupt\n")
+    assert (said.code, said.out) == (0, "active: matmul@cpu:0=corrupt\n")
     until(lambda: '"health": "unhealthy"' in curl())
     red = curl()
     assert red.startswith("HTTP/1.1 503")

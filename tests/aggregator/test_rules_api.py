@@ -51,7 +51,7 @@ def test_an_open_breaker_is_loud_everywhere_until_it_is_reset(tmp_path: Path) ->
             assert (await client.get("/v1/fleet/breaker")).json() == {"open": {}}
             await lame(client, "n1", "n2", "n3")
             assert (
-                "rules keep 2 of 5 nodes out" in (await client.get("/v1/fleet")).json()["breakers"]["train"]["reason"]
+                "rules quarantine 2 of 5 nodes" in (await client.get("/v1/fleet")).json()["breakers"]["train"]["reason"]
             )
             ready = await client.get("/readyz")
             assert (ready.status_code, "breaker of the rules is open" in ready.text) == (200, True)

@@ -201,7 +201,7 @@ def test_what_is_no_sync_gets_one_clear_problem(tmp_path: Path) -> None:
             (good.replace(b'"seq":1', b'"seq":"x"'), "", {}, 400, "$.seq"),
             (good.replace(b'"age_seconds":1.0', b'"age_seconds":NaN'), "", {}, 400, "sync: "),
             (good.replace(b'"age_seconds":1.0', b'"age_seconds":1e999'), "", {}, 400, "sync: "),
-            (json.dumps(other).encode(), "", {}, 400, "protocol 99 is not spoken here"),
+            (json.dumps(other).encode(), "", {}, 400, "protocol 99 is not supported"),
             (good, "?wait=soon", {}, 400, "wait='soon'"),
             (good, "?wait=-1", {}, 400, "wait="),
             (good, "?wiat=1", {}, 400, "'wiat'"),
@@ -263,7 +263,7 @@ def test_half_a_body_is_answered_in_time_and_does_not_stay(tmp_path: Path) -> No
         writer.write(head.encode() + b'{"half":')
         answer = await asyncio.wait_for(reader.read(), 3 * PATIENCE)
         assert answer.startswith(b"HTTP/1.1 408")
-        assert b"not whole after 0.2 s" in answer
+        assert b"incomplete after 0.2 s" in answer
         writer.close()
         _, gone = await asyncio.open_connection(host, port)
         gone.write(head.encode() + b'{"half":')

@@ -243,7 +243,7 @@ class TestOnRealXla:
         assert statuses(faulty) == {"rank:1": ("fail", "SilentCorruption"), "node": ("pass", None)}
         found = next(finding for finding in faulty.findings if finding.status is Status.FAIL)
         assert "rank:1 (xla:1) is at fault" in found.message
-        assert "layer block1, gradient of gelu has other bits" in found.message
+        assert "first at layer block1, gradient of gelu" in found.message
 
     def test_missing_device_and_death_of_the_ranks_are_told_apart(self) -> None:
         results = on_xla("all_gather", "all_reduce", faults=["all_gather@rank:1=missing", "all_reduce@rank:0=crash"])

@@ -64,7 +64,7 @@ def test_node_whose_gradients_are_wrong_is_named_with_layer_and_operation(fleet:
     assert list(excluded) == ["n2"]
     assert excluded["n2"]["check"] == NAME
     assert excluded["n2"]["injected"]
-    assert "layer block1, gradient of gelu has other bits" in excluded["n2"]["message"]
+    assert "first at layer block1, gradient of gelu" in excluded["n2"]["message"]
     whole = found["validations"][0]["history"][0]
     assert {node: why["code"] for node, why in whole["accused"].items()} == {"n2": "SilentCorruption"}
 

@@ -398,7 +398,7 @@ def test_lease_goes_with_the_machine_that_starts_again_under_another_name(tmp_pa
         await made.do(("time", "61"))
         view = made.registry.view("m0")
         assert view is not None
-        assert "the machine that was m0 calls itself m0-1 now" in view.reasons[0].message
+        assert "the machine that was m0 is now named m0-1" in view.reasons[0].message
         given = await made.drive(made.engine.release_job("a", 1))
         assert [row.node for row in given.leases] == ["m0-1"], "a person reaches it under its new name"
         await made.do(("end", "a", "leave"))
