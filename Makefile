@@ -55,11 +55,11 @@ TESTS_RESULTS ?=
 PYTEST = $(BIN)/python -m pytest $(if $(TESTS_RESULTS),--reruns 1 --reruns-delay 2 --junitxml=$(TESTS_RESULTS)/$@.xml)
 # Tests marked `nightly` take minutes; `make nightly` sets NIGHTLY and runs them too.
 LATER = $(if $(NIGHTLY),,or nightly)
-# Six at a time on two cores, since most tests wait for something now and then (tests/forks.py).
-FORKS := $$(( $$(nproc) * 3 ))
+# Four at a time on two cores, since most tests wait for something now and then.
+WORKERS := $$(( $$(nproc) * 2 ))
 
 test: $(STAMP) ## [Test] all tests that need neither root nor other programs (ARGS="-k gate" runs a part)
-	@$(PYTEST) --forks $(FORKS) -m "not (system or xla or gpu or images or kubernetes)" $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images or kubernetes)" $(ARGS)
 
 test-system: $(STAMP) ## [Test] with root: real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces
 	@$(PYTEST) -n 2 --dist loadfile -m "system and not (xla or images or kubernetes $(LATER))" $(ARGS) tests

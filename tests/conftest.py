@@ -23,7 +23,6 @@ from tests.ci import (
     pytest_terminal_summary,
 )
 from tests.collecting import pytest_ignore_collect
-from tests.forks import pytest_addoption, pytest_runtestloop
 from tests.hosts.temporary import memory_folder
 from tests.limits import heed_interrupts, pytest_collection_modifyitems, pytest_runtest_teardown
 from tests.profile import examples
@@ -33,7 +32,6 @@ __all__ = [
     "anyio_backend",
     "forked_programs",
     "no_authorities",
-    "pytest_addoption",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
@@ -44,7 +42,6 @@ __all__ = [
     "pytest_runtest_makereport",
     "pytest_runtest_setup",
     "pytest_runtest_teardown",
-    "pytest_runtestloop",
     "pytest_terminal_summary",
 ]
 

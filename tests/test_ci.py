@@ -61,8 +61,6 @@ def run(folder: Path, text: str, *arguments: str, **variables: str) -> tuple[int
         "-p",
         "xdist.plugin",
         "-p",
-        "tests.forks",
-        "-p",
         "no:cacheprovider",
     ]
     done = subprocess.run(
@@ -106,7 +104,7 @@ def test_module_that_would_skip_as_a_whole_is_an_error_where_all_is_installed(tm
     assert "1 error" in run(tmp_path, MODULE, TESTS_WHOLE="1")[1]
 
 
-@pytest.mark.parametrize("workers", [("-n", "2", "--dist", "loadfile"), ("--forks", "2")], ids=["workers", "forks"])
+@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadfile")], ids=["one process", "workers"])
 def test_what_passes_when_run_again_is_good_and_is_named(tmp_path: Path, workers: tuple[str, ...]) -> None:
     junit = ("--reruns", "1", f"--junitxml={tmp_path}/one.xml")
     code, last = run(tmp_path, SECOND, *junit, *workers, TESTS_RESULTS=str(tmp_path))
