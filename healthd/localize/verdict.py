@@ -141,7 +141,7 @@ def _faults(verdict: ValidationVerdict, whole: int) -> Iterator[str]:
     for part in verdict.one_of:
         yield _of_one(part)
     if verdict.not_measured:
-        yield f"no test with {names(verdict.not_measured)} gave an outcome: their health is unknown"
+        yield f"no test with {names(verdict.not_measured)} produced a result: their health is unknown"
 
 
 def _of_scale(one: ScaleFault, whole: int) -> str:
@@ -171,10 +171,10 @@ def _of_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, faile
     if passed is True:
         why = "they passed together" + (", without the suspects" if named and not whole else "")
         if whole and failed and not named:
-            why = "the whole failed before and passes now, and no other member certainly failed"
+            why = "the full group failed before and passes now, and no other member is known to have failed"
         return [f"{subject} are healthy: {why}"]
     if len(rest) < 2:
-        return [] if failed else ["no test gave an outcome"]
+        return [] if failed else ["no test produced a result"]
     well = sum(ev.passes[v] > 0 for v in rest)
     why = f"{well} of them passed in other groups, so none is accused" if well else "none of them has passed yet"
     if passed is None:

@@ -74,7 +74,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     except BotoCoreError as error:
         raise ActuatorError(f"AWS could not be reached: {error}") from None
     except (msgspec.ValidationError, KeyError, TypeError) as error:
-        raise ActuatorError(f"the answer of AWS is not understood: {error}") from None
+        raise ActuatorError(f"cannot parse the response from AWS: {error}") from None
     finally:
         over.set()
 

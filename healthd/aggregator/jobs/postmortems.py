@@ -106,7 +106,7 @@ class Postmortems:
         """
         notes = unpack(packed, f"the notes of {node}")
         if notes.code == 0:
-            raise BadInputError("these notes are of a successful end; report the outcome to the gate instead")
+            raise BadInputError("these notes report a successful end; report the outcome to the gate instead")
         gate = await self._engine.get(gate_id)
         nodes = () if gate.decision is None else tuple(admitted.node for admitted in gate.decision.nodes)
         if node not in nodes:

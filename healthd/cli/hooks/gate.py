@@ -229,13 +229,15 @@ SECTIONS = {
     shell_complete=one_of("passive", "quick", "deep"),
     help="Evidence to require: passive, quick or deep (default: the aggregator's).",
 )
-@click.option("--max-age", metavar="T", help="Maximum age of the evidence, as 10m (default: the aggregator's).")
+@click.option("--max-age", metavar="T", help="Maximum age of the evidence, such as 10m (default: the aggregator's).")
 @click.option(
     "--collective/--no-collective",
     default=None,
     help="Run collectives over the nodes together first (default: the aggregator's; on for more than one node).",
 )
-@click.option("--wait", metavar="T", help="Maximum time to wait for the admission, as 5m (default: the aggregator's).")
+@click.option(
+    "--wait", metavar="T", help="Maximum time to wait for the admission, such as 5m (default: the aggregator's)."
+)
 @click.option(
     "--runtime",
     metavar="T",
@@ -247,7 +249,7 @@ SECTIONS = {
 @click.option(
     "--workload",
     metavar="W",
-    help="Workload whose end ends the lease, as pid:1234 or pod:NAMESPACE/NAME/UID (default: the hook's pod or job).",
+    help="Workload whose end ends the lease: pid:1234, pod:NAMESPACE/NAME/UID, ... (default: the hook's pod or job).",
 )
 @click.option(
     "--lease",

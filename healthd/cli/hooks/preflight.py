@@ -84,7 +84,7 @@ SECTIONS = {
     help="Minimum number of healthy nodes to start on (default: all); excluded nodes wait for the job's end.",
 )
 @click.option("--tier", help="Evidence to require: passive, quick (default) or deep.")
-@click.option("--max-age", metavar="T", help="Maximum age of the evidence, as 10m (default 1h).")
+@click.option("--max-age", metavar="T", help="Maximum age of the evidence, such as 10m (default 1h).")
 @click.option(
     "--collective/--no-collective",
     default=None,
@@ -93,7 +93,7 @@ SECTIONS = {
 @click.option(
     "--wait",
     metavar="T",
-    help=("Maximum time to wait for the admission, as 5m (default 10m); the value of rank 0 applies."),
+    help=("Maximum time to wait for the admission, such as 5m (default 10m); the value of rank 0 applies."),
 )
 @click.option("--mode", help="enforce or observe.")
 @click.option(

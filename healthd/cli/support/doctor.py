@@ -222,7 +222,10 @@ def _kernel_log(host: Host) -> Item:
     except OSError as error:
         remedy = "run as root or with CAP_SYSLOG; in a container mount /dev/kmsg"
         return Item(
-            "kernel log", "note", f"/dev/kmsg: {error.strerror}: hardware faults in it will not be seen", remedy
+            "kernel log",
+            "note",
+            f"/dev/kmsg: {error.strerror}: healthd will miss hardware faults reported there",
+            remedy,
         )
     return Item("kernel log", "ok", "/dev/kmsg can be read")
 
