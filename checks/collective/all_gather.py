@@ -19,7 +19,7 @@ from checks.contract import Context, Evidence, Finding, Progress, check
 )
 def all_gather(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progress]:
     """
-    The data of each rank arrive at every rank, exact in every element, and fast.
+    The data of each rank arrives at every rank, exact in every element, and fast.
 
     Reads:   all devices of the group, by torch.distributed with the accelerator's backend, at three sizes.
     Judges:  fail CollectiveMismatch (a rank that sent wrong values to several is named, not its receivers) | fail

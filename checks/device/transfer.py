@@ -26,7 +26,7 @@ class Params:
 @check(tier="quick", interval_seconds=3600, timeout_seconds=60, scope="device")
 def transfer(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     """
-    Random bytes survive the way from host to device and back, and travel fast.
+    Random bytes survive the copy from host to device and back, and the copy is fast.
 
     Reads:   the device, by copies of 16 MiB in each direction.
     Judges:  fail WrongResult (a byte differs) | fail SlowDevice (below `transfer_bytes_per_second`, or

@@ -24,10 +24,10 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def clock(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    The clock is kept right and is not far off.
+    The clock is synchronized, and its offset is small.
 
-    Where no time service runs and the kernel says that nobody keeps the clock, nobody measured the offset either. On
-    plain CPU nodes (laptops, small virtual machines) the check then does not apply unless `required` says so.
+    If no time service runs and the kernel reports an unsynchronized clock, the offset is not measured either. On plain
+    CPU nodes (laptops, small virtual machines) the check then does not apply, unless `required` is true.
 
     Reads:   adjtimex(2), the names of processes.
     Judges:  fail ClockOffset, warn ClockUnsynchronized | skip NotApplicable (plain CPUs without a time service).

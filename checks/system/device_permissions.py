@@ -17,9 +17,9 @@ def device_permissions(ctx: Context[NoParams]) -> Iterator[Finding]:
     """
     Every Neuron device has its file in /dev, and the user that checks run as may read and write it.
 
-    The files are looked at and not opened: to open one is to use the device. So the rules by which a container may be
-    kept from a device whose file it has are not seen; a container with a /dev of its own whose sysfs shows more devices
-    than it has files was given a share, and is not accused.
+    The check looks at the files without opening them, because opening one uses the device. So it does not see the rules
+    that can deny a container access to a device whose file it has. A container with its own /dev whose sysfs shows more
+    devices than it has files was given a share of them, which is not a fault.
 
     Reads:   the rights of /dev/neuron*; which devices there are from the inventory.
     Judges:  fail MissingDevice (no file for a device that the driver shows) | unknown NoPermission (no right to it),

@@ -30,9 +30,10 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The node has as many devices as it should have, and each has its driver.
 
-    Plain CPUs are what is configured. For other devices the number is that of the instance type, unless a parameter
-    says another. Devices above it are no fault here: `instance_type` says that the type may be wrong. An NVIDIA GPU on
-    the PCI bus without a driver makes the node one with GPUs, unless `accelerator` of [probe] is set to another kind.
+    The number of plain CPU devices is configured. For other devices the expected number comes from the instance type,
+    unless a parameter sets it. More devices than expected are not a fault here: `instance_type` reports that the type
+    may be wrong. An NVIDIA GPU on the PCI bus without a driver makes the node a GPU node, unless `accelerator` of
+    [probe] is set to another kind.
 
     Reads:   the inventory of the accelerator's driver; of NVIDIA GPUs vendor, class and driver in /sys/bus/pci/devices;
              the type from params.type, else as instance_type does.
@@ -142,10 +143,10 @@ def _tool_words(ctx: Context[Params]) -> str:
 @check(tier="passive", interval_seconds=30, timeout_seconds=5)
 def device_holders(ctx: Context[NoParams]) -> Iterator[Finding]:
     """
-    It can be seen which processes hold the devices.
+    The processes that hold the devices are visible to healthd.
 
-    A holder is a fact, not a fault: it makes the node allocated. Not being able to see any is unknown, and counts as
-    taken.
+    A holder is not a fault: it makes the node allocated. If holders cannot be seen, the result is unknown, and the
+    devices count as in use.
 
     Reads:   what the accelerator's driver and /proc say.
     Judges:  unknown NoData (holders cannot be seen).

@@ -337,14 +337,14 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=15)
 def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    The node has the EFA interfaces that it should have, they are up, and they do not repeat or lose what they carry.
+    The node has the expected EFA interfaces, they are up, and they neither retransmit nor lose data.
 
-    What an instance type takes at most is what types made of several Neuron devices are expected to have, because a job
-    over several nodes needs it. None at all is a warning for a node by itself, and a failure where a fleet or a gate
-    over several nodes needs them (`required`); some of them, or some without a driver, is a failure everywhere. Of GPU
-    types made for jobs over several nodes fewer is a warning, and of other types none is in order. An interface that is
-    missing or down is told with the devices that use it. In a container with a /dev of its own libfabric must offer
-    those whose files it has.
+    Instance types with several Neuron devices are expected to have the maximum number of interfaces, because a job over
+    several nodes needs them. If there are none at all, that is a warning for a single node, and a failure if a fleet or
+    a gate over several nodes needs them (`required`). If only some are present, or some lack a driver, that is always a
+    failure. For GPU types made for jobs over several nodes, fewer interfaces are a warning; for other types, none are
+    needed. A missing interface, or one that is down, is reported with the devices that use it. In a container with its
+    own /dev, libfabric must offer the interfaces whose files the container has.
 
     Reads:   /sys/class/infiniband (vendor, device, ports, hw_counters); with fewer than expected also /sys/bus/pci;
              the firmware tables for the type; `fi_info -p efa` where it is installed, at most once in ten minutes; in a

@@ -21,7 +21,7 @@ class Params:
 @check(tier="passive", interval_seconds=300, timeout_seconds=5)
 def host_name(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    The node's name resolves to an address that it holds.
+    The node's name resolves to one of its own addresses.
 
     Reads:   the host name, its resolution, /proc/net/fib_trie and /proc/net/if_inet6 (the addresses held here).
     Judges:  fail NameResolution (warn on plain CPU nodes) | unknown Timeout (no answer), NoData (no addresses known).

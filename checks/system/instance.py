@@ -27,9 +27,9 @@ def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The machine has the accelerators that its instance type promises.
 
-    A machine whose driver is gone looks like one with plain CPUs; its type says what it is. How many devices there are
-    is judged by `device_count`, and the cores of Neuron devices by `neuron_cores`, which name what is missing; under
-    XLA, where devices may be cores, the device files are counted here.
+    A machine without its driver looks like one with plain CPUs, but its type shows what it is. `device_count` judges
+    the number of devices and `neuron_cores` the cores of Neuron devices; both name what is missing. Under XLA a device
+    may be a core, so this check counts the device files.
 
     Reads:   the type from params.type, else the inventory's and the firmware tables (/sys/devices/virtual/dmi/id);
              the inventory of the accelerator; under XLA the device files. No request to the metadata service.

@@ -541,21 +541,21 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     The kernel has logged no known fault.
 
-    Every kind is told once for each device, with the number of its lines and the last of them. Damage counts until the
-    next boot, also when newer lines have pushed its own out of the log; what passes by itself (a task that hung, memory
-    that ran out, errors of a disk that was taken away) counts for an hour after its last line. Resets of an ENA
-    interface are a warning, and a fault from five in ten minutes on. A lost connection to a Lustre server is a warning
-    that accuses no node. So is a hang in collectives of Neuron devices: its cause may sit on another node. A DMA abort
-    of a Neuron device, and what its driver says of a device that it could not reset, is a warning once a reset of the
-    device, or loading the driver, has succeeded; when it comes back after that, the advice is to replace. A Neuron
-    device that was reset is untested: what active checks found before does not stand for it. In a container that has a
-    part of the host's devices, lines about the others do not count. A log that cannot be read is unknown; on a plain
-    CPU node it is a warning, because containers and users without rights see none.
+    Each kind of fault is reported once per device, with the number of its lines and the last one. Damage counts until
+    the next boot, even if newer lines have pushed its lines out of the log. Faults that pass by themselves (a hung
+    task, memory that ran out, errors of a disk that was removed) count for an hour after their last line. Resets of an
+    ENA interface are a warning; five in ten minutes are a fault. A lost connection to a Lustre server is a warning that
+    accuses no node. So is a hang in collectives of Neuron devices, because its cause may be on another node. A DMA
+    abort of a Neuron device, or a device that its driver could not reset, becomes a warning once a reset of the device
+    or loading the driver has succeeded. If it returns after that, the advice is to replace the device. A Neuron device
+    that was reset is untested: earlier results of active checks do not count for it. In a container with a part of the
+    host's devices, lines about the others do not count. A log that cannot be read is unknown. On a plain CPU node it is
+    a warning, because containers and unprivileged users cannot read the log.
 
-    A line is about the device whose number, serial number or bus address it has. An address of no known device is a
-    target of its own (`pci:0000:10:00.0`), such as a network card.
+    A line concerns the device whose number, serial number or bus address it contains. The address of an unknown device,
+    such as a network card, is a separate target (`pci:0000:10:00.0`).
 
-    Lines of your own become faults by `[checks.kernel_log.patterns.NAME]`; try them with `healthd check kernel_log
+    To judge other lines, add `[checks.kernel_log.patterns.NAME]`. Try a pattern with `healthd check kernel_log
     --host-root DIR`, where DIR has a file `dev/kmsg` as `dmesg` prints it.
 
     Reads:   /dev/kmsg without waiting, the names in /sys/class/block.

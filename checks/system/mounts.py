@@ -45,9 +45,9 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
     """
     No file system that should be writable has become read-only, as the kernel does after an error.
 
-    Many are read-only by design (images of container hosts, bind mounts of a pod). So one counts only if a `writable`
-    path is on it, or /etc/fstab does not say `ro`, or ext4 has counted an error on it. The directory beneath a mount
-    that is missing is not taken for it, as far as /etc/fstab names the mount.
+    Many file systems are read-only by design (images of container hosts, bind mounts of a pod). So a read-only one
+    counts only if a `writable` path is on it, or /etc/fstab does not say `ro`, or ext4 has counted an error on it. If a
+    mount in /etc/fstab is missing, the check does not mistake the directory underneath for it.
 
     Reads:   /proc/self/mountinfo, /etc/fstab, /sys/fs/ext4/*/errors_count; whether `writable` paths on
              local file systems are there (of others it is not asked: a dead server would not answer).

@@ -39,8 +39,8 @@ def processes(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     No process hangs in the kernel, and zombies do not accumulate.
 
-    A process waits uninterruptibly (state D) for moments whenever it reads a disk. It hangs if earlier looks found the
-    same process so and it has not run once since; a first look has nothing to compare with and cannot tell.
+    A process waits uninterruptibly (state D) for a moment whenever it reads a disk. It hangs if earlier runs found the
+    same process in this state and it has not run once since. The first run has nothing to compare with and cannot tell.
 
     Reads:   /proc/*/stat; of processes in state D their context switches (/proc/*/status) and wchan. No kernel threads.
     Judges:  fail StuckProcesses (D), warn StuckProcesses (Z) | unknown NoData (no process seen).

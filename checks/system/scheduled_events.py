@@ -60,9 +60,10 @@ def scheduled_events(ctx: Context[Params]) -> Iterator[Finding]:
     """
     EC2 has scheduled no stop, retirement, reboot, maintenance or Spot interruption for this instance.
 
-    An event is a warning, because the node is usable until then. A gate that knows how long its job runs (`healthd gate
-    --runtime`, or `runtime` under `[policy]`) leaves nodes out whose event begins before the job would end, and nodes
-    on EC2 whose events it cannot know. Off EC2, which the firmware tables tell, nothing is asked.
+    An event is a warning, because the node is usable until it begins. A gate that knows how long its job runs (`healthd
+    gate --runtime`, or `runtime` under `[policy]`) excludes nodes whose event begins before the job would end, and
+    nodes on EC2 whose events are unknown. On machines that are not on EC2, according to the firmware tables, the check
+    sends no request.
 
     Reads:   the instance metadata service, version 2: events/maintenance/scheduled,
              events/recommendations/rebalance, spot/instance-action; the clock. All requests together have 1 s;

@@ -68,7 +68,7 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
     """
     A training step of a small transformer is the same each time and on each device of a kind, correct, and fast.
 
-    A step of your own takes its place by `step`: see docs/training_step.md.
+    `step` replaces it with a training step of your own: see docs/training_step.md.
 
     Reads:   the device, by a step of a decoder-only transformer on fixed text: embedding, attention, norms, GELU, cross
              entropy, their gradients, AdamW; in fp32 and bf16, from the deep tier on also larger, and in fp16 and fp8

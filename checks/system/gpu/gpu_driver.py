@@ -28,12 +28,12 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
 def gpu_driver(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    The driver answers, is the one that is wanted, and shows nothing on a GPU that cannot be seen here.
+    The driver answers, has the expected version, and shows no process or memory on a GPU that healthd cannot explain.
 
-    Who holds GPUs is read from /proc. A process that the driver shows and /proc does not is in another process
-    namespace, where nobody sees whether a job has the GPU: the node is not known to be free then. Memory that is in use
-    although no process has the GPU open is lost to every job until the GPU is reset: a warning when it is seen first, a
-    fault when it lasts or in a run before a job (the quick tier and above).
+    /proc shows which processes hold GPUs. A process that the driver shows and /proc does not is in another process
+    namespace. healthd then cannot tell whether a job has the GPU, so the node does not count as free. If memory is in
+    use although no process has the GPU open, no job can use that memory until the GPU is reset. This is a warning at
+    first, and a fault if it lasts or is seen in a run before a job (the quick tier and above).
 
     Reads:   NVML (nvidia-ml-py): versions, processes on each GPU, memory in use; /proc/PID/fd of these processes.
     Judges:  fail VersionMismatch (the kernel's part and the libraries differ, or not the version of params.driver),

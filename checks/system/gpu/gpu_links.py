@@ -42,10 +42,11 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
 def gpu_links(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    Each GPU's PCIe link is as wide as it can be, its NVLinks are up, and none of them repeats what it carries.
+    Each GPU's PCIe link has its full width, its NVLinks are up, and none of them retransmits data.
 
     A GPU with fewer active NVLinks than most of the others has lost one. On instance types whose GPUs are all linked to
-    each other every link must be active. The PCIe generation counts while the GPU works, because idle ones lower it.
+    each other, every link must be active. The PCIe generation is judged only while the GPU works, because idle GPUs
+    lower it.
 
     Reads:   NVML (nvidia-ml-py): PCIe width, generation and replays; state and errors of NVLinks; state and health of
              the fabric; the firmware tables for the instance type.

@@ -24,10 +24,10 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
 def gpu_memory(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    No GPU has had a memory error that could not be corrected since its last reset, and no repair waits or has failed.
+    No GPU has had an uncorrectable memory error since its last reset, and no repair is pending or has failed.
 
-    Errors of a GPU's whole life are shown and judged by how they rise, and that only where it does not count since the
-    last reset. They stand until the next boot: what was computed meanwhile may be wrong.
+    The lifetime errors of a GPU are shown. Their increase is judged only if the GPU has no counts since its last reset.
+    Errors stand until the next boot, because results computed meanwhile may be wrong.
 
     Reads:   NVML (nvidia-ml-py): ECC mode, uncorrected errors (volatile, aggregate), remapped rows, retired pages.
     Judges:  fail EccErrors (uncorrected errors, a remapping that waits for a reset or has failed, too many retired

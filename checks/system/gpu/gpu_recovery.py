@@ -25,7 +25,8 @@ def gpu_recovery(ctx: Context[NoParams]) -> Iterator[Finding]:
     """
     The driver asks for no recovery of any GPU.
 
-    After an error the driver says what must happen before the GPU is used again. The advice is the finding's action.
+    After an error the driver reports what must be done before the GPU is used again. This advice is the finding's
+    action.
 
     Reads:   NVML (nvidia-ml-py): the field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (230).
     Judges:  fail RecoveryNeeded (1 to 7), DeviceLost, VersionMismatch | warn RecoveryNeeded (a number that is not known

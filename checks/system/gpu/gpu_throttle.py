@@ -32,11 +32,11 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
 def gpu_throttle(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    No GPU lowers its clocks to protect itself, and none is as hot as it may become.
+    No GPU lowers its clocks to protect itself, and none has reached its temperature limit.
 
-    A slowdown by the hardware is a warning when it is seen first, because a change of clocks shows it for a moment, and
-    a failure when it lasts. The power limit, settings of clocks and idling are no faults. Temperatures are judged
-    against the one at which the GPU itself says that it slows down.
+    A slowdown by the hardware is a warning at first, because a clock change causes it for a moment, and a failure if it
+    lasts. The power limit, clock settings and idling are not faults. Temperatures are judged against the slowdown
+    temperature that the GPU itself reports.
 
     Reads:   NVML (nvidia-ml-py): clock event reasons, temperature, slowdown temperature.
     Judges:  fail Throttled (by the hardware, lasting), Overheating, DeviceLost, VersionMismatch | warn Throttled |

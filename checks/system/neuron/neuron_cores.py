@@ -26,9 +26,9 @@ def neuron_cores(ctx: Context[Params]) -> Iterator[Finding]:
     """
     Every Neuron device has all its cores, and none is reserved for a process that has exited.
 
-    Who holds cores is a fact, not a fault; a holder without a process is one: nothing will ever release its cores,
-    every job that wants them fails with "cores busy", and only a reset of the device helps. Such a holder does not make
-    the node allocated, and its devices' cores are not probed. neuron-ls and sysfs must show the same devices and cores.
+    A holder of cores is not a fault, but a holder without a process is: nothing will ever release its cores, every job
+    that needs them fails with "cores busy", and only a reset of the device helps. Such a holder does not make the node
+    allocated, and the cores of its devices are not probed. neuron-ls and sysfs must show the same devices and cores.
 
     Reads:   the inventory (neuron-ls and sysfs, asked once a round); /proc for whether a holder is still there.
     Judges:  fail MissingDevice (fewer cores than the chip has), StuckCores | unknown MissingTool, Timeout, NoData

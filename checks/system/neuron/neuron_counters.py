@@ -450,13 +450,13 @@ def neuron_counters(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     The driver counts no uncorrectable memory error and no hardware error, holds every device ready, and the firmware
     calls no part unhealthy.
 
-    Damage counts for as long as the driver is loaded, and what was counted before the counters were set back is told
-    as a warning until the next boot. DMA aborts are a warning once the device was reset after them, and a reason to
-    replace it when they come again after that. Corrected errors are judged by the hour; time-outs, executions that
-    ended with an error and hangs in collectives by what came while we looked, as warnings, because programs and other
-    nodes cause them too. What a program alone causes (bad input, full queues) is not read. A device is looked at under
-    the host's number of it, which a container may not know. Where sysfs has no ECC counters, neuron-monitor is asked
-    for those of a moment, which is a warning: what was before is not known.
+    Damage counts for as long as the driver is loaded. Counts from before a counter reset are a warning until the next
+    boot. DMA aborts become a warning once the device was reset after them; if they return after that, the advice is to
+    replace the device. Corrected errors are judged per hour. Time-outs, executions that ended with an error and hangs
+    in collectives are judged by their increase between two looks, as warnings, because programs and other nodes cause
+    them too. Counters that only a program can raise (bad input, full queues) are not read. A device is read under its
+    host number, which a container may not know. If sysfs has no ECC counters, the check asks neuron-monitor for the
+    errors of a moment. That is a warning, because earlier errors are not known.
 
     Reads:   /sys/devices/virtual/neuron_device/neuron*, else /sys/class/neuron_device; leaves by name, wherever they
              are. neuron-monitor, at most once a minute, only where these have no ECC counters. The kernel log, only

@@ -26,11 +26,11 @@ def neuron_topology(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The driver lists the links between devices that the instance type has.
 
-    The driver does not look at links. It takes its list from a fixed table, by the kind of devices and by how many it
-    has found, so that the list never shows a broken link. It shows that all devices were found, and that they are the
-    kind and in the order that the type has. With a device missing the driver lists no links at all; `device_count`
-    judges that. Links are judged by what moves data over them: the collectives (`nccom_all_reduce` and the others), and
-    on Trainium2 and 3 the firmware's own word, `link_*` in `neuron_counters`.
+    The driver does not inspect links. It takes its list from a fixed table, by the kind and number of the devices that
+    it has found, so the list never shows a broken link. It does show that all devices were found, and that their kind
+    and order are those of the instance type. If a device is missing, the driver lists no links at all; `device_count`
+    judges that. The links themselves are judged by the collectives (`nccom_all_reduce` and the others), which move data
+    over them, and on Trainium2 and 3 also by the firmware's report, `link_*` in `neuron_counters`.
 
     Reads:   the inventory (connected_to of neuron-ls, else connected_devices of sysfs); the type as instance_type does.
     Judges:  warn WrongTopology (the list is not that of the type) | unknown NoData (no list, or a container's numbers

@@ -48,8 +48,8 @@ def neuron_versions(ctx: Context[NoParams]) -> Iterator[Finding]:
     """
     Driver, runtime and collectives of AWS Neuron are compatible, and the loaded driver is the installed one.
 
-    Judged are the packages of this machine; a container has its own, and one without any has nothing to be compared:
-    that is a skip, because the job's runtime is not here.
+    The check judges the packages of this machine. A container has its own packages. If it has none, the check is
+    skipped, because the job's runtime is elsewhere.
 
     Reads:   /sys/module/neuron/version; the kernel log, for the driver that started last; /var/lib/dpkg/status, else
              `rpm -q`.
