@@ -70,7 +70,7 @@ class KubernetesCallers:
     read again for each request."""
 
     api_server: str | None = None
-    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+    """URL of the API server; None: from the variables of every pod (KUBERNETES_SERVICE_HOST)."""
 
     def __post_init__(self) -> None:
         accounts = {name: getattr(self, name) for name in ("nodes", "hooks", "controllers", "readers", "admins")}
@@ -128,8 +128,8 @@ class AggregatorSettings:
     system's."""
 
     token_table: Path | None = None
-    """TOML file of the accepted bearer tokens, as `healthd token` writes it; None: everyone who reaches the port may do
-    everything, which is only allowed on loopback."""
+    """TOML file of the accepted bearer tokens, as `healthd token` writes it; None: anyone who reaches the port may
+    do everything, which is only allowed on loopback."""
 
     kubernetes: KubernetesCallers = field(default_factory=KubernetesCallers)
     """Which service accounts of Kubernetes may speak here, beside the tokens of the file."""
@@ -168,7 +168,8 @@ class AggregatorSettings:
     """Time for current requests and tasks to end after SIGTERM; with the database's it stays under 5 s."""
 
     preflight: bool = False
-    """It lives for the gate of one preflight, and its ranks call the roll here; no standing aggregator has that."""
+    """The aggregator lives for the gate of one preflight, whose ranks answer the roll call here. Never set for a
+    standing aggregator."""
 
     runbooks_url: str | None = None
     """Where your team publishes docs/runbooks. The page links each reason to `RUNBOOKS_URL/reasons.md#CODE`. None: no

@@ -11,17 +11,17 @@ class KueueSettings:
     """Settings of `healthd kueue`. Aggregator, token and CA are those of `[gate]`."""
 
     aggregator: str = "http://127.0.0.1:8090"
-    """URL of the aggregator; where there are several, all of them, separated by commas."""
+    """URL of the aggregator. If there are several, list all, separated by commas."""
 
     token_file: Path | None = None
     """File with the bearer token: of scope `gate`, for all nodes."""
 
     ca_file: Path | None = None
-    """CA of the aggregator's certificate; None is the system's."""
+    """PEM file of the CA that signed the aggregator's certificate; None trusts the system's."""
 
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     """Directory with `token` and `ca.crt` of the account that reads Workloads and writes their checks. Both are read
     again for each request."""
 
     api_server: str | None = None
-    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+    """URL of the API server; None: from the variables of every pod (KUBERNETES_SERVICE_HOST)."""

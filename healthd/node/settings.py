@@ -77,8 +77,9 @@ class ActiveSettings:
 
     unprompted: Unprompted | None = None
     """idle: whenever the devices are seen to be free and the evidence is old. boot: once after each boot, for hosts
-    whose scheduler hides its allocations. off: on order alone. None: boot while a job scheduler (Slurm, Kubernetes,
-    ECS) is on the host whose allocations cannot be seen, else idle: it may give the devices away at any moment."""
+    whose scheduler hides its allocations. off: only on order. None: boot if the host has a job scheduler (Slurm,
+    Kubernetes, ECS) whose allocations cannot be seen, because it may allocate the devices at any moment; otherwise
+    idle."""
 
     interval_seconds: float = 3600.0
     """How often the quick tier repeats while the node is idle. One hour: about ten seconds of device time an hour are
@@ -104,8 +105,8 @@ class SyncSettings:
     """File whose first line is the bearer token with scope `sync`. Read again for each request."""
 
     instance_identity: bool = False
-    """On EC2: instead of a token, send the identity document that AWS has signed for this instance, which the metadata
-    service is asked for when the daemon starts. The aggregator has to have `[aggregator.aws]`."""
+    """On EC2: instead of a token, send the identity document that AWS has signed for this instance. The daemon gets
+    it from the metadata service when it starts. The aggregator needs `[aggregator.aws]`."""
 
     ca_file: Path | None = None
     """PEM file of the CA that signed the aggregator's certificate; None trusts the system's. With it the node also goes
@@ -148,13 +149,13 @@ class ProfileSettings:
     """How long profiles of slow probes are kept, in `profiles` of the state directory; the oldest go first."""
 
     count: int = 200
-    """Most profiles. A probe that is slow gives one for each device; 0 keeps none."""
+    """Maximum number of profiles. A slow probe makes one for each device; 0 keeps none."""
 
     max_bytes: int = 64 << 20
-    """Bytes of all of them together. One has 50 to 100 kB as a rule, and 1 MiB at most."""
+    """Maximum size of all profiles together, in bytes. A profile usually has 50 to 100 kB, and at most 1 MiB."""
 
     age_seconds: float = 28 * 86400.0
-    """A profile that is older is removed. Four weeks, as the history of a node in the fleet."""
+    """Older profiles are removed. Four weeks, like the history of a node in the fleet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +205,10 @@ class KubernetesSettings:
     groups and the kubelet's list of pods show when the pod has ended."""
 
     maintenance: tuple[str, ...] = MAINTENANCE
-    """What the Kubernetes node bears while it is in maintenance: `taint:KEY`, `condition:TYPE`, `label:KEY[=VALUE]`,
-    `annotation:KEY[=VALUE]`. Gates leave such a node out, and nothing that fails on it counts against it. A plain
-    cordon is none (`taint:node.kubernetes.io/unschedulable` makes it one): it may be the answer to a fault. Needs the
-    rights to list and to watch nodes, which the manifests give. Empty: the node is not watched."""
+    """What marks the Kubernetes node as in maintenance: `taint:KEY`, `condition:TYPE`, `label:KEY[=VALUE]`,
+    `annotation:KEY[=VALUE]`. Gates exclude such a node, and failures on it do not count against it. A plain cordon
+    does not count, because it may be the answer to a fault; `taint:node.kubernetes.io/unschedulable` makes it count.
+    Needs the rights to list and watch nodes, which the manifests grant. Empty: the node is not watched."""
 
     node: str | None = None
     """Name of the node in Kubernetes; None: the node's name here."""

@@ -16,18 +16,18 @@ class KubernetesActuatorSettings:
     """The taint on nodes of Kubernetes."""
 
     taint_key: str = "healthd.internal/removed"
-    """Key of the taint. `.internal` is reserved for private use, so it is nobody else's domain."""
+    """Key of the taint. `.internal` is reserved for private use, so no one else owns this domain."""
 
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     """Directory with `token` and `ca.crt`, where Kubernetes puts it. Both are read again for each request."""
 
     api_server: str | None = None
-    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+    """URL of the API server; None: from the variables of every pod (KUBERNETES_SERVICE_HOST)."""
 
     device_taints: Literal["off", "None", "NoSchedule"] = "off"
-    """Effect of the DeviceTaintRule for a device that is all that is wrong with a node, where devices are given by DRA.
-    None: the rule only shows, and the node is tainted as without it. NoSchedule: new claims get other devices, and the
-    node is not tainted. off: no rules, and none of the rights that they need. Begin with None."""
+    """Effect of the DeviceTaintRule for a device that is the only fault of its node, if devices are allocated by
+    DRA. None: the rule only informs, and the node is tainted as without it. NoSchedule: new claims get other
+    devices, and the node is not tainted. off: no rules, and none of the rights that they need. Begin with None."""
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.taint_key):
@@ -39,17 +39,17 @@ class BatchActuatorSettings:
     """Draining of ECS container instances, for AWS Batch. At least one cluster or compute environment must be named."""
 
     clusters: tuple[str, ...] = ()
-    """ECS clusters by name or ARN."""
+    """ECS clusters, by name or ARN."""
 
     compute_environments: tuple[str, ...] = ()
-    """Compute environments of Batch by name; Batch is asked for their clusters."""
+    """Compute environments of Batch, by name; healthd asks Batch for their clusters."""
 
     region: str | None = None
     """AWS region; None: as boto3 finds it (AWS_DEFAULT_REGION, its files)."""
 
     terminate: bool = False
-    """Terminate a machine that a rule has quarantined, once it is drained and empty, so that another takes its place.
-    Off: nothing is done that a person cannot undo."""
+    """Terminate a machine that a rule has quarantined, once it is drained and empty, so that another one replaces
+    it. Off: healthd does nothing that a person cannot undo."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,31 +57,34 @@ class ActuatorSettings:
     """Settings of the drain controller. ValueError names a value that is not allowed."""
 
     kind: Literal["none", "kubernetes", "slurm", "batch"] = "none"
-    """Which scheduler. none: nothing outside of healthd is ever touched, and a gate alone keeps jobs off a node."""
+    """Which scheduler. none: healthd changes nothing outside of itself, and only gates keep jobs off a node."""
 
     mode: Literal["observe", "act"] = "observe"
-    """observe: only say what would be done. The default, so that an operator sees what would be done first."""
+    """observe (the default): only report what would be done, so that an operator can see it first."""
 
     owner: str = "healthd"
-    """Whose marks are ours. Two aggregators on one scheduler need two owners, or each undoes the other's marks."""
+    """Name that identifies our marks. Two aggregators on one scheduler need two owners, or each undoes the other's
+    marks."""
 
     look_seconds: float = 10.0
-    """How often wanted and real are compared. Rejects of gates and changes of quarantines are acted on at once."""
+    """How often the wanted and the actual state are compared. Rejects of gates and changes of quarantines are acted
+    on at once."""
 
     answer_seconds: float = 20.0
-    """How long the reject of a gate is held back until the nodes at fault are out of the way, so that the retry lands
-    elsewhere. Two calls take milliseconds; more than this and the scheduler is away, which must not hang the job."""
+    """How long the reject of a gate is delayed until the nodes at fault are removed, so that the retry lands
+    elsewhere. Two calls take milliseconds. After this time the scheduler counts as unreachable, which must not block
+    the job."""
 
     gate_seconds: float = 600.0
-    """How long a node is out because of a gate's reject alone. Ten minutes: the retry has been placed by then, and a
-    node that goes on failing is quarantined by rule."""
+    """How long a gate's reject alone removes a node. Ten minutes: the retry has been placed by then, and a node that
+    keeps failing is quarantined by rule."""
 
     removals_per_minute: int = 10
-    """How fast nodes are taken out, in nodes a minute: what is wrong with all at once is hardly the nodes. How many may
-    be out at a time is `out_ratio` of the policy."""
+    """How fast nodes are removed, in nodes per minute: if all fail at once, the nodes are hardly the cause.
+    `out_ratio` of the policy limits how many may be out at a time."""
 
     backoff_max_seconds: float = 300.0
-    """The longest pause after calls that failed. Five minutes: a scheduler that is back is soon in step again."""
+    """Longest pause after failed calls. Five minutes: a scheduler that is back is soon up to date again."""
 
     kubernetes: KubernetesActuatorSettings = field(default_factory=KubernetesActuatorSettings)
     """Where `kind` is kubernetes."""

@@ -35,7 +35,8 @@ class BaselineSettings:
     """cpu, cuda, xla or neuron."""
 
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions of libraries and drivers, by name. A machine that is known to have another one is of another kind."""
+    """Versions of libraries and drivers, by name. A machine that is known to have a different version is of another
+    kind."""
 
     limits: dict[str, LimitSettings] = field(default_factory=dict)
     """Limits by measurement, as under `limits`."""
@@ -46,7 +47,7 @@ class ProbeSettings:
     """How checks are run."""
 
     accelerator: str = "auto"
-    """auto takes what is found; a name insists on it."""
+    """auto uses what is found; a name requires that kind."""
 
     python: Path | None = None
     """The interpreter that has torch (3.10 or newer); None is the one that healthd runs with."""

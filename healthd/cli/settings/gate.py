@@ -15,44 +15,44 @@ class GateSettings:
     """What `healthd gate` asks. Every key is an option of that command, but for `callers_may` of the aggregator."""
 
     aggregator: str = "http://127.0.0.1:8090"
-    """URL of the aggregator; where there are several, all of them, separated by commas: the next one is asked where one
-    does not answer."""
+    """URL of the aggregator. If there are several, list all, separated by commas: if one does not answer, the next
+    is asked."""
 
     token_file: Path | None = None
     """File with the bearer token."""
 
     ca_file: Path | None = None
-    """CA of the aggregator's certificate; None is the system's."""
+    """PEM file of the CA that signed the aggregator's certificate; None trusts the system's."""
 
     job: str | None = None
     """The job's name."""
 
     attempt: int = 0
-    """Which attempt of the job."""
+    """Number of this attempt of the job."""
 
     node: tuple[str, ...] = ()
-    """The nodes by name."""
+    """Names of the job's nodes."""
 
     hostfile: Path | None = None
-    """The nodes from a file."""
+    """File with the names of the job's nodes."""
 
     pool: str | None = None
-    """Nodes from a pool instead."""
+    """Take nodes from this pool instead."""
 
     count: int | None = None
-    """How many of the pool."""
+    """Number of nodes to take from the pool."""
 
     join: str | None = None
-    """A group of hooks that come together instead, one on each node."""
+    """Name of a group of hooks that ask together instead, one on each node."""
 
     size: int | None = None
-    """How many members the group has; None: as the launcher says."""
+    """Number of members of the group; None: from the launcher."""
 
     rank: int | None = None
-    """Which member this is; None: as the launcher says."""
+    """Rank of this member; None: from the launcher."""
 
     member: str | None = None
-    """What tells this process from a former one of its rank; None: something new each time."""
+    """Identity that distinguishes this process from an earlier one of its rank; None: a new one each time."""
 
     execute: bool = False
     """Whether the hook runs the ordered checks itself, in the job's own container."""
@@ -61,17 +61,17 @@ class GateSettings:
     """Minimum number of healthy nodes to admit; None: all."""
 
     tier: Tier | None = None
-    """Evidence asked; None: the aggregator's policy."""
+    """Tier of the required evidence; None: the aggregator's policy."""
 
     max_age_seconds: float | None = None
-    """How old it may be; None: the aggregator's policy."""
+    """Maximum age of the evidence; None: the aggregator's policy."""
 
     wait_seconds: float | None = None
-    """How long to hold; None: the aggregator's policy."""
+    """Maximum time to wait for the admission; None: the aggregator's policy."""
 
     runtime_seconds: float | None = None
-    """How long the job is expected to run, so that nodes are left out that EC2 will stop or reboot before its end; 0:
-    such events only warn; None: the aggregator's policy. Not looked at by on_unreachable = local."""
+    """Expected runtime of the job: nodes that EC2 will stop or reboot before its end are excluded. 0: such events
+    only warn. None: the aggregator's policy. Ignored by on_unreachable = local."""
 
     mode: Mode | None = None
     """enforce or observe; None: the aggregator's policy."""
@@ -80,30 +80,31 @@ class GateSettings:
     """Run collectives over the nodes together first; None: the aggregator's policy."""
 
     workload: str | None = None
-    """What the lease ends with: `pid:NUMBER`, `pod:NAMESPACE/NAME/UID`, `slurm:JOB`, `ecs:TASK-ARN`. None: the job of
-    Slurm or the pod that the hook runs in (POD_NAMESPACE, POD_NAME, POD_UID), if any."""
+    """Workload whose end ends the lease: `pid:NUMBER`, `pod:NAMESPACE/NAME/UID`, `slurm:JOB`, `ecs:TASK-ARN`. None:
+    the Slurm job or the pod in which the hook runs (POD_NAMESPACE, POD_NAME, POD_UID), if any."""
 
     lease_seconds: float | None = None
-    """How long the lease lasts where no node can see when the job ends, counted from when it was last seen; None: the
-    aggregator's policy."""
+    """How long the lease lasts if no node can observe the job's end, counted from when the job was last seen; None:
+    the aggregator's policy."""
 
     exit_style: Literal["plain", "npd", "slurm"] = "plain"
-    """Exit codes for those who know others than ours. npd: 0 admitted, 1 not, 2 and above unknown. slurm: 0 or not."""
+    """Exit codes for callers with another convention. npd: 0 admitted, 1 not, 2 and above unknown. slurm: 0 or not."""
 
     on_unreachable: Literal["hold", "local", "admit"] = "hold"
-    """What to do while the aggregator is away. hold: not knowing is not health. local: `/readyz` of the daemon of the
-    one node that is asked for; with more nodes nothing is admitted. admit: start without a gate."""
+    """What to do while no aggregator responds. hold: do not admit, because missing evidence is not health. local:
+    ask `/readyz` of the daemon of the one requested node; with more nodes the job is not admitted. admit: start
+    without a gate."""
 
     local_url: str = "http://127.0.0.1:8080"
-    """Where this node's daemon is, for on_unreachable = local."""
+    """URL of this node's daemon, for on_unreachable = local."""
 
     hostfile_out: Path | None = None
-    """Where to write the admitted nodes."""
+    """File for the names of the admitted nodes."""
 
     callers_may: tuple[GateTerm, ...] = ()
-    """Read by the aggregator alone: the terms in which a token of scope `gate` may ask for less than the aggregator's
-    settings do (`mode`, `tier`, `max_age`, `collective`, `lease`). None: who holds a hook's token must not be able to
-    switch the gate off. A token of scope `admin` may ask for anything."""
+    """Read only by the aggregator: the terms in which a token of scope `gate` may ask for less than the aggregator's
+    settings (`mode`, `tier`, `max_age`, `collective`, `lease`). None by default, so that a hook's token cannot turn
+    the gate off. A token of scope `admin` may ask for anything."""
 
     def __post_init__(self) -> None:
         check_attempt(self.attempt)

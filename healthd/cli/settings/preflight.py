@@ -16,59 +16,60 @@ class PreflightSettings:
     """What `healthd preflight` asks. Every key is an option of that command."""
 
     nnodes: int | None = None
-    """How many nodes; None: from the launcher, and 1 where nothing shows that there is one."""
+    """Number of nodes; None: from the launcher, or 1 if no launcher is found."""
 
     node_rank: int | None = None
-    """Which of them this is; None: from the launcher."""
+    """Rank of this node; None: from the launcher."""
 
     main: str | None = None
-    """Where rank 0 is; None: from the launcher."""
+    """Address of rank 0; None: from the launcher."""
 
     port: int = 8099
-    """The port of the aggregator on the main node, where `main` names none."""
+    """Port of the aggregator on the main node, if `main` names none."""
 
     token_file: Path | None = None
-    """A token that all nodes of the job share; None: everybody who reaches the port may speak."""
+    """File with a token that all nodes of the job share; None: anyone who reaches the port may join."""
 
     job: str | None = None
     """The job's name; None: from the launcher."""
 
     attempt: int | None = None
-    """Which attempt; None: from the launcher."""
+    """Number of this attempt; None: from the launcher."""
 
     min_nodes: int | None = None
     """Minimum number of healthy nodes to start on; None: all."""
 
     tier: Tier = Tier.QUICK
-    """Evidence asked."""
+    """Tier of the required evidence."""
 
     max_age_seconds: float = 3600.0
-    """How old it may be. The executors start with nothing, so this bounds how long one waits for another."""
+    """Maximum age of the evidence. Executors start without any, so this bounds how long one waits for another."""
 
     wait_seconds: float = 600.0
-    """How long to wait for all nodes and their checks, from the start of the hook. That of rank 0 counts."""
+    """How long to wait for all nodes and their checks, from the start of the hook. The value of rank 0 applies."""
 
     acknowledge_seconds: float = 30.0
-    """How long admitted nodes may take to confirm the start. They do within milliseconds: half a minute means gone."""
+    """Time for admitted nodes to confirm the start. It takes milliseconds, so after half a minute a node is gone."""
 
     gone_seconds: float = 20.0
-    """After how long without an answer the main node counts as gone, once it has answered."""
+    """The main node counts as gone after this long without an answer, once it has answered."""
 
     linger_seconds: float = 15.0
-    """How long the main node waits at the end for all others that have come to hear it."""
+    """How long the main node waits at the end until all nodes that joined have received the answer."""
 
     mode: Mode = Mode.ENFORCE
     """enforce or observe."""
 
     collective: bool = True
-    """Run collectives over the nodes together first, where there is more than one."""
+    """Run collectives over the nodes together first, if there is more than one."""
 
     run: bool = False
-    """Stay as the parent of the command, as `healthd run` does, and say after a bad end why the job died. The
-    aggregator of rank 0 lives as long as rank 0's command and receives the notes of all nodes."""
+    """Stay as the parent of the command, as `healthd run` does, and explain a bad end. The aggregator of rank 0
+    lives as long as rank 0's command and receives the notes of all nodes."""
 
     exit_style: Literal["command", "verdict"] = "command"
-    """What a command that ended badly exits with, with `run`: its own code, or one by what a retry can do."""
+    """With `run`, the exit code after a command that failed: its own code, or one that says whether a retry can
+    help."""
 
     def __post_init__(self) -> None:
         check_attempt(self.attempt)

@@ -19,9 +19,10 @@ class NvsentinelSettings:
     """Health events for NVSentinel, of each check that fails and that passes again."""
 
     socket: Path | None = None
-    """Unix socket of its platform connector, `/var/run/nvsentinel/nvsentinel.sock` of the host as a rule. None: nothing
-    is sent. Needs grpcio."""
+    """Unix socket of its platform connector, usually `/var/run/nvsentinel/nvsentinel.sock` of the host. None:
+    nothing is sent. Needs grpcio."""
 
     strategy: NvsentinelStrategy = NvsentinelStrategy.STORE_ONLY
-    """store_only: events are stored and shown. execute_remediation: NVSentinel may cordon, drain and repair the node by
-    its rules, but for injected faults and while a job has the node. Take it when the stored events have been right."""
+    """store_only: events are stored and shown. execute_remediation: NVSentinel may cordon, drain and repair the node
+    by its rules, except for injected faults and while a job has the node. Use it once the stored events have proved
+    right."""
