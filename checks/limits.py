@@ -193,6 +193,8 @@ def _source(limit: Limit) -> str:
 
 FLOOR = "floor"
 FLOOR_RATIO = 0.5
+# Scaled formats reach their peak in large products only; a card of 72 W does not hold its peak.
+_WITHOUT_FLOOR = frozenset({"fp8", "mxfp8", "int8", "L4"})
 
 
 def floors(instance_type: str | None, inventory: Mapping[str, Any]) -> dict[str, Limit]:
@@ -212,8 +214,13 @@ def floors(instance_type: str | None, inventory: Mapping[str, Any]) -> dict[str,
     if known is None or known.chip.accelerator != inventory.get("accelerator"):
         return {}
     chip = known.chip
-    targets = 1 if chip.cores is None else chip.cores // (inventory.get("lnc") or max(chip.lnc))
-    peaks = {f"matmul_flops_per_second/{dtype}": peak for dtype, peak in chip.flops_per_second.items()}
+    # The smallest target that there may be, where the host does not say.
+    targets = 1 if chip.cores is None else chip.cores // (inventory.get("lnc") or min(chip.lnc))
+    peaks = {
+        f"matmul_flops_per_second/{dtype}": peak
+        for dtype, peak in chip.flops_per_second.items()
+        if dtype not in _WITHOUT_FLOOR and chip.name not in _WITHOUT_FLOOR
+    }
     if chip.memory_bytes_per_second is not None:
         peaks["memory_bandwidth_bytes_per_second"] = chip.memory_bytes_per_second
     return {name: Limit(lower=FLOOR_RATIO * peak / targets, upper=None, origin=FLOOR) for name, peak in peaks.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
@@ -265,17 +265,17 @@ def find_fault(text: str, benign: Sequence[str] = (), disks: Sequence[str] | Non
     return replace(pattern, name=GONE, status=_WARN, action=Action.INSPECT, window_seconds=HOUR)
 
 
-def may_be_fault(record: str, params: Mapping[str, Any]) -> bool:
+def watched_for(params: Mapping[str, Any]) -> Callable[[str], bool]:
     """
-    Whether a record of /dev/kmsg is worth a run of the check, with these parameters of it.
+    Says of a record of /dev/kmsg whether it is worth a run of the check, with these parameters of it.
 
-    Where the parameters cannot be read every line is: the check then says what is wrong with them.
+    Where the parameters cannot be read every record is: the check then says what is wrong with them.
     """
     try:
-        rules = load_params(Params, params).rules()
+        rules: Rules = load_params(Params, params).rules()
     except ParameterError:
-        return True
-    return any(find_kinds(text, rules, None) for _, text in map(parse_record, record.splitlines()))
+        return lambda _record: True
+    return lambda record: any(find_kinds(text, rules, None) for _, text in map(parse_record, record.splitlines()))
 
 
 def find_kinds(text: str, rules: Rules, disks: Sequence[str] | None) -> list[Pattern]:

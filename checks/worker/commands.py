@@ -525,6 +525,8 @@ class Worker:
             {name: to_record(Limit, limit) for name, limit in self._setup[kind].items()}
             for kind in ("floors", "limits")
         )
+        if self._device is not None and " MIG " in self._device.key:  # a part of a GPU, of any size
+            floors = {}
         return Context(
             host=self._on(),
             params=load_params(check.params_type, command["params"]),

@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from errno import EAGAIN, ENOMEM
 from typing import Any
 
 from checks.host.guard import adopt_orphans, end_descendants, has_children
@@ -72,7 +73,7 @@ def serve(descriptor: int, parent: int) -> int:
             try:
                 pid = _fork_sibling()
             except OSError as error:
-                _send(line, {"refused": f"clone: {error.strerror}"})
+                _send(line, {"refused": f"clone: {error.strerror}", "for_now": error.errno in (EAGAIN, ENOMEM)})
                 os._exit(0)  # requests that wait have this answer too, and their descriptors end with us
             if pid == 0:
                 line.close()

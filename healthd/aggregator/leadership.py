@@ -181,6 +181,7 @@ class Course:
             elif store is not None:
                 await self._lead(store)
                 # What it knew of its fleet has cycles, and may be half a gigabyte. Nobody waits for one that stands by.
+                gc.unfreeze()
                 gc.collect()
             store = None
         self._ended.set()

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 COLLECTOR_THRESHOLDS = (5_000, 5, 1_000_000_000)
 STOP_SECONDS, LEAST_STOP_SECONDS, MOST_STOP_SECONDS = 0.02, 1.0, 60.0
 """So long such a collection should stop everything, and so long at least and at most is between two."""
+WHOLE_SECONDS = 6 * 3600.0
+"""How often all is collected, though it stops everything: what else may leave cycles (errors, lost connections)."""
 # What a held request consists of dies before it is old, and then the number of objects does not grow: Python would come
 # to it after minutes, with so many at once that everything stops for a tenth of a second.
 YOUNG_SECONDS, LEAST_YOUNG_SECONDS, MOST_YOUNG_SECONDS = 0.004, 0.05, 1.0
@@ -243,9 +245,12 @@ async def _collect_young() -> None:
 
 
 async def _collect_new() -> None:
-    pause = LEAST_STOP_SECONDS
+    pause, whole_at = LEAST_STOP_SECONDS, time.monotonic() + WHOLE_SECONDS
     while True:
         await asyncio.sleep(pause)
+        if time.monotonic() >= whole_at:
+            gc.unfreeze()
+            whole_at = time.monotonic() + WHOLE_SECONDS
         began = time.perf_counter()
         gc.collect()
         gc.freeze()

@@ -367,7 +367,9 @@ class Controller:
                 bound = await self._cluster.bound()
                 await at_once(self._cluster.unbind(node, gate) for node, gate in bound.items() if gate not in kept)
                 self._labels_seen_at = now
-            pods = await self._cluster.pods(over) if over else ()
+            listed = await self._cluster.pods(over) if over else ()
+            # Anyone may set a label: only pods beside the Workload count.
+            pods = [pod for pod in listed if claimed[pod.gate].job.startswith(f"{pod.namespace}/")]
             for gate in sorted(over):
                 await self._give_back(claimed[gate], {pod.node for pod in pods if pod.gate == gate})
             ending = tuple(_ending(claimed, pods, now))

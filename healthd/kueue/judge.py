@@ -255,8 +255,10 @@ def _after_admission(workload: Workload, check: AdmissionCheck, state: CheckStat
     )
     if known.answer is None or (isinstance(known.answer, Decision) and known.answer.decision is Verdict.HOLD):
         return Step(ask=request)
+    if isinstance(known.answer, Refusal) and known.answer.again:
+        return Step(due=now + WATCH_SECONDS)  # other nodes have turned bad in the same minute: the next one is asked
     if isinstance(known.answer, Decision) and known.answer.decision is Verdict.ADMIT:
-        return Step()  # observe mode, or an override
+        return Step(due=now + WATCH_SECONDS)  # observe mode, an override, or they are healthy again
     told = "; ".join(f"node {node}: {text}" for node, text in sorted(known.unfit.items()))
     return Step(
         write=Write(
@@ -413,7 +415,7 @@ def _admitted(request: GateRequest, answer: Decision, gated: tuple[PodSet, ...],
             attempt=request.attempt,
             pod_sets=tuple(one.name for one in gated),
             bind=bind,
-            leased=answer.would is None,
+            leased=answer.would is None or request.pool is None,
         ),
     )
 

@@ -365,11 +365,18 @@ ON_TRN1 = {"accelerator": "neuron", "lnc": 1}
         ("trn1.32xlarge", ON_TRN1, MATMUL, 190e12 / 2 / 2),  # two cores a device
         ("trn2.48xlarge", {"accelerator": "neuron", "lnc": 2}, MATMUL, 667e12 / 4 / 2),
         ("trn2.48xlarge", {"accelerator": "neuron", "lnc": 1}, MATMUL, 667e12 / 8 / 2),
-        ("trn2.48xlarge", {"accelerator": "neuron", "lnc": None}, MATMUL, 667e12 / 4 / 2),
+        (
+            "trn2.48xlarge",
+            {"accelerator": "neuron", "lnc": None},
+            MATMUL,
+            667e12 / 8 / 2,
+        ),  # the smallest that there may be
         ("p5.48xlarge", {"accelerator": "cuda"}, MATMUL, 989.4e12 / 2),
         ("p5.48xlarge", {"accelerator": "cuda"}, "memory_bandwidth_bytes_per_second", 3.35e12 / 2),
         ("p5.48xlarge", {"accelerator": "cpu"}, MATMUL, None),  # only its processors are used
         ("g5.xlarge", {"accelerator": "cuda"}, MATMUL, None),  # no peak is published
+        ("g6.xlarge", {"accelerator": "cuda"}, MATMUL, None),  # 72 W do not hold the peak
+        ("p5.48xlarge", {"accelerator": "cuda"}, "matmul_flops_per_second/fp8", None),
         ("trn9.xlarge", ON_TRN1, MATMUL, None),
         (None, ON_TRN1, MATMUL, None),
     ],

@@ -416,17 +416,18 @@ def test_a_token_that_the_kubelet_replaces_is_sent_from_the_next_request_on(tmp_
     assert heard == ["Bearer first", "Bearer second", "Bearer second"]
 
 
-def test_a_token_out_of_a_pipe_is_read_once(tmp_path: Path) -> None:
-    """As `--token-file <(kubectl create token ...)`."""
-    pipe = tmp_path / "token"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=("secret\n",))
-    writer.start()
-    endpoint = Endpoint(urls=("",), token=None, ca_file=None, token_file=pipe)
-    with hearing() as (url, heard), GateClient(dataclasses.replace(endpoint, urls=(url,))) as line:
-        line.get("/v1/fleet")
-        line.get("/v1/fleet")
-    writer.join()
+def test_a_token_out_of_a_pipe_is_read_once() -> None:
+    """As `--token-file <(kubectl create token ...)`: the shell has opened the pipe, and names it /dev/fd/N."""
+    reader, writer = os.pipe()
+    os.write(writer, b"secret\n")
+    os.close(writer)
+    try:
+        endpoint = Endpoint(urls=("",), token=None, ca_file=None, token_file=Path(f"/dev/fd/{reader}"))
+        with hearing() as (url, heard), GateClient(dataclasses.replace(endpoint, urls=(url,))) as line:
+            line.get("/v1/fleet")
+            line.get("/v1/fleet")
+    finally:
+        os.close(reader)
     assert heard == ["Bearer secret"] * 2
 
 

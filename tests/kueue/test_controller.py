@@ -21,7 +21,7 @@ from healthd.kueue.controller import (
     Queues,
 )
 from healthd.kueue.judge import READY_SECONDS, Answer, Write
-from healthd.kueue.workloads import Terms, Workload
+from healthd.kueue.workloads import GatedPod, Terms, Workload
 from tests.kueue import player
 from tests.kueue.world import World, sentence
 
@@ -310,6 +310,25 @@ def test_nodes_of_a_preempted_job_stay_leased_until_its_pods_there_have_ended() 
         assert found.condition.reason == "Active"
         kueue(found)
         assert not found.wrong
+
+    play(story())
+
+
+def test_a_pod_of_another_namespace_with_the_label_of_a_gate_holds_no_node() -> None:
+    async def story() -> None:
+        found = world(nodes=("n1", "n2"))
+        found.slots = 1
+        await running(found, "a", "u1")
+        (gate,) = found.gates
+        found.foreign = (GatedPod(namespace="elsewhere", name="claims-it", gate=gate, node=""),)
+        preempt(found, "a")
+        held = player.copied(found.objects["default/a"])
+        held["spec"]["active"] = False
+        found.put(held)
+        found.end_pods("default/a")
+        await found.run_pass()
+        await found.run_pass()
+        assert found.gates[gate].leased == ()
 
     play(story())
 

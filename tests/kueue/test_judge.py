@@ -339,7 +339,9 @@ def test_a_node_that_turns_bad_is_marked_by_a_gate_first_and_then_said_by_retry_
     assert step.write is not None
     assert (step.keep, step.write.requeue_after_seconds) == ("g-1", 1), "its pods run until they are evicted"
     observed = judged(running, acting, unfit=unfit, answer=decision(Verdict.ADMIT, would=Verdict.REJECT))
-    assert observed == Step(keep="g-1")
+    assert (observed.write, observed.keep) == (None, "g-1")
+    others = judged(running, acting, unfit=unfit, answer=Refusal(message="other nodes", again=True))
+    assert (others.write, others.keep) == (None, "g-1"), "the gate of the next minute asks for all that are bad by then"
 
 
 def test_while_kueue_replaces_a_node_itself_nothing_is_written_10660() -> None:

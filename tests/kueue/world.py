@@ -64,6 +64,7 @@ class World:
     wrong: list[str] = field(default_factory=list)
     unfit_nodes: dict[str, str] = field(default_factory=dict)
     grace_ends_at: float = 0.0
+    foreign: tuple[GatedPod, ...] = ()
     """When the grace period of all pods that are ending is over."""
     failing: float = 0.0
     killing: float = 0.0
@@ -330,7 +331,7 @@ class World:
 
     async def pods(self, gates: Collection[str]) -> tuple[GatedPod, ...]:
         self._call()
-        return tuple(
+        return self.foreign + tuple(
             GatedPod(
                 namespace="default",
                 name=f"pod-{node}",

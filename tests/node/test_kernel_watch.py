@@ -88,5 +88,11 @@ async def test_a_log_that_cannot_be_read_or_ends_is_left_to_the_interval(tmp_pat
     with kernel(tmp_path / "kmsg"):
         watch = watched(tmp_path / "kmsg")
         looks = await watch.__aenter__()
+    (tmp_path / "plain").write_bytes(XID)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    task = asyncio.create_task(KernelWatch(str(tmp_path / "plain"), {}, lambda: None).run())
+    await asyncio.sleep(0)
+    assert (task.done(), len(os.listdir("/proc/self/fd"))) == (False, descriptors), "it is no device"
+    task.cancel()
     await eventually(lambda: len(looks) == 1, 10)  # its end: what came last may have been a fault
     await watch.__aexit__(None, None, None)

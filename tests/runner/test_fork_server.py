@@ -19,7 +19,7 @@ from healthd.node.daemon import Preload
 from healthd.node.state.store import NodeStore
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunProgress
-from healthd.runner.workers import fork_server
+from healthd.runner.workers import fork_server, workers
 from tests import prepared
 from tests.node.node_kit import BOOT, MovedClock, eventually, lease, settings, specs, survey
 from tests.runner.runner_kit import make_runner, run_checks, servers_left, workers_left
@@ -185,6 +185,30 @@ async def test_a_daemon_forks_the_worker_of_the_node_from_a_process_that_stays_a
     assert other != kept
     await runner.close()
     assert await passes() == []
+
+
+async def test_a_forking_process_that_does_not_answer_costs_its_time_once_and_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "FORK_SECONDS", 0.5)
+    runner = make_runner()
+    runner.keep_host_server()
+    plan = Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test")
+
+    async def passes() -> bool:
+        (result,) = await runner.run(plan)
+        return result.status is not Status.UNKNOWN
+
+    assert await passes()
+    (kept,) = workers_left()
+    os.kill(int(kept.split()[0]), signal.SIGSTOP)
+    assert await passes(), "its worker is executed"
+    await eventually(lambda: kept not in workers_left(), 60)
+    assert await passes()
+    (other,) = workers_left()
+    assert other != kept
+    await runner.close()
+    assert workers_left() == []
 
 
 async def present(runner: Runner) -> bool:

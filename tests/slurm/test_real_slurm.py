@@ -217,7 +217,7 @@ def test_controller_that_is_away_is_an_error_and_no_answer(site: Site) -> None:
 def test_names_are_expanded_by_slurm_and_counted(site: Site) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3],m07", "SLURM_JOB_NUM_NODES": "4"}
     assert read_job(environ, site.slurm.scontrol).nodes == ("n1", "n2", "n3", "m07")
-    with pytest.raises(ConfigError, match="names"):
+    with pytest.raises(ConfigError, match="lists 4"):
         read_job({**environ, "SLURM_JOB_NUM_NODES": "5"}, site.slurm.scontrol)
     with pytest.raises(ConfigError, match=r"n\[1-"):  # scontrol itself answers this with exit code 0
         read_job({**environ, "SLURM_JOB_NODELIST": "n[1-"}, site.slurm.scontrol)

@@ -287,8 +287,8 @@ def test_ages_on_an_open_page_go_on(browser: Any, found: Stage, monkeypatch: pyt
     page = browser.new_page()
     found.say("node-012")
     page.goto(f"{found.url}/nodes/node-012")
-    assert "heard now" in page.inner_text("#head")
-    page.wait_for_selector("#head .facts-line:not(:has-text('heard now'))", timeout=10_000)
+    assert "last report now" in page.inner_text("#head")
+    page.wait_for_selector("#head .facts-line:not(:has-text('last report now'))", timeout=10_000)
     for _ in range(3):
         said = page.inner_text("#head .facts-line")
         page.wait_for_function(

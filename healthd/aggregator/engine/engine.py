@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -1123,6 +1123,8 @@ class Memory:
     ) -> None:
         self._registry, self._bulkheads = registry, bulkheads
         self._next_end = math.inf  # of a quarantine; each pass finds it anew
+        self._named_of: tuple[str, ...] = ()
+        self._named: frozenset[str] = frozenset()
         self.fleet_state = FleetState(loaded, store_id=store_id, policy=policy)
         self.reconciler = LeaseReconciler(self.fleet_state, registry, policy, loaded, started_at=started_at)
         self.rules = Quarantines(
@@ -1160,8 +1162,17 @@ class Memory:
             self.reconciler.is_at_rest(node, now)
             and self.rules.is_at_rest(node)
             and node not in self.fleet_state.quarantines
-            and not any(node in gate.held or node in gate.request.nodes for gate in self.fleet_state.gates.values())
+            and node not in self.fleet_state.reserved
+            and node not in self._named_by_gates()
         )
+
+    def _named_by_gates(self) -> Set[str]:
+        """The nodes that open gates ask for by name."""
+        gates = tuple(self.fleet_state.gates)
+        if gates != self._named_of:
+            self._named_of = gates
+            self._named = frozenset(name for one in self.fleet_state.gates.values() for name in one.request.nodes)
+        return self._named
 
     def compute(self, batch: Batch, heard: set[str]) -> Pass:
         """Everything that follows from what was heard and from the time; ContainedError names what failed."""

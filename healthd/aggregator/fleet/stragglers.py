@@ -32,6 +32,7 @@ from healthd.aggregator.fleet import Fleet
 from healthd.aggregator.store import PutEvent, Store
 from healthd.baselines import Kind, SampleSeries
 from healthd.core.errors import StoreError
+from healthd.core.model import Health
 from healthd.core.tasks import LogOnce
 
 log = logging.getLogger(__name__)
@@ -335,7 +336,7 @@ class Stragglers:
     def _look(self, name: str) -> None:
         """Take in what a node measured."""
         now = self._fleet.clock()
-        self._due[name], self._looked[name] = now + SOON_SECONDS, (self._fleet.version(name), now)
+        self._due[name] = now + SOON_SECONDS
         node = self._fleet.node(name)
         state = node.current() if node is not None else None
         if node is None or state is None:
@@ -346,6 +347,8 @@ class Stragglers:
             return
         kind = self._known.setdefault(kind, kind)  # one record for all nodes of a kind
         health = self._fleet.health_of(name)
+        if health is Health.HEALTHY:
+            self._looked[name] = (self._fleet.version(name), now)
         seen = dataclasses.replace(state, health=health, quarantine=node.quarantine or state.quarantine)
         found = list(baselines.samples_of(seen, now=self._clock()))
         if found:

@@ -34,15 +34,18 @@ class KernelWatch:
         self._params = params
         self._look = look
         self._found = asyncio.Event()
+        self._may_be_fault: Callable[[str], bool] | None = None
 
     async def run(self) -> None:
         """Watch for ever. A log that cannot be read, now or any more, is left to the check and its interval."""
         loop = asyncio.get_running_loop()
         if (descriptor := _open_at_end(self._path)) is not None:
             ended = asyncio.Event()
-            loop.add_reader(descriptor, self._read, descriptor, ended)
             try:
+                loop.add_reader(descriptor, self._read, descriptor, ended)
                 await self._look_until(ended)
+            except PermissionError:  # a plain file in its place, which cannot be waited for
+                log.debug("the kernel log is not watched: %s is no device", self._path)
             finally:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
@@ -73,13 +76,15 @@ class KernelWatch:
                 ended.set()
                 self._found.set()
                 return
-            if not self._found.is_set() and self._may_be_fault(record.decode("utf-8", "replace")):
+            if not self._found.is_set() and self._judge()(record.decode("utf-8", "replace")):
                 self._found.set()
 
-    def _may_be_fault(self, record: str) -> bool:
-        from checks.system.kernel_log import may_be_fault  # megabytes, which a quiet node does not need
+    def _judge(self) -> Callable[[str], bool]:
+        if self._may_be_fault is None:
+            from checks.system.kernel_log import watched_for  # megabytes, which a quiet node does not need
 
-        return may_be_fault(record, self._params)
+            self._may_be_fault = watched_for(self._params)
+        return self._may_be_fault
 
 
 def _open_at_end(path: str) -> int | None:

@@ -151,7 +151,7 @@ class ForkServer:
             return
         answer: Mapping[str, Any] = json.loads(text)
         if "refused" in answer:
-            self.unable = True
+            self.unable = not answer.get("for_now", False)
             self._refuse(str(answer["refused"]))
         elif "ready" in answer:
             self.accelerator = answer["ready"]
@@ -190,6 +190,11 @@ class ForkServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_seconds):
                 await self._idle.wait()
+
+    def kill(self, why: str) -> None:
+        """End it at once, whatever state it is in: who waits for a worker of it executes one. Returns at once."""
+        self._refuse(why)
+        self._signal(signal.SIGKILL)
 
     async def close(self, within_seconds: float) -> None:
         """End it, also when this is cancelled. The workers that it has made go on."""
@@ -276,10 +281,16 @@ class ForkServers:
         if not self.keep_host or self._host_unable:
             return None
         if self._host is not None and self._host.refused is not None:  # killed, as when memory ran out
+            self._host.kill(self._host.refused)
             self._host_unable, self._host = self._host.unable, None
         if self._host is None and not self._host_unable:
             self._host = self._launch(HOST, alone=alone)
         return self._host
+
+    def drop_host(self) -> None:
+        """The server of the node's workers does not answer: the next worker has another one."""
+        if self._host is not None:
+            self._host.kill("it did not answer")
 
     async def settle_host(self) -> None:
         """Wait until the server of the node's workers has answered: each worker that it has made is then known."""

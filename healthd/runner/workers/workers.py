@@ -77,6 +77,7 @@ LAST_OUTPUT_CHARS = 4096  # of that, what goes into results
 MAX_UNREAD_MESSAGES = 1024  # beyond it the worker has to wait until its messages are read
 MAX_DRAIN_READS = 32  # of what a dead worker left in its pipe; a grandchild may still be writing
 CLOSED_SECONDS = 1.0  # from the end of its results to its own end: its guard may have much to kill
+FORK_SECONDS = 10.0  # for a worker of the node from the process that stays; then one is executed
 _POLL_SECONDS = 0.02
 
 
@@ -464,11 +465,7 @@ class Workers:
             process, self._prestarted = self._prestarted, None
             return process
         if target is None:
-            host = self._servers.host(alone=self._alone) if self._servers is not None else None
-            if (
-                host is not None
-                and (forked := await host.fork(HOST, lambda made: self._record(None, made))) is not None
-            ):
+            if (forked := await self._fork_for_node()) is not None:
                 return forked
         else:
             self.expect_devices()
@@ -478,6 +475,18 @@ class Workers:
                 if forked is not None:
                     return forked
         return self._record(target, Launch(self._command(target), self._env))
+
+    async def _fork_for_node(self) -> WorkerProcess | None:
+        """A worker of the node from the process that stays; None where there is none, or it does not answer in time."""
+        host = self._servers.host(alone=self._alone) if self._servers is not None else None
+        if host is None or self._servers is None:
+            return None
+        try:
+            async with asyncio.timeout(FORK_SECONDS):
+                return await host.fork(HOST, lambda made: self._record(None, made))
+        except TimeoutError:
+            self._servers.drop_host()
+            return None
 
     def _record(self, target: str | None, launched: Launched) -> WorkerProcess:
         process = WorkerProcess(launched)
