@@ -45,7 +45,7 @@ class KernelWatch:
                 loop.add_reader(descriptor, self._read, descriptor, ended)
                 await self._look_until(ended)
             except PermissionError:  # a plain file in its place, which cannot be waited for
-                log.debug("the kernel log is not watched: %s is no device", self._path)
+                log.debug("the kernel log is not watched: %s is not a device", self._path)
             finally:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
