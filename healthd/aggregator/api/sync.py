@@ -96,7 +96,6 @@ class SyncEndpoint:
         # A hook that executes has the token that it asked its gate with, and is heard for that gate alone.
         caller = await self._guard.admit(said, Scope.SYNC if executor is None else Scope.GATE)
         caller.check_speaks_for((node,))
-        await self._fleet.turns.wait()
         key = headers.get(KEY_HEADER, b"").decode("latin-1")
         if len(key) < MIN_KEY_LENGTH:
             raise HttpError(

@@ -23,7 +23,6 @@ from healthd.aggregator.fleet import node_record
 from healthd.aggregator.fleet.comparison import PeerFindings
 from healthd.aggregator.fleet.node_record import Arrival, NodeRecord
 from healthd.aggregator.fleet.records import Duplicate, FleetNode
-from healthd.aggregator.fleet.turns import Turns
 from healthd.core.errors import ConflictError, HealthdError
 from healthd.core.model import Health, NodeState, Order, Quarantine, Reason, SyncAnswer, SyncRequest
 from healthd.core.node_name import alike, check_name, names_of, short
@@ -134,7 +133,6 @@ class Fleet:
         self.silent_seconds = silent_seconds
         self.clock = clock
         self.syncs = 0
-        self.turns = Turns()
         self.accused: Callable[[str], Reason | None] = lambda _node: None
         """The accusation by a validation that stands against a node, which its next sync carries."""
         self._max_nodes = max_nodes
@@ -627,7 +625,6 @@ class Fleet:
             timer.cancel()
             if record.held is held:
                 record.held = None
-        await self.turns.wait()
 
     def _answer(self, record: NodeRecord, *, send_all: bool) -> SyncAnswer:
         name = self._next_answer()
