@@ -226,12 +226,17 @@ def floors(instance_type: str | None, inventory: Mapping[str, Any]) -> dict[str,
     return {name: Limit(lower=FLOOR_RATIO * peak / targets, upper=None, origin=FLOOR) for name, peak in peaks.items()}
 
 
+def has_floors(device_key: str) -> bool:
+    """Whether floors apply to the device of this key (`Device.key`): a part of a GPU (MIG) may have any size."""
+    return " MIG " not in device_key
+
+
 def replaces(configured: str, other: str) -> bool:
     """
     Whether a configured limit replaces a floor or a learned limit of this name.
 
-    One on the same measurement does, in whatever form, unless it is for another label: `matmul_flops_per_second` must
-    not be overruled by a more specific `matmul_flops_per_second/bf16` that nobody configured.
+    It does if both are for the same measurement, unless they are for different labels. A configured
+    `matmul_flops_per_second` therefore replaces a floor for `matmul_flops_per_second/bf16`.
     """
     name, _, label = configured.partition("@")[0].partition("/")
     plain, _, other_label = other.partition("/")

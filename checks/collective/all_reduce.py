@@ -28,8 +28,8 @@ def all_reduce(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progress]:
              `nodes_NAME` between nodes) | unknown Timeout (culprit unknown) | skip
              NotApplicable (fewer than 2 ranks) | pass with bandwidths and times.
     Cost:    quick: about 0.1 s on 2 ranks of one core each, 24 MiB each.
-    Source:  nccl-tests, doc/PERFORMANCE.md: size is that of one rank's buffer; algbw = size / time,
-             busbw = algbw * 2 (n - 1) / n. The time is that of the slowest rank.
+    Source:  nccl-tests, doc/PERFORMANCE.md: size is the size of one rank's buffer; algbw = size / time,
+             busbw = algbw * 2 (n - 1) / n. Time: of the slowest rank.
     Unverified: NCCL on GPUs, Neuron's collectives, EFA. It has run by gloo on CPUs, also between network namespaces,
              and on XLA's CPU device.
     """

@@ -352,7 +352,7 @@ def _judge_speed(name: str, ranks: Sequence[Evidence]) -> Iterator[Finding]:
             labels={"size_bytes": str(size_bytes)},
         )
         exact = not any(one["mismatches"] for one in measured.values())
-        # No rank is named: the longest time is that of a rank which waited for another, not of the one that was late.
+        # No rank is named: the longest time belongs to a rank that waited for another, not to the late one.
         span = " to ".join(quantity("duration_seconds", value) for value in (min(times), seconds))
         text = f"{found.message}; ranks took {span}"
         yield dataclasses.replace(found, message=text + (", every element exact" if exact else ""))

@@ -28,8 +28,8 @@ def reduce_scatter(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progre
              `nodes_NAME` between nodes) | unknown Timeout
              (culprit unknown) | skip NotApplicable (fewer than 2 ranks) | pass with bandwidths and times.
     Cost:    quick: about 0.2 s on 2 ranks of one core each, 20 MiB each.
-    Source:  nccl-tests, doc/PERFORMANCE.md: size is that of the whole before it is scattered; algbw = size / time,
-             busbw = algbw * (n - 1) / n. The time is that of the slowest rank.
+    Source:  nccl-tests, doc/PERFORMANCE.md: size is the size of the whole before the scatter; algbw = size / time,
+             busbw = algbw * (n - 1) / n. Time: of the slowest rank.
     Unverified: NCCL on GPUs, Neuron's collectives, EFA. It has run by gloo on CPUs, also between network namespaces,
              and on XLA's CPU device.
     """

@@ -88,7 +88,7 @@ def matmul(ctx: Context[Params]) -> Iterator[Finding | Profile]:
              device cannot do, or whose sums it does not keep in fp32, as XLA on CPUs; GPUs keep those of fp16) | pass
              with the achieved FLOP/s, 2 n^3 over the median time.
     Cost:    under 0.1 s on one core; the device is busy meanwhile.
-    Source:  the bound is that of N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.5, for any order
+    Source:  the bound comes from N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.5, for any order
              of summation: |C' - C| <= gamma_n |A||B| + u |C|, with gamma_n = n u32 / (1 - n u32). Inputs are exact (the
              reference takes their rounded values), sums are kept in fp32, and the last term is the rounding to the
              dtype of the result, or half of its smallest step. |A||B| is bounded from above by the norms of row and

@@ -127,7 +127,7 @@ def rates(
     now: Mapping[str, Mapping[str, int]], previous: Previous | None, boot_id: str | None
 ) -> tuple[list[Rate], list[str]]:
     """
-    What each counter rose by since the last look of this boot, and the ports whose counters began anew meanwhile.
+    What each counter rose by since the last look of this boot, and the ports whose counters were reset meanwhile.
 
     A counter that is lower than before was set back (the driver was loaded again): it tells nothing this time.
     """
@@ -137,7 +137,7 @@ def rates(
         return [], []
     before = previous.evidence[-1].data.get("counters")
     found: list[Rate] = []
-    anew: set[str] = set()
+    reset: set[str] = set()
     for port, counters in now.items():
         earlier = before.get(port) if isinstance(before, dict) else None
         for name, value in counters.items():
@@ -145,10 +145,10 @@ def rates(
             if not isinstance(old, int) or isinstance(old, bool):
                 continue
             if value < old:
-                anew.add(port)
+                reset.add(port)
             else:
                 found.append(Rate(port.partition("/")[0], name, (value - old) / previous.elapsed_seconds))
-    return [rate for rate in found if not any(port.partition("/")[0] == rate.adapter for port in anew)], sorted(anew)
+    return [rate for rate in found if not any(port.partition("/")[0] == rate.adapter for port in reset)], sorted(reset)
 
 
 def parse_fi_info(text: str) -> list[str]:
@@ -406,7 +406,7 @@ def _judge_rates(ctx: Context[Params], adapters: Sequence[Adapter]) -> Iterator[
         if adapter.ports and not all(port.counters for port in adapter.ports):
             text = "the driver shows no error counters; update it, or set counters = false for this check"
             yield make_finding(Status.UNKNOWN, "NoData", text, target=f"efa:{adapter.name}")
-    found, anew = rates(counters_of(adapters), ctx.previous, ctx.host.boot_id())
+    found, reset = rates(counters_of(adapters), ctx.previous, ctx.host.boot_id())
     calm: list[Measurement] = []
     bad = False
     for counter in RATE_LIMITS:
@@ -418,7 +418,7 @@ def _judge_rates(ctx: Context[Params], adapters: Sequence[Adapter]) -> Iterator[
         if findings and not over:
             calm.extend(findings[0].measurements)
     if calm:
-        set_back = f"; counters of {', '.join(anew)} were reset" if anew else ""
+        set_back = f"; counters of {', '.join(reset)} were reset" if reset else ""
         text = f"{'the other' if bad else 'all'} error counters rise no faster than their limits{set_back}"
         yield Finding(status=Status.PASS, reason=None, message=text, target="node", measurements=tuple(calm))
 

@@ -525,7 +525,9 @@ class Worker:
             {name: to_record(Limit, limit) for name, limit in self._setup[kind].items()}
             for kind in ("floors", "limits")
         )
-        if self._device is not None and " MIG " in self._device.key:  # a part of a GPU, of any size
+        from checks.limits import has_floors
+
+        if self._device is not None and not has_floors(self._device.key):
             floors = {}
         return Context(
             host=self._on(),

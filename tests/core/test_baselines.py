@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import checks
 from checks.contract import Limit, Measurement, Status, Tier
-from checks.limits import choose, floors, limited_names, within
+from checks.limits import choose, floors, has_floors, limited_names, within
 from checks.peers import factor_of
 from checks.system import efa
 from healthd import baselines
@@ -386,6 +386,11 @@ def test_each_target_of_a_known_instance_type_has_half_of_its_published_peak_as_
 ) -> None:
     limit = floors(kind, inventory).get(name)
     assert (None if limit is None else limit.lower) == (None if lower is None else pytest.approx(lower))
+
+
+def test_a_part_of_a_gpu_has_no_floors_and_a_whole_one_has() -> None:
+    assert has_floors("cuda | NVIDIA A100-SXM4-80GB | sm_80 | torch 2.9.1 | CUDA 12.8")
+    assert not has_floors("cuda | NVIDIA A100-SXM4-80GB MIG 1g.10gb | sm_80 | torch 2.9.1 | CUDA 12.8")
 
 
 @every(("share", "status", "health", "code"), [(1.0, "pass", "healthy", 0), (0.999, "warn", "degraded", 1)])

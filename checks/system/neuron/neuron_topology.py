@@ -33,7 +33,7 @@ def neuron_topology(ctx: Context[Params]) -> Iterator[Finding]:
     over them, and on Trainium2 and 3 also by the firmware's report, `link_*` in `neuron_counters`.
 
     Reads:   the inventory (connected_to of neuron-ls, else connected_devices of sysfs); the type as instance_type does.
-    Judges:  warn WrongTopology (the list is not that of the type) | unknown NoData (no list, or a container's numbers
+    Judges:  warn WrongTopology (the list differs from the type) | unknown NoData (no list, or a container's numbers
              that are not known to be the host's), UnknownInstanceType (nothing to compare with) | skip NotApplicable
              (no Neuron; links go through switches, which the driver does not list).
     Cost:    under 1 ms; harmless to jobs.

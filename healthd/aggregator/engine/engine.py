@@ -1157,7 +1157,7 @@ class Memory:
         self.stepper.set_executors(now)
 
     def is_at_rest(self, node: str, now: float) -> bool:
-        """Whether a pass would find nothing to do about a node that reports, and is as it was."""
+        """Whether a pass would have nothing to do for a node that reports no change."""
         return (
             self.reconciler.is_at_rest(node, now)
             and self.rules.is_at_rest(node)

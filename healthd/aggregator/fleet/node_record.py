@@ -420,8 +420,8 @@ class NodeRecord:
 
     def is_as_before(self, request: SyncRequest, now: float, silent_seconds: float) -> bool:
         """
-        Whether a sync that is about to be taken in shows no more than that the node goes on as it was: the same state,
-        neither stale nor silent meanwhile, and nothing about an order.
+        Whether a sync, which is about to be taken in, brings nothing new: the state is the same, it has become neither
+        stale nor silent, and there is nothing about an order.
         """
         return (
             request.state is None

@@ -265,7 +265,7 @@ class Fleet:
         """
         Call back after every sync that brought something, before its answer, and when a node became a duplicate.
 
-        `quiet` is called instead for a sync that shows no more than that the node is there as it was.
+        `quiet` is called instead for a sync that only shows that the node is there, unchanged.
         """
         self._listeners.append(callback)
         if quiet is not None:
@@ -305,7 +305,7 @@ class Fleet:
             yield record.health(now, silent), heard, record.quarantine, drill
 
     def version(self, name: str) -> int | None:
-        """A number that is another one whenever the node's state is; None for a node that is not known."""
+        """A number that changes with the node's state; None for an unknown node."""
         record = self._records.get(name)
         return None if record is None else record.version
 

@@ -25,7 +25,7 @@ class KernelWatch:
     """
     Start `run` as a supervised task.
 
-    It reads what is new in the log and lets the check judge: a line here is no more than a reason to look.
+    It reads new lines of the log and leaves the verdict to the check: a line is only a reason to run it.
     """
 
     def __init__(self, path: str, params: Mapping[str, Any], look: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ class KernelWatch:
         self._may_be_fault: Callable[[str], bool] | None = None
 
     async def run(self) -> None:
-        """Watch for ever. A log that cannot be read, now or any more, is left to the check and its interval."""
+        """Watch for ever. If the log cannot be read, or no longer, the check runs by its interval only."""
         loop = asyncio.get_running_loop()
         if (descriptor := _open_at_end(self._path)) is not None:
             ended = asyncio.Event()
