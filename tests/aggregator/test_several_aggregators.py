@@ -139,6 +139,7 @@ async def test_who_leads_no_more_lets_go_of_what_it_knew(url: str) -> None:
     try:
         async with aggregator(settings, Policy()):
             (engine,) = [weakref.ref(one) for one in gc.get_objects() if type(one) is Engine]
+            gc.freeze()  # as the aggregator does with what is old
             await asyncio.to_thread(step_down, url)
             await eventually(lambda: engine() is None, seconds=20.0)
     finally:
