@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
+from healthd.aggregator.backlog import at_ease
 from healthd.aggregator.engine import admission
 from healthd.aggregator.engine.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
 from healthd.aggregator.engine.leases import LeaseReconciler
@@ -649,7 +650,9 @@ class Engine:
         self._wake.set()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await future
+                result = await future
+            at_ease()
+            return result
         except TimeoutError:
             why = self._store.trouble() or "the aggregator is too busy"
             raise StoreError(f"it could not be written within {ANSWER_SECONDS:g} s: {why}") from None

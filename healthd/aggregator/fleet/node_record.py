@@ -8,13 +8,12 @@ does not account for. If a node cannot name an answer of ours, that time is unbo
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import enum
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.contract import Finding, Status, Tier
@@ -356,7 +355,7 @@ class NodeRecord:
     revision: int = 0
     read: int = -1
     answers: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
-    held: asyncio.Future[None] | None = None
+    held: Callable[[], None] | None = None  # answers the request that waits
     # by whose word this daemon is the node: the pod, what no other pod has, and which pods were the node before
     vouched: str | None = None
     vouched_id: str | None = None
@@ -541,9 +540,9 @@ class NodeRecord:
 
     def wake(self) -> None:
         """Answer the held request now."""
-        if self.held is not None and not self.held.done():
-            self.held.set_result(None)
-        self.held = None
+        held, self.held = self.held, None
+        if held is not None:
+            held()
 
     def changed(self) -> None:
         """There is something new to tell the node."""
