@@ -55,6 +55,7 @@ AGGREGATOR = {
     "store": {"records"},
     "engine": {"records", "policy", "backlog", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
     "api": {
+        "backlog",
         "records",
         "policy",
         "settings",

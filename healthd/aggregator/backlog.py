@@ -27,10 +27,10 @@ Work = Callable[[], None]
 class Urgency:
     """Something urgent that is under way, until `end`. Safe to repeat."""
 
-    __slots__ = ("_backlog",)
+    __slots__ = ("_backlog", "began")
 
-    def __init__(self, backlog: Backlog) -> None:
-        self._backlog = backlog
+    def __init__(self, backlog: Backlog, began: float) -> None:
+        self._backlog, self.began = backlog, began
 
     def end(self) -> None:
         """It is done, or waits for something that the backlog may bring."""
@@ -77,7 +77,7 @@ class Backlog:
     @contextlib.contextmanager
     def urgent(self) -> Iterator[None]:
         """What runs within is urgent, until it ends or calls `at_ease`."""
-        urgency = Urgency(self)
+        urgency = Urgency(self, self._clock())
         self._urgent.add(urgency)
         token = _URGENCY.set(urgency)
         try:
@@ -144,3 +144,8 @@ def at_ease() -> None:
     """What is under way in this context is urgent no more: it waits for nodes now."""
     if (urgency := _URGENCY.get()) is not None:
         urgency.end()
+
+
+def arrived() -> float | None:
+    """When what is urgent in this context began, by `time.perf_counter`; None where nothing is."""
+    return None if (urgency := _URGENCY.get()) is None else urgency.began

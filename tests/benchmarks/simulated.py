@@ -9,8 +9,11 @@ own types.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import math
 import random
+import re
 import ssl
 import time
 from typing import Any
@@ -98,7 +101,7 @@ class SimulatedNode:
         path = f"/v1/nodes/{self.name}/sync?wait={wait:g}"
         head = f"POST {path} HTTP/1.1\r\nhost: a\r\nx-healthd-node-key: {self.key}\r\n"
         self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.heed((await read_answer(self.reader))[1])
+        self.heed((await read_answer(self.reader)).body)
 
     def body(self, *, full: bool) -> bytes:
         """The next sync: with the whole state, or with the ages alone."""
@@ -157,11 +160,25 @@ class SimulatedNode:
             self.told = False
 
 
-async def read_answer(reader: asyncio.StreamReader) -> tuple[float, bytes]:
-    """The milliseconds up to the grant (nan where none is told) and the body; an error ends the benchmark."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """
+    A body, and what the aggregator says of a gate in it, in seconds: up to its leases on disk, of these for computing
+    and in the database; nan where it says nothing.
+    """
+
+    body: bytes
+    grant: float
+    compute: float
+    store: float
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    """The next answer; an error ends the benchmark."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
     body = await reader.readexactly(length)
     if b" 200 " not in head.split(b"\r\n")[0]:
         raise SystemExit(f"{head.decode()}{body.decode()}")
-    return float(head.partition(b"server-timing: grant;dur=")[2].split(b"\r\n")[0] or b"nan"), body
+    times = {m[1]: float(m[2]) / 1e3 for m in re.finditer(rb"(\w+);dur=([0-9.]+)", head)}
+    return Answer(body=body, **{name: times.get(name.encode(), math.nan) for name in ("grant", "compute", "store")})
