@@ -149,7 +149,9 @@ class SyncEndpoint:
 
     def _tell_of_state(self, node: str, said: SyncRequest) -> None:
         # Not what was sent: of a node's former process, say, nothing is taken in.
-        if said.state is not None and (taken := self._fleet.node(node)) is not None and taken.state is not None:
+        if said.state is None and said.use is None:
+            return
+        if (taken := self._fleet.node(node)) is not None and taken.state is not None:
             self._on_state(taken.state)
 
     async def _answer(self, node: str, scope: ASGIScope, receive: Receive) -> bytes:
