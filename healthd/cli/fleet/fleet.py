@@ -22,6 +22,7 @@ from healthd.cli.fleet.line import (
     print_json,
     segment,
 )
+from healthd.cli.fleet.repairs import repairs
 from healthd.cli.hooks.gate import release_lease
 from healthd.cli.settings.options import Command, Group
 from healthd.core.backoff import Backoff
@@ -262,6 +263,7 @@ fleet.add_command(steps)
 fleet.add_command(rekey)
 fleet.add_command(forget)
 fleet.add_command(release_lease)
+fleet.add_command(repairs)
 
 
 @fleet.command()
