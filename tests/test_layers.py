@@ -28,10 +28,10 @@ ROOMS = {
     "healthd.baselines": {"core"},
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
-    "healthd.integrations": {"core", "node", "aggregator"},
+    "healthd.integrations": {"core", "node", "aggregator", "hooks"},
     "healthd.node": {"core", "steps", "runner", "integrations"},
     "healthd.aggregator": {"integrations", "core", "localize", "baselines", "steps", "postmortem"},
-    "healthd.hooks": {"core", "aggregator", "node", "runner"},
+    "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
     "healthd.kueue": {"core"},
     "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem", "kueue"},
@@ -51,6 +51,7 @@ AGGREGATOR = {
     "quarantine": {"records", "policy", "fleet"},
     "drain": {"records", "engine", "fleet", "quarantine"},
     "jobs": {"records", "settings", "engine", "store", "validation"},
+    "screening": {"records", "policy", "fleet", "validation", "store", "engine"},
     "store": {"records"},
     "engine": {"records", "policy", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
     "api": {
@@ -100,7 +101,7 @@ AGGREGATOR = {
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.
-PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration")
+PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration", "screening.risk", "screening.plan")
 IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 

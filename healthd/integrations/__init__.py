@@ -9,6 +9,10 @@ from healthd.core.integrations import Integration
 
 INTEGRATIONS = (
     Integration(
+        name="batch",
+        launcher="healthd.integrations.batch.launcher:LAUNCHER",
+    ),
+    Integration(
         name="ec2",
         aggregator_settings=("aws", "healthd.integrations.ec2.settings:AwsCallers"),
         identities="healthd.integrations.ec2.identities:provider",
@@ -23,6 +27,18 @@ INTEGRATIONS = (
         name="nvsentinel",
         node_settings=("nvsentinel", "healthd.integrations.nvsentinel.settings:NvsentinelSettings"),
         node_service="healthd.integrations.nvsentinel.events:service",
+    ),
+    Integration(
+        name="openmpi",
+        launcher="healthd.integrations.openmpi.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="sagemaker",
+        launcher="healthd.integrations.sagemaker.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="torchrun",
+        launcher="healthd.integrations.torchrun.launcher:LAUNCHER",
     ),
     Integration(
         name="webhook",
