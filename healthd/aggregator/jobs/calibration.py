@@ -279,7 +279,8 @@ def counts_of(found: Iterable[tuple[GateFacts, str | None]]) -> Counts:
     """What a report is made of: the facts of gates, each with the outcome that a launcher reported of its job."""
     since: float | None = None
     ends = Counter[tuple[str, GateEnding, Verdict, bool, bool]]()
-    gates, cost = Counter[tuple[GateEnding, Verdict]](), Counter[tuple[GateEnding, Verdict]]()
+    gates = Counter[tuple[GateEnding, Verdict]]()
+    cost: dict[tuple[GateEnding, Verdict], float] = defaultdict(float)
     failed, out, excluded = Counter[tuple[str, str]](), Counter[str](), Counter[tuple[str, str]]()
     waits: dict[GateEnding, list[float]] = defaultdict(list)
     for facts, status in found:
