@@ -34,7 +34,18 @@ ROOMS = {
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
     "healthd.kueue": {"core"},
-    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem", "kueue"},
+    "healthd.cli": {
+        "integrations",
+        "core",
+        "baselines",
+        "record",
+        "runner",
+        "node",
+        "aggregator",
+        "hooks",
+        "postmortem",
+        "kueue",
+    },
 }
 
 # The same inside the aggregator. A file beside the rooms is a room of its own. `records` stands for the records of all
