@@ -5,14 +5,25 @@ Nothing outside imports a leaf, and a leaf imports no other leaf. The core finds
 and its two folders (here and in `tests/integrations`) a leaf is gone, and everything else works.
 """
 
-from healthd.core.integrations import Integration
+from healthd.core.integrations import CommandAt, Integration
 
 INTEGRATIONS = (
+    Integration(
+        name="dra",
+        device_actuator="healthd.integrations.dra.actuator:device_actuator",
+        device_settings=("device_*", "healthd.integrations.dra.settings:DeviceTaintSettings"),
+    ),
     Integration(
         name="ec2",
         aggregator_settings=("aws", "healthd.integrations.ec2.settings:AwsCallers"),
         identities="healthd.integrations.ec2.identities:provider",
         node_credential="healthd.integrations.ec2.credential:write_credential",
+    ),
+    Integration(
+        name="kubernetes",
+        commands=(CommandAt(name="kubernetes", place="healthd.integrations.kubernetes.command:kubernetes"),),
+        actuator="healthd.integrations.kubernetes.actuator:make",
+        actuator_settings=("kubernetes", "healthd.integrations.kubernetes.settings:KubernetesActuatorSettings"),
     ),
     Integration(
         name="nvrx",
