@@ -29,10 +29,10 @@ ROOMS = {
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
     "healthd.clients": {"core"},
-    "healthd.integrations": {"core", "clients", "node", "aggregator", "cli"},
+    "healthd.integrations": {"core", "clients", "node", "aggregator", "hooks", "cli"},
     "healthd.node": {"core", "clients", "steps", "runner", "integrations"},
     "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
-    "healthd.hooks": {"core", "aggregator", "node", "runner"},
+    "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
     "healthd.kueue": {"core", "clients"},
     "healthd.cli": {
@@ -63,6 +63,7 @@ AGGREGATOR = {
     "quarantine": {"records", "policy", "fleet"},
     "drain": {"records", "engine", "fleet", "quarantine"},
     "jobs": {"records", "settings", "engine", "store", "validation"},
+    "screening": {"records", "policy", "fleet", "validation", "store", "engine"},
     "store": {"records"},
     "engine": {"records", "policy", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
     "api": {
@@ -112,7 +113,7 @@ AGGREGATOR = {
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.
-PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration")
+PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration", "screening.risk", "screening.plan")
 IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 

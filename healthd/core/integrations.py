@@ -38,6 +38,9 @@ class Integration:
     node_credential: str | None = None
     """What writes the credential of a node with `sync.instance_identity`: a `healthd.node.services.Credential`."""
 
+    launcher: str | None = None
+    """What starts the processes of a job and gives them their rank: a `healthd.hooks.launchers.Launcher`."""
+
     aggregator_settings: tuple[str, str] | None = None
     """Key of its table below `[aggregator]` (`NAME_*`: its keys stand there as NAME_KEY), and where its record is."""
 

@@ -9,6 +9,10 @@ from healthd.core.integrations import CommandAt, Integration
 
 INTEGRATIONS = (
     Integration(
+        name="batch",
+        launcher="healthd.integrations.batch.launcher:LAUNCHER",
+    ),
+    Integration(
         name="dra",
         device_actuator="healthd.integrations.dra.actuator:device_actuator",
         device_settings=("device_*", "healthd.integrations.dra.settings:DeviceTaintSettings"),
@@ -34,6 +38,18 @@ INTEGRATIONS = (
         name="nvsentinel",
         node_settings=("nvsentinel", "healthd.integrations.nvsentinel.settings:NvsentinelSettings"),
         node_service="healthd.integrations.nvsentinel.events:service",
+    ),
+    Integration(
+        name="openmpi",
+        launcher="healthd.integrations.openmpi.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="sagemaker",
+        launcher="healthd.integrations.sagemaker.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="torchrun",
+        launcher="healthd.integrations.torchrun.launcher:LAUNCHER",
     ),
     Integration(
         name="webhook",

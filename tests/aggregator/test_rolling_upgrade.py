@@ -251,7 +251,7 @@ def test_schema_that_older_code_cannot_use_waits_until_its_aggregators_are_stopp
     until(leads(second), 10, second.said)
     again = today.healthd("aggregator", "--database", url, "--listen", "127.0.0.1:0")
     assert again.code == 1, again.err
-    assert f"is from a newer healthd, or of a development version before 0.1.0 (schema {made + 1})" in again.err
+    assert f"is from a newer healthd, or from a development version before 0.1.0 (schema {made + 1})" in again.err
 
 
 def prepared(url: str, cluster: Cluster) -> bool:

@@ -50,8 +50,8 @@ LEADERSHIP = Table(
     Column("renewed", Double, nullable=False),
 )
 """
-One row, `default`: which aggregator may write; see `session`. `term` counts takeovers, `holder` is empty while nobody
-leads, `url` is where the leader answers, `renewed` is a time of day.
+One row, `default`: which aggregator may write; see `leadership`. `term` counts takeovers, `holder` is empty while there
+is no leader, `url` is where the leader answers, `renewed` is a time of day.
 """
 
 AGGREGATORS = Table(

@@ -20,7 +20,7 @@ from healthd.cli.hooks.gate import gate
 from healthd.node.occupancy.ecs import parse_tasks
 from tests.patience import PATIENCE
 
-SCRIPT = Path(__file__).parent.parent.parent / "deploy/batch/gated.sh"
+SCRIPT = Path(__file__).parents[3] / "deploy/batch/gated.sh"
 ARN = "arn:aws:ecs:us-east-1:123456789012:task/batch/0123456789abcdef"
 
 
