@@ -36,6 +36,7 @@ ROOMS = {
     "healthd.postmortem": {"core"},
     "healthd.kueue": {"core", "clients"},
     "healthd.cli": {
+        "integrations",
         "core",
         "baselines",
         "record",
@@ -45,7 +46,6 @@ ROOMS = {
         "hooks",
         "postmortem",
         "kueue",
-        "integrations",
     },
 }
 

@@ -10,6 +10,7 @@ from healthd.core.integrations import CommandAt, Integration
 INTEGRATIONS = (
     Integration(
         name="batch",
+        job_variables=("AWS_BATCH_JOB_ID",),
         launcher="healthd.integrations.batch.launcher:LAUNCHER",
     ),
     Integration(
@@ -22,6 +23,12 @@ INTEGRATIONS = (
         aggregator_settings=("aws", "healthd.integrations.ec2.settings:AwsCallers"),
         identities="healthd.integrations.ec2.identities:provider",
         node_credential="healthd.integrations.ec2.credential:write_credential",
+    ),
+    Integration(
+        name="ecs",
+        allocation_settings=("ecs_*", "healthd.integrations.ecs.settings:EcsSettings"),
+        job_scheduler="healthd.integrations.ecs.occupancy:SCHEDULER",
+        job_variables=("ECS_CONTAINER_METADATA_URI", "ECS_CONTAINER_METADATA_URI_V4"),
     ),
     Integration(
         name="kubernetes",
@@ -45,7 +52,14 @@ INTEGRATIONS = (
     ),
     Integration(
         name="sagemaker",
+        job_variables=("TRAINING_JOB_NAME",),
         launcher="healthd.integrations.sagemaker.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="slurm",
+        job_scheduler="healthd.integrations.slurm.occupancy:SCHEDULER",
+        job_variables=("SLURM_JOB_ID",),
+        job_workload=("SLURM_JOB_ID", "slurm:"),
     ),
     Integration(
         name="torchrun",
