@@ -29,7 +29,7 @@ ROOMS = {
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
     "healthd.clients": {"core"},
-    "healthd.integrations": {"core", "clients", "node", "aggregator", "hooks", "cli"},
+    "healthd.integrations": {"steps", "core", "clients", "node", "aggregator", "hooks", "cli"},
     "healthd.node": {"core", "clients", "steps", "runner", "integrations"},
     "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
