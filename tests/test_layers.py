@@ -65,6 +65,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
     },
@@ -82,6 +83,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
         "api",
@@ -91,6 +93,7 @@ AGGREGATOR = {
         "policy",
         "settings",
         "identity",
+        "screening",
         "drain",
         "store",
         "forwarding",
@@ -101,7 +104,16 @@ AGGREGATOR = {
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.
-PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration", "screening.risk", "screening.plan")
+PURE = (
+    "policy",
+    "gate",
+    "validation",
+    "quarantine",
+    "jobs.calibration",
+    "screening.risk",
+    "screening.plan",
+    "screening.look",
+)
 IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 

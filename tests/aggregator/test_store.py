@@ -220,6 +220,7 @@ def test_a_database_of_the_first_schema_gets_the_tables_of_today(url: str) -> No
         connection.exec_driver_sql("DROP TABLE aggregators")
         connection.exec_driver_sql("DROP TABLE placements")
         connection.exec_driver_sql("DROP TABLE quarantined")
+        connection.exec_driver_sql("DROP TABLE screenings")
         connection.exec_driver_sql("DROP TABLE notes")
         connection.exec_driver_sql("DROP TABLE postmortems")
         connection.exec_driver_sql("CREATE TABLE baselines (id VARCHAR(16) PRIMARY KEY, record TEXT, samples TEXT)")
@@ -248,6 +249,7 @@ def test_a_database_of_the_third_schema_keeps_its_term(url: str) -> None:
         connection.exec_driver_sql("DROP TABLE aggregators")
         connection.exec_driver_sql("DROP TABLE placements")
         connection.exec_driver_sql("DROP TABLE quarantined")
+        connection.exec_driver_sql("DROP TABLE screenings")
         connection.exec_driver_sql("DROP TABLE leadership")
         columns = "id INTEGER PRIMARY KEY, term INTEGER, holder VARCHAR(300), renewed DOUBLE PRECISION"
         connection.exec_driver_sql(f"CREATE TABLE leadership ({columns})")

@@ -18,6 +18,7 @@ from healthd.aggregator.store.rows import (
     PutPostmortem,
     PutQuarantined,
     PutRecord,
+    PutScreened,
     apply_changes,
 )
 from healthd.aggregator.store.session import (
@@ -58,6 +59,7 @@ __all__ = [
     "PutPostmortem",
     "PutQuarantined",
     "PutRecord",
+    "PutScreened",
     "RefusedWorkError",
     "Store",
     "UnsureError",

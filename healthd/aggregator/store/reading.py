@@ -13,6 +13,7 @@ from healthd.aggregator.fleet.records import Duplicate
 from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override, Phase
 from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase
 from healthd.aggregator.quarantine.records import Latch, RuleRecord
+from healthd.aggregator.screening.records import Screened
 from healthd.aggregator.store.rows import Kind, PutEvent, PutNotes, PutOutcome
 from healthd.aggregator.store.tables import (
     EVENTS,
@@ -26,6 +27,7 @@ from healthd.aggregator.store.tables import (
     POSTMORTEMS,
     QUARANTINED,
     RECORDS,
+    SCREENINGS,
 )
 from healthd.core import wire
 from healthd.core.errors import BadInputError
@@ -113,6 +115,12 @@ def load(connection: Connection) -> Loaded:
         latches=records[Kind.LATCHES],
         machines=records[Kind.MACHINE],
     )
+
+
+def read_screened(connection: Connection) -> dict[str, Screened]:
+    """What is remembered of the screenings of all nodes."""
+    rows = connection.execute(select(SCREENINGS))
+    return {r.node: wire.decode(r.record.encode(), Screened, what=f"screenings of {r.node}") for r in rows}
 
 
 def read_gate(connection: Connection, gate_id: str) -> Gate | None:

@@ -18,6 +18,7 @@ from healthd.aggregator.gate.records import Gate, LeaseRow, Override
 from healthd.aggregator.jobs.outcome_records import STARTED, Counts, DecisionRow, EndRow, GateEnding, GateFacts
 from healthd.aggregator.jobs.postmortem_records import Postmortem
 from healthd.aggregator.quarantine.records import Latch, RuleRecord
+from healthd.aggregator.screening.records import Screened
 from healthd.aggregator.store.tables import (
     EVENTS,
     EVIDENCE,
@@ -32,6 +33,7 @@ from healthd.aggregator.store.tables import (
     POSTMORTEMS,
     QUARANTINED,
     RECORDS,
+    SCREENINGS,
     fit,
 )
 from healthd.core import wire
@@ -153,6 +155,13 @@ class PutEvent:
     message: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class PutScreened:
+    """What is remembered of the screenings of a node."""
+
+    screened: Screened
+
+
 class Kind(str, enum.Enum):
     """What a record of the table `records` is."""
 
@@ -204,6 +213,7 @@ Change = (
     | PutEvent
     | PutMeta
     | PutRecord
+    | PutScreened
 )
 
 
@@ -374,6 +384,7 @@ def _forget_nodes(connection: Connection, changes: Sequence[ForgetNode]) -> None
     connection.execute(delete(NODES).where(NODES.c.node.in_(names)))
     of_node = RECORDS.c.kind.in_([Kind.QUARANTINE.value, Kind.RULES.value, Kind.MACHINE.value])
     connection.execute(delete(RECORDS).where(of_node, RECORDS.c.key.in_(names)))
+    connection.execute(delete(SCREENINGS).where(SCREENINGS.c.node.in_(names)))
 
 
 def _put_records(connection: Connection, changes: Sequence[PutRecord]) -> None:
@@ -419,6 +430,10 @@ def _put_duplicates(connection: Connection, changes: Sequence[PutDuplicate]) -> 
     for change in changes:
         record = None if change.duplicate is None else wire.encode(change.duplicate).decode()
         connection.execute(update(NODES).where(NODES.c.node == change.node).values(duplicate=record))
+
+
+def _screened(record: Screened) -> Mapping[str, Any]:
+    return {"node": record.node, "record": wire.encode(record).decode()}
 
 
 def _node(change: PutNode | PutKey, labels: Mapping[str, str], key_hash: str | None) -> Mapping[str, Any]:
@@ -469,6 +484,9 @@ _WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {
     PutLease: lambda to, changes: upsert(to, LEASES, [_lease(c.row) for c in changes]),
     PutRecord: _put_records,
     PutQuarantined: _put_quarantined,
+    PutScreened: lambda to, changes: upsert(
+        to, SCREENINGS, [_screened(s) for s in {c.screened.node: c.screened for c in changes}.values()]
+    ),
     PutEvidence: lambda to, changes: upsert(
         to, EVIDENCE, [{"gate": c.gate, "states": pack_all(c.states)} for c in changes]
     ),

@@ -138,6 +138,14 @@ RECORDS = Table(
 )
 """What is read and written whole, by the name of what it is about; the kinds: `healthd.aggregator.store.rows.Kind`."""
 
+SCREENINGS = Table(
+    "screenings",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+"""`record` is the whole `Screened` of a node."""
+
 OUTCOMES = Table(
     "outcomes",
     METADATA,
