@@ -28,13 +28,24 @@ ROOMS = {
     "healthd.baselines": {"core"},
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
-    "healthd.integrations": {"core", "node", "aggregator"},
+    "healthd.integrations": {"core", "node", "aggregator", "hooks"},
     "healthd.node": {"core", "steps", "runner", "integrations"},
     "healthd.aggregator": {"integrations", "core", "localize", "baselines", "steps", "postmortem"},
-    "healthd.hooks": {"core", "aggregator", "node", "runner"},
+    "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
     "healthd.kueue": {"core"},
-    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem", "kueue"},
+    "healthd.cli": {
+        "integrations",
+        "core",
+        "baselines",
+        "record",
+        "runner",
+        "node",
+        "aggregator",
+        "hooks",
+        "postmortem",
+        "kueue",
+    },
 }
 
 # The same inside the aggregator. A file beside the rooms is a room of its own. `records` stands for the records of all

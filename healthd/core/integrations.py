@@ -25,6 +25,22 @@ class Integration:
     node_credential: str | None = None
     """What writes the credential of a node with `sync.instance_identity`: a `healthd.node.services.Credential`."""
 
+    job_scheduler: str | None = None
+    """What gives devices of hosts to jobs: a `healthd.node.occupancy.model.JobScheduler`."""
+
+    allocation_settings: tuple[str, str] | None = None
+    """Key of its table below `[node.allocations]` (`NAME_*`: its keys stand there as NAME_KEY), and where its record
+    is."""
+
+    job_variables: tuple[str, ...] = ()
+    """Variables of which one at least is set wherever it has started something."""
+
+    job_workload: tuple[str, str] | None = None
+    """The variable that has the id of a job in all of its processes, and how the name of its workload begins."""
+
+    launcher: str | None = None
+    """What starts the processes of a job and gives them their rank: a `healthd.hooks.launchers.Launcher`."""
+
     aggregator_settings: tuple[str, str] | None = None
     """Key of its table below `[aggregator]` (`NAME_*`: its keys stand there as NAME_KEY), and where its record is."""
 
@@ -49,6 +65,11 @@ class Callers(Protocol):
 def node_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
     """Key below `[node]` -> where the record is."""
     return dict(one.node_settings for one in integrations if one.node_settings is not None)
+
+
+def allocation_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key below `[node.allocations]` -> where the record is."""
+    return dict(one.allocation_settings for one in integrations if one.allocation_settings is not None)
 
 
 def aggregator_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:

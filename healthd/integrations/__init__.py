@@ -9,10 +9,21 @@ from healthd.core.integrations import Integration
 
 INTEGRATIONS = (
     Integration(
+        name="batch",
+        job_variables=("AWS_BATCH_JOB_ID",),
+        launcher="healthd.integrations.batch.launcher:LAUNCHER",
+    ),
+    Integration(
         name="ec2",
         aggregator_settings=("aws", "healthd.integrations.ec2.settings:AwsCallers"),
         identities="healthd.integrations.ec2.identities:provider",
         node_credential="healthd.integrations.ec2.credential:write_credential",
+    ),
+    Integration(
+        name="ecs",
+        allocation_settings=("ecs_*", "healthd.integrations.ecs.settings:EcsSettings"),
+        job_scheduler="healthd.integrations.ecs.occupancy:SCHEDULER",
+        job_variables=("ECS_CONTAINER_METADATA_URI", "ECS_CONTAINER_METADATA_URI_V4"),
     ),
     Integration(
         name="nvrx",
@@ -23,6 +34,25 @@ INTEGRATIONS = (
         name="nvsentinel",
         node_settings=("nvsentinel", "healthd.integrations.nvsentinel.settings:NvsentinelSettings"),
         node_service="healthd.integrations.nvsentinel.events:service",
+    ),
+    Integration(
+        name="openmpi",
+        launcher="healthd.integrations.openmpi.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="sagemaker",
+        job_variables=("TRAINING_JOB_NAME",),
+        launcher="healthd.integrations.sagemaker.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="slurm",
+        job_scheduler="healthd.integrations.slurm.occupancy:SCHEDULER",
+        job_variables=("SLURM_JOB_ID",),
+        job_workload=("SLURM_JOB_ID", "slurm:"),
+    ),
+    Integration(
+        name="torchrun",
+        launcher="healthd.integrations.torchrun.launcher:LAUNCHER",
     ),
     Integration(
         name="webhook",

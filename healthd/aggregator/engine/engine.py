@@ -41,7 +41,7 @@ from healthd.aggregator.gate.records import (
     Snapshot,
     WakeAt,
 )
-from healthd.aggregator.jobs.calibration import word_of
+from healthd.aggregator.jobs.calibration import counts_of, word_of
 from healthd.aggregator.jobs.outcome_records import Counts, Ended
 from healthd.aggregator.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.quarantine.records import Breaker, RuleRecord
@@ -339,7 +339,7 @@ class Engine:
         gate = await self.get(gate_id)
         facts, before = await self._store.read(
             lambda connection: (
-                rows.read_facts(connection, gate_id),
+                reading.read_facts(connection, gate_id),
                 reading.read_outcome(connection, gate_id),
             )
         )
@@ -396,7 +396,7 @@ class Engine:
 
     async def counts(self, since: float) -> Counts:
         """What was counted of gates that were decided from `since` (seconds since the epoch) on."""
-        return await self._store.read(lambda connection: rows.read_counts(connection, since))
+        return await self._store.read(lambda connection: counts_of(reading.read_facts_since(connection, since)))
 
     def trouble(self) -> str | None:
         """Why nothing can be written to the database now, in a line; None where it can."""

@@ -35,7 +35,6 @@ from healthd.aggregator.store import (
     Loaded,
     PutEvent,
     PutEvidence,
-    PutFacts,
     PutGate,
     PutLease,
     PutQuarantined,
@@ -165,7 +164,7 @@ class FleetState:
             states = tuple(states)
             batch.changes.append(PutEvidence(gate=gate.id, states=states))
             if (facts := facts_of(gate, states)) is not None:
-                batch.changes.append(PutFacts(facts=facts))
+                batch.changes.append(PutRecord(kind=Kind.FACTS, key=gate.id, record=facts))
             why = (
                 gate.decision.reasons[0].message if gate.decision.reasons else counted(len(gate.decision.nodes), "node")
             )

@@ -28,7 +28,7 @@ from healthd.aggregator.screening import look, plan
 from healthd.aggregator.screening.records import Candidate, Listed, Screened, Standing, Start
 from healthd.aggregator.screening.risk import risk
 from healthd.aggregator.screening.settings import ScreeningSettings
-from healthd.aggregator.store import FencedError, PutEvent, PutScreened, Store, reading
+from healthd.aggregator.store import FencedError, Kind, PutEvent, PutRecord, Store, reading
 from healthd.aggregator.validation import advance, begin, consequence, lacking, orders_of
 from healthd.aggregator.validation.records import Validation
 from healthd.core.errors import StoreError
@@ -173,7 +173,7 @@ class Screening:
                 raise
         self._drop_unwanted()
         if written:
-            await self._store.write([PutScreened(screened=one) for one in written])
+            await self._store.write([PutRecord(kind=Kind.SCREENED, key=one.node, record=one) for one in written])
             for one in written:
                 if self._unwritten.get(one.node) is one:
                     del self._unwritten[one.node]

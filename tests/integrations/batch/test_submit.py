@@ -16,9 +16,10 @@ pytest.importorskip("tenacity", reason="tenacity is not installed: pip install '
 from deploy.batch import definitions, hosts, submit
 from deploy.batch.submit import End, Order, Patience
 from tests.deploy import moto_kit
-from tests.deploy.batch_kit import ROOT, complaints, load
+from tests.deploy.aws_kit import complaints
 from tests.deploy.moto_kit import Aws
 from tests.every import every
+from tests.integrations.batch.batch_kit import ROOT, load
 
 FAIL = "MOTO_SIMPLE_BATCH_FAIL_AFTER"  # set: every job that is submitted fails at once
 ORDER = Order(job="train-1", queue="queue", definition="train", checkpoint="s3://b/train-1")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.batch_kit import complaints, load_settings
+from tests.deploy.aws_kit import complaints, load_settings
 
-FOLDER = Path(__file__).parent.parent.parent / "deploy/sagemaker"
+FOLDER = Path(__file__).parents[3] / "deploy/sagemaker"
 ENTRY = FOLDER / "entrypoint.sh"
 
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Descriptor, Place, number, whole
-
-DESCRIPTOR = Descriptor(order=10, variables=("OMPI_COMM_WORLD_SIZE",))
+from healthd.hooks.launchers import Launcher, Place, number, whole
 
 NAMES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
@@ -47,3 +45,6 @@ def find(environ: Mapping[str, str]) -> Place | None:
         evidence=f"OMPI_COMM_WORLD_RANK={rank} of {size}, {local_size} on each node",
         attempt_told=False,
     )
+
+
+LAUNCHER = Launcher(order=10, variables=("OMPI_COMM_WORLD_SIZE",), find=find)

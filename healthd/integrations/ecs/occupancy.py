@@ -19,9 +19,10 @@ from typing import Any
 from checks.json_text import parse_json
 from healthd.core.bounded import read_parts
 from healthd.core.errors import BadInputError
-from healthd.node.occupancy.model import Reading, Workload
+from healthd.integrations.ecs.settings import EcsSettings
+from healthd.node.occupancy.model import JobScheduler, Look, Reading, Workload
 
-SCHEDULER = "ECS"
+NAME, KIND = "ECS", "ecs"
 STOPPED = "STOPPED"
 MAX_BODY_BYTES = 4 << 20
 # Docker's ids of containers as they stand in control groups and mounts.
@@ -111,7 +112,7 @@ def read(url: str, own: Collection[str], timeout_seconds: float) -> Reading:
     where = f"{url.rstrip('/')}/v1/tasks"
     try:
         body = _get(where, timeout_seconds)
-        return Reading(scheduler=SCHEDULER, workloads=parse_tasks(body, own), ended=parse_stopped(body))
+        return Reading(scheduler=NAME, kind=KIND, workloads=parse_tasks(body, own), ended=parse_stopped(body))
     except NotUnderstoodError as error:
         why = f"the ECS agent's answer at {where} is not understood ({error})"
     except OSError as error:
@@ -119,7 +120,7 @@ def read(url: str, own: Collection[str], timeout_seconds: float) -> Reading:
             f"the ECS agent does not respond at {where} ({error}); in a container use the host's network, or set "
             "node.allocations.ecs_url"
         )
-    return Reading(scheduler=SCHEDULER, workloads=None, unseen=why)
+    return Reading(scheduler=NAME, kind=KIND, workloads=None, unseen=why)
 
 
 def _get(url: str, timeout_seconds: float) -> bytes:
@@ -142,3 +143,18 @@ def _get(url: str, timeout_seconds: float) -> bytes:
             return read_parts(answer.iter_bytes(), MAX_BODY_BYTES, until=until)
     except (httpx.HTTPError, httpx.InvalidURL, BadInputError) as error:
         raise OSError(str(error) or type(error).__name__) from None
+
+
+def _read(look: Look) -> Reading:
+    own = own_containers(Path("/proc"), look.environ.get("HOSTNAME"))
+    return read(look.settings.of("ecs", EcsSettings).url, own, look.settings.timeout_seconds)
+
+
+SCHEDULER = JobScheduler(
+    name=NAME,
+    kind=KIND,
+    read=_read,
+    processes=("ecs-agent", "amazon-ecs-agent"[:15], "amazon-ecs-init"),
+    paths=("var/lib/ecs",),
+    variables=("ECS_CONTAINER_METADATA_URI", "ECS_CONTAINER_METADATA_URI_V4"),
+)

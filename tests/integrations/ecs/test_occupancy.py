@@ -12,13 +12,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.node.occupancy import ecs
+from healthd.integrations.ecs import occupancy as ecs
+from healthd.integrations.ecs.settings import EcsSettings
+from healthd.node.occupancy.model import Look
+from healthd.node.settings import AllocationSettings
 from tests.every import every
-from tests.node.allocation_kit import http_server
-from tests.node.allocations_ecs_kit import ARN, body, task
+from tests.integrations.ecs.ecs_kit import ARN, body, task
+from tests.node.allocation_kit import http_server, is_here
 from tests.patience import PATIENCE
 
 MINE = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "why"),
+    [
+        ("proc/7/comm", "amazon-ecs-agen\n", "process 7 (amazon-ecs-agen)"),
+        ("var/lib/ecs/data", "", "/var/lib/ecs"),
+    ],
+)
+def test_it_is_found_by_its_process_or_files(tmp_path: Path, path: str, content: str, why: str) -> None:
+    assert is_here(tmp_path, path, content, ecs.SCHEDULER) == f"ECS is on this host: {why}"
+
+
+def test_the_url_is_a_setting(tmp_path: Path) -> None:
+    with http_server(body(task())) as url:
+        asked = AllocationSettings(integrations={"ecs": EcsSettings(url=url)})
+        found = ecs.SCHEDULER.read(Look(root=tmp_path, processes=(), environ={}, settings=asked))
+    assert [one.name for one in found.workloads or ()] == [f"ecs:{ARN}"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +103,7 @@ def test_containers_of_the_host_are_not_ours_where_we_run_on_the_host(tmp_path: 
         b'{"Tasks": [{"Arn": "a"}]}',
         b'{"Tasks": [{"KnownStatus": "STOPPED"}]}',
         body(task())[:-9],
+        b"[" * 50_000 + b"]" * 50_000,
     ],
 )
 def test_answer_of_another_form_is_blindness(answer: bytes) -> None:

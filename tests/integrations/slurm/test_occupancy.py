@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.node.occupancy import slurm
+from healthd.integrations.slurm import occupancy as slurm
 from healthd.node.occupancy.model import Reading, read_processes
-from tests.node.allocation_kit import process, slurm_config
+from healthd.node.occupancy.occupancy import find_schedulers
+from tests.integrations.slurm.occupancy_kit import slurm_config
+from tests.node.allocation_kit import is_here, process
 from tests.slurm.slurm_kit import Slurm, until
 
 
@@ -26,11 +28,29 @@ def names(reading: Reading) -> list[str]:
     return [one.name for one in reading.workloads or ()]
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "why"),
+    [
+        ("proc/7/comm", "bash\n", ""),
+        ("proc/7/comm", "slurmdbd\n", ""),
+        ("proc/7/comm", "slurmd\n", "Slurm is on this host: process 7 (slurmd)"),
+        ("var/run/slurmd.pid", "7\n", "Slurm is on this host: /var/run/slurmd.pid"),
+    ],
+)
+def test_it_is_found_by_its_process_or_files(tmp_path: Path, path: str, content: str, why: str) -> None:
+    assert is_here(tmp_path, path, content, slurm.SCHEDULER) == why
+
+
+def test_the_dead_that_nobody_waited_for_is_no_scheduler(tmp_path: Path) -> None:
+    process(tmp_path, 7, "slurmd", state="Z")
+    assert find_schedulers(tmp_path, read_processes(tmp_path / "proc"), {}, [slurm.SCHEDULER]) == ()
+
+
 def test_host_without_jobs_is_free(tmp_path: Path) -> None:
     process(tmp_path, 10, "slurmd")
     process(tmp_path, 11, "python", parent=1)
     slurm_config(tmp_path)
-    assert read(tmp_path) == Reading(scheduler="Slurm", workloads=())
+    assert read(tmp_path) == Reading(scheduler="Slurm", kind="slurm", workloads=())
 
 
 def test_steps_of_a_job_are_one_workload(tmp_path: Path) -> None:
@@ -183,7 +203,7 @@ def cluster(tmp_path: Path) -> Iterator[Watched]:
 @pytest.mark.system("slurmd", "slurmctld", "sbatch", "sinfo", root=True)
 def test_real_job_is_seen_from_its_prolog_to_its_end(cluster: Watched) -> None:
     cluster.ready()
-    assert cluster.look() == Reading(scheduler="Slurm", workloads=())
+    assert cluster.look() == Reading(scheduler="Slurm", kind="slurm", workloads=())
     # Two nodes and no step: without a batch script on the second node nothing but Slurm's own step shows there.
     job = cluster.submit("-N2", script="sleep 60")
     in_prolog = cluster.sees(lambda found: bool(found.workloads))

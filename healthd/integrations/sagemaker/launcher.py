@@ -18,9 +18,7 @@ from pathlib import Path
 from checks.json_text import parse_json
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError
-from healthd.hooks.launchers import Descriptor, Place, whole
-
-DESCRIPTOR = Descriptor(order=40, variables=("SM_HOSTS",))
+from healthd.hooks.launchers import Launcher, Place, whole
 
 RESOURCE_CONFIG = Path("/opt/ml/input/config/resourceconfig.json")
 MOST_BYTES = 1 << 20
@@ -75,3 +73,6 @@ def _natural(host: str) -> tuple[str, int, str]:
     """algo-2 before algo-10."""
     match = re.fullmatch(r"(.*?)(\d{1,9})", host)
     return (match[1], int(match[2]), host) if match else (host, -1, host)
+
+
+LAUNCHER = Launcher(order=40, variables=("SM_HOSTS",), find=find)

@@ -1,22 +1,12 @@
-"""What the tests of batch, and those beside them, are made with."""
+"""What AWS and healthd say of the files of deploy/."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-FOLDER = ROOT / "deploy/batch"
-
-
-def load(name: str) -> Any:
-    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
 def complaints(service: str, operation: str, body: Mapping[str, Any]) -> str:

@@ -12,12 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Descriptor, Place, number
-
-DESCRIPTOR = Descriptor(
-    order=0,
-    variables=("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"),
-)
+from healthd.hooks.launchers import Launcher, Place, number
 
 
 def find(environ: Mapping[str, str]) -> Place | None:
@@ -56,3 +51,10 @@ def renumber(environ: Mapping[str, str], *, rank: int, size: int, main: str) -> 
         "GROUP_WORLD_SIZE": str(size),
         "HEALTHD_MAIN": main,
     }
+
+
+LAUNCHER = Launcher(
+    order=0,
+    variables=("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"),
+    find=find,
+)

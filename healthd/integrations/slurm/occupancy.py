@@ -16,9 +16,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from healthd.node.occupancy.model import Process, Reading, Workload, read_arguments, read_environment
+from healthd.node.occupancy.model import (
+    JobScheduler,
+    Process,
+    Reading,
+    Workload,
+    read_arguments,
+    read_environment,
+    read_process,
+)
 
-SCHEDULER = "Slurm"
+NAME, KIND = "Slurm", "slurm"
 # Where builds and distributions have it, the configless cache first; the file on slurmd's command line comes before.
 CONFIGS = (
     "/run/slurm/conf/slurm.conf",
@@ -30,6 +38,11 @@ CONFIGS = (
 MAX_CONFIG_BYTES = 4 << 20
 MAX_INCLUDES = 32
 
+# Deeper than any process tree; ends a loop in recorded data.
+MOST_ANCESTORS = 64
+
+# Slurm's control groups: /system.slice/slurmstepd.scope/job_123/step_0, /slurm/uid_0/job_123.
+_GROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 _TITLE = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?\.[^\]]*\]")
 _FLAGS = re.compile(r"^\s*PrologFlags\s*=\s*(\S+)", re.IGNORECASE)
 _INCLUDE = re.compile(r"^\s*Include\s+(\S+)", re.IGNORECASE)
@@ -68,7 +81,7 @@ def read(root: Path, processes: Sequence[Process]) -> Reading:
             jobs.setdefault(found.name, found)
     if not unseen and not contained(read_config(root, _configured_file(proc, daemons))):
         unseen = NOT_CONTAINED
-    return Reading(scheduler=SCHEDULER, workloads=tuple(jobs.values()), unseen=unseen)
+    return Reading(scheduler=NAME, kind=KIND, workloads=tuple(jobs.values()), unseen=unseen)
 
 
 def of_step(arguments: Sequence[str] | None, variables: Mapping[str, str] | None) -> Workload | None:
@@ -136,3 +149,44 @@ def _configured_file(proc: Path, daemons: Sequence[Process]) -> str | None:
         if file := (read_environment(proc, process.pid) or {}).get("SLURM_CONF"):
             return file
     return None
+
+
+def own_jobs(root: Path, environ: Mapping[str, str]) -> frozenset[str]:
+    """The job that this process belongs to, also where its variables are not inherited (ssh, sudo)."""
+    proc = root / "proc"
+    numbers = {environ["SLURM_JOB_ID"]} if environ.get("SLURM_JOB_ID") else set()
+    try:
+        text = (proc / "self/cgroup").read_text(errors="replace")
+    except OSError:
+        text = ""
+    numbers.update(match[1] for line in text.splitlines() if "slurm" in line for match in _GROUP.finditer(line))
+    found = {f"slurm:{number}" for number in numbers}
+    for process in _ancestors(proc):
+        if process.name == "slurmstepd":
+            step = of_step(read_arguments(proc, process.pid), read_environment(proc, process.pid))
+            found |= {step.name} if step is not None else set()
+    return frozenset(found)
+
+
+def _ancestors(proc: Path) -> Iterator[Process]:
+    """The processes above this one, the nearest first."""
+    try:
+        pid: int | None = int((proc / "self/stat").read_text(errors="replace").partition(" ")[0])
+    except (OSError, ValueError):
+        return
+    for _ in range(MOST_ANCESTORS):
+        process = read_process(proc, pid) if pid else None
+        if process is None:
+            return
+        yield process
+        pid = process.parent
+
+
+SCHEDULER = JobScheduler(
+    name=NAME,
+    kind=KIND,
+    read=lambda look: read(look.root, look.processes),
+    own=own_jobs,
+    processes=("slurmd", "slurmstepd"),  # jobs go on while slurmd is restarted, which has no file of its process then
+    paths=("run/slurmd.pid", "var/run/slurmd.pid"),
+)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.settings.options import load_settings
-from healthd.node.occupancy.own import VARIABLES, inside_a_job, own_jobs
+from healthd.cli.hooks.answer import own_workload
+from healthd.integrations.slurm.occupancy import own_jobs
+from healthd.node.occupancy.own import inside_a_job
 from tests.cli.cli_kit import healthd
-from tests.node.allocation_kit import process, slurm_config
+from tests.integrations.slurm.occupancy_kit import slurm_config
+from tests.node.allocation_kit import process
 
 
 @pytest.fixture
@@ -65,35 +67,9 @@ def test_the_own_slurm_job_is_known_where_its_variables_were_lost(
 ) -> None:
     process(host, 300, "python", parent=parent)
     own(host / "proc", 300, cgroup)
-    assert own_jobs(host / "proc", {}) == found
-    assert inside_a_job({}, host / "proc") is bool(found)
+    assert own_jobs(host, {}) == found
+    assert inside_a_job({}, host) is bool(found)
 
 
-def test_what_is_out_of_sight_matters_outside_of_a_job_and_to_the_daemon_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    settings = load_settings({"state_dir": tmp_path}, section="node")
-    assert settings.runner().options["in_job"] is False
-    assert settings.runner(in_job=True).options["in_job"] is True  # a hook runs in the job's own container
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert settings.runner().options["in_job"] is True
-    assert settings.runner(in_job=False).options["in_job"] is False  # the daemon, in a pod of its own
-
-
-@pytest.mark.parametrize(
-    ("variables", "asks"), [({}, True), ({"SLURM_JOB_ID": "1"}, False), ({"AWS_BATCH_JOB_ID": "a"}, False)]
-)
-def test_a_hook_that_was_started_by_hand_heeds_the_hosts_schedulers_and_a_jobs_own_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], asks: bool
-) -> None:
-    for name in ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "AWS_BATCH_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    settings = load_settings({"state_dir": tmp_path}, section="preflight")
-    made = settings.executor(
-        "n1", "http://127.0.0.1:1", tmp_path, address="127.0.0.1:1", ask_seconds=1.0, token_file=None
-    )
-    assert made.allocations.read is asks
+def test_a_hook_names_the_job_that_it_runs_in() -> None:
+    assert own_workload({"SLURM_JOB_ID": "9"}, ("n1", "n2")) == "slurm:9"

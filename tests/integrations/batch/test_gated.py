@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from healthd.cli.hooks.gate import gate
-from healthd.node.occupancy.ecs import parse_tasks
 from tests.patience import PATIENCE
 
-SCRIPT = Path(__file__).parent.parent.parent / "deploy/batch/gated.sh"
+SCRIPT = Path(__file__).parents[3] / "deploy/batch/gated.sh"
 ARN = "arn:aws:ecs:us-east-1:123456789012:task/batch/0123456789abcdef"
 
 
@@ -71,17 +70,12 @@ def test_an_admitted_job_starts_and_its_end_is_its_own(tmp_path: Path, ecs: str)
     done = run(tmp_path, 0, ecs=ecs)
     assert (done.returncode, done.stdout) == (7, "trains a b\n")
     words = (tmp_path / "arguments").read_text().split()
+    # The name of the workload is the one that the daemon of the host gives the task of ECS.
     assert words == [
         *("gate", "--join", "ba5e", "--node", "ip-10-0-0-1.ec2.internal", "--workload", f"ecs:{ARN}", "--execute")
     ]
     options = {option for parameter in gate.params for option in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= options
-
-
-def test_the_job_is_called_as_the_daemon_of_its_host_calls_it() -> None:
-    body = json.dumps({"Tasks": [{"Arn": ARN, "KnownStatus": "RUNNING", "Family": "train"}]}).encode()
-    (task,) = parse_tasks(body, ())
-    assert task.name == f"ecs:{ARN}"
 
 
 @pytest.mark.parametrize("code", [75, 1, 2])

@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Descriptor, Place, number, own_address, whole
-
-DESCRIPTOR = Descriptor(order=50, variables=("AWS_BATCH_JOB_ID",))
+from healthd.hooks.launchers import Launcher, Place, number, own_address, whole
 
 NODE = ("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX")
 MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
@@ -77,3 +75,6 @@ def rank_of(index: int, main_index: int) -> int:
     if index == main_index:
         return 0
     return index + 1 if index < main_index else index
+
+
+LAUNCHER = Launcher(order=50, variables=("AWS_BATCH_JOB_ID",), find=find)

@@ -16,10 +16,11 @@ import pytest
 from checks import catalog
 from deploy.batch import definitions, hosts
 from healthd.cli.hooks.preflight import preflight
-from healthd.hooks.launchers import batch as batch_launcher
+from healthd.integrations.batch import launcher
 from healthd.postmortem import EXIT_CODES
-from tests.deploy.batch_kit import FOLDER, ROOT, complaints, load, load_settings
+from tests.deploy.aws_kit import complaints, load_settings
 from tests.every import every
+from tests.integrations.batch.batch_kit import FOLDER, ROOT, load
 
 SCRIPT = FOLDER / "user-data.sh"
 
@@ -268,7 +269,7 @@ def test_the_main_node_of_the_definition_is_the_one_whose_gate_leads() -> None:
         "AWS_BATCH_JOB_NODE_INDEX": str(nodes["mainNode"]),
         "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(nodes["mainNode"]),
     }
-    place = batch_launcher.find(environ)
+    place = launcher.find(environ)
     assert place is not None
     assert place.rank == 0
     assert nodes["nodeRangeProperties"][0]["targetNodes"] == "0:"

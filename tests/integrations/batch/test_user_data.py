@@ -19,7 +19,7 @@ from healthd.core.model import Health
 from healthd.node.checks.catalogue import enabled_checks
 from tests.aggregator.world import result, state
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "deploy/batch/user-data.sh"
 
 
