@@ -28,7 +28,7 @@ ROOMS = {
     "healthd.baselines": {"core"},
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
-    "healthd.integrations": {"core", "node", "aggregator", "hooks"},
+    "healthd.integrations": {"steps", "core", "node", "aggregator", "hooks"},
     "healthd.node": {"core", "steps", "runner", "integrations"},
     "healthd.aggregator": {"integrations", "core", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},

@@ -25,6 +25,13 @@ class Integration:
     node_credential: str | None = None
     """What writes the credential of a node with `sync.instance_identity`: a `healthd.node.services.Credential`."""
 
+    step_source: str | None = None
+    """What tells of the steps of running jobs: a `healthd.node.services.MakeStepSource`."""
+
+    check_params: str | None = None
+    """Parameters that the daemon gives to checks, where the settings give a check none: a function of the daemon's
+    settings that gives them by check."""
+
     job_scheduler: str | None = None
     """What gives devices of hosts to jobs: a `healthd.node.occupancy.model.JobScheduler`."""
 

@@ -51,6 +51,12 @@ INTEGRATIONS = (
         job_workload=("SLURM_JOB_ID", "slurm:"),
     ),
     Integration(
+        name="steps",
+        node_settings=("step_*", "healthd.integrations.steps.settings:StepSettings"),
+        step_source="healthd.integrations.steps.reports:source",
+        check_params="healthd.integrations.steps.reports:check_params",
+    ),
+    Integration(
         name="torchrun",
         launcher="healthd.integrations.torchrun.launcher:LAUNCHER",
     ),
