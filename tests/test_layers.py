@@ -77,6 +77,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
     },
@@ -94,6 +95,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
         "api",
@@ -103,6 +105,7 @@ AGGREGATOR = {
         "policy",
         "settings",
         "identity",
+        "screening",
         "drain",
         "store",
         "forwarding",
@@ -113,7 +116,16 @@ AGGREGATOR = {
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.
-PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration", "screening.risk", "screening.plan")
+PURE = (
+    "policy",
+    "gate",
+    "validation",
+    "quarantine",
+    "jobs.calibration",
+    "screening.risk",
+    "screening.plan",
+    "screening.look",
+)
 IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 
