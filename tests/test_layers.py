@@ -28,12 +28,13 @@ ROOMS = {
     "healthd.baselines": {"core"},
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
-    "healthd.integrations": {"core", "node", "aggregator", "hooks"},
-    "healthd.node": {"core", "steps", "runner", "integrations"},
-    "healthd.aggregator": {"integrations", "core", "localize", "baselines", "steps", "postmortem"},
+    "healthd.clients": {"core"},
+    "healthd.integrations": {"steps", "core", "clients", "node", "aggregator", "hooks", "cli"},
+    "healthd.node": {"core", "clients", "steps", "runner", "integrations"},
+    "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
-    "healthd.kueue": {"core"},
+    "healthd.kueue": {"core", "clients"},
     "healthd.cli": {
         "integrations",
         "core",
@@ -76,6 +77,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
     },
@@ -93,6 +95,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
         "api",
@@ -102,6 +105,7 @@ AGGREGATOR = {
         "policy",
         "settings",
         "identity",
+        "screening",
         "drain",
         "store",
         "forwarding",
@@ -112,7 +116,16 @@ AGGREGATOR = {
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.
-PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration", "screening.risk", "screening.plan")
+PURE = (
+    "policy",
+    "gate",
+    "validation",
+    "quarantine",
+    "jobs.calibration",
+    "screening.risk",
+    "screening.plan",
+    "screening.look",
+)
 IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 

@@ -5,13 +5,18 @@ Nothing outside imports a leaf, and a leaf imports no other leaf. The core finds
 and its two folders (here and in `tests/integrations`) a leaf is gone, and everything else works.
 """
 
-from healthd.core.integrations import Integration
+from healthd.core.integrations import CommandAt, Integration
 
 INTEGRATIONS = (
     Integration(
         name="batch",
         job_variables=("AWS_BATCH_JOB_ID",),
         launcher="healthd.integrations.batch.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="dra",
+        device_actuator="healthd.integrations.dra.actuator:device_actuator",
+        device_settings=("device_*", "healthd.integrations.dra.settings:DeviceTaintSettings"),
     ),
     Integration(
         name="ec2",
@@ -24,6 +29,12 @@ INTEGRATIONS = (
         allocation_settings=("ecs_*", "healthd.integrations.ecs.settings:EcsSettings"),
         job_scheduler="healthd.integrations.ecs.occupancy:SCHEDULER",
         job_variables=("ECS_CONTAINER_METADATA_URI", "ECS_CONTAINER_METADATA_URI_V4"),
+    ),
+    Integration(
+        name="kubernetes",
+        commands=(CommandAt(name="kubernetes", place="healthd.integrations.kubernetes.command:kubernetes"),),
+        actuator="healthd.integrations.kubernetes.actuator:make",
+        actuator_settings=("kubernetes", "healthd.integrations.kubernetes.settings:KubernetesActuatorSettings"),
     ),
     Integration(
         name="nvrx",
@@ -49,6 +60,12 @@ INTEGRATIONS = (
         job_scheduler="healthd.integrations.slurm.occupancy:SCHEDULER",
         job_variables=("SLURM_JOB_ID",),
         job_workload=("SLURM_JOB_ID", "slurm:"),
+    ),
+    Integration(
+        name="steps",
+        node_settings=("step_*", "healthd.integrations.steps.settings:StepSettings"),
+        step_source="healthd.integrations.steps.reports:source",
+        check_params="healthd.integrations.steps.reports:check_params",
     ),
     Integration(
         name="torchrun",

@@ -320,10 +320,6 @@ class NodeSettings:
     integrations: Mapping[str, Any] = tables_of(lambda: node_tables(INTEGRATIONS))
     """The tables of integrations that are set, by key; see `of`."""
 
-    step_reports: bool = True
-    """Whether jobs on this host may report their steps, at `steps.sock` in `run_dir`. Every user may write to it;
-    reports lead to warnings at most."""
-
     executor: str = field(default=DAEMON, metadata={"internal": True})
     """Who runs the checks, as results say it. No setting."""
 

@@ -1,8 +1,15 @@
-"""What risk and the planner of screenings work on, and what they give. Frozen data."""
+"""
+What risk and the planner of screenings work on, what they give, and what is remembered of a node. Frozen data.
+
+All `*_at` are seconds of the engine's clock; -inf stands for never.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from checks.contract import Tier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,3 +51,70 @@ class Risk:
 
     total: float
     terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """
+    A node as the planner sees it. `pool` is empty for a node without one.
+
+    `tier_at` is when the oldest check of the tier passed, `pair_at` when the node last passed collectives with another
+    one. `changed`: it is due whatever these say. `kind` is its accelerator; None: it runs no collectives. It rests
+    until `not_before`.
+    """
+
+    node: str
+    pool: str
+    risk: float
+    tier_at: float
+    pair_at: float
+    kind: str | None = None
+    changed: bool = False
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """A screening to start: the tier on `node`, or collectives between it and `partner`."""
+
+    node: str
+    partner: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screened:
+    """
+    What is remembered of the screenings of a node, as it is on disk.
+
+    `machine` tells one machine from another, and is known since `known_at`; with another machine all begins again.
+    `passed` says by check when it last passed in a run of `tier` or a heavier one. `paired_at` is when the node last
+    passed collectives with another one, `tried_at` when a screening last ended without a pass. `corrected_per_hour` and
+    `versions` are as they were when the tier last passed as a whole.
+    """
+
+    node: str
+    machine: str
+    known_at: float
+    tier: Tier
+    passed: Mapping[str, float] = field(default_factory=dict)
+    paired_at: float | None = None
+    failures: int = 0
+    failed_at: float | None = None
+    tried_at: float | None = None
+    corrected_per_hour: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """
+    A node in the list of screenings, in the order in which nodes are due. `work` is what it runs now: the tier, or
+    `collectives with NODE`; None while it runs nothing. `due`: it was not screened within the time of the settings.
+    """
+
+    candidate: Candidate
+    risk: Risk
+    passed_at: float | None
+    paired_at: float | None
+    due: bool
+    work: str | None

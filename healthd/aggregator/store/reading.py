@@ -14,6 +14,7 @@ from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override
 from healthd.aggregator.jobs.outcome_records import GateFacts
 from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase
 from healthd.aggregator.quarantine.records import Latch, RuleRecord
+from healthd.aggregator.screening.records import Screened
 from healthd.aggregator.store.rows import Kind, PutEvent, PutNotes, PutOutcome
 from healthd.aggregator.store.tables import (
     EVENTS,
@@ -72,6 +73,8 @@ _RECORDS: Mapping[Kind, Any] = {
     Kind.MACHINE: str,
 }
 """Those that an aggregator starts from."""
+_LATER = (Kind.FACTS.value, Kind.SCREENED.value)
+"""Those that are read by whom they concern."""
 
 
 def load(connection: Connection) -> Loaded:
@@ -82,7 +85,7 @@ def load(connection: Connection) -> Loaded:
     )
     kinds = {kind.value for kind in _RECORDS}
     records: dict[Kind, dict[str, Any]] = {kind: {} for kind in _RECORDS}
-    for r in connection.execute(select(RECORDS).where(RECORDS.c.kind != Kind.FACTS.value)):
+    for r in connection.execute(select(RECORDS).where(RECORDS.c.kind.not_in(_LATER))):
         if r.kind not in kinds:
             raise BadInputError(
                 f"the record {r.key} of kind {r.kind!r} was written by a newer healthd; upgrade healthd"
@@ -115,6 +118,12 @@ def load(connection: Connection) -> Loaded:
         latches=records[Kind.LATCHES],
         machines=records[Kind.MACHINE],
     )
+
+
+def read_screened(connection: Connection) -> dict[str, Screened]:
+    """What is remembered of the screenings of all nodes."""
+    rows = connection.execute(select(RECORDS).where(RECORDS.c.kind == Kind.SCREENED.value))
+    return {r.key: wire.decode(r.record.encode(), Screened, what=f"screenings of {r.key}") for r in rows}
 
 
 def read_gate(connection: Connection, gate_id: str) -> Gate | None:

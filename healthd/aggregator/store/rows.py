@@ -17,6 +17,7 @@ from healthd.aggregator.gate.records import Gate, LeaseRow, Override
 from healthd.aggregator.jobs.outcome_records import GateFacts
 from healthd.aggregator.jobs.postmortem_records import Postmortem
 from healthd.aggregator.quarantine.records import Latch, RuleRecord
+from healthd.aggregator.screening.records import Screened
 from healthd.aggregator.store.tables import (
     EVENTS,
     EVIDENCE,
@@ -158,9 +159,11 @@ class Kind(str, enum.Enum):
     """Which machine a node was last, as `healthd.aggregator.fleet.node_record.machine_of` writes it."""
     FACTS = "facts"
     """The `GateFacts` of a decided gate, by gate; they go with it. Only a report reads them."""
+    SCREENED = "screened"
+    """What is remembered of the screenings of a node: its `Screened`, by node. Only screening reads it."""
 
 
-Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str | GateFacts
+Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str | GateFacts | Screened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +236,8 @@ def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
 def _forget_nodes(connection: Connection, changes: Sequence[ForgetNode]) -> None:
     names = [c.node for c in changes]
     connection.execute(delete(NODES).where(NODES.c.node.in_(names)))
-    of_node = RECORDS.c.kind.in_([Kind.QUARANTINE.value, Kind.RULES.value, Kind.MACHINE.value])
+    kinds = (Kind.QUARANTINE, Kind.RULES, Kind.MACHINE, Kind.SCREENED)
+    of_node = RECORDS.c.kind.in_([kind.value for kind in kinds])
     connection.execute(delete(RECORDS).where(of_node, RECORDS.c.key.in_(names)))
 
 

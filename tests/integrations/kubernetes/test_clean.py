@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.drain.kubernetes import KubernetesActuator, Traces, clean
 from healthd.aggregator.drain.plan import ActuatorError, Removal, Why
-from healthd.core.platforms.kubernetes import STRATEGIC, node_path
-from tests.node.api_server_kit import Cluster, cluster
+from healthd.clients.kubernetes import STRATEGIC, node_path
+from healthd.integrations.kubernetes.actuator import KubernetesActuator
+from healthd.integrations.kubernetes.clean import Traces, clean
+from tests.clients.api_server_kit import Cluster, cluster
 
 KEY, FIT = "healthd.internal/removed", "healthd.internal/Fit"
 TRACES = Traces(

@@ -18,8 +18,8 @@ from checks.contract import Context, Finding, Status, Tier
 from checks.host.machine import Host
 from checks.system.job_steps import Params, job_steps
 from healthd.core.tasks import Tasks
-from healthd.node import step_reports
-from healthd.node.step_reports import FILE, MAX_JOBS, MAX_RANKS, StepReports
+from healthd.integrations.steps import reports as step_reports
+from healthd.integrations.steps.reports import FILE, MAX_JOBS, MAX_RANK_SERIES, MAX_RANKS, StepReports
 from healthd.steps import WINDOW_STEPS, JobSteps
 from tests import prepared
 
@@ -135,6 +135,18 @@ def test_without_reports_the_check_does_not_concern_the_node_and_old_ones_do_not
     assert [one.reason for one in findings(tmp_path / FILE, max_age_seconds=-1.0)] == ["NotApplicable"]
     (tmp_path / FILE).write_text(json.dumps({"jobs": 3}))
     assert [one.reason for one in findings(tmp_path / FILE)] == ["NoData"]
+
+
+def test_as_many_jobs_and_ranks_as_are_followed_have_twelve_series(tmp_path: Path) -> None:
+    """tests/test_metrics_bound.py has the other series of a node, and how many there may be in all."""
+    reports = StepReports(tmp_path, boot_seconds=lambda: 1.0)
+    for step in range(3 * WINDOW_STEPS):
+        for job in range(MAX_JOBS + 1):
+            for rank in range(MAX_RANKS + 1):
+                reports.take(f"step1 job-{job} {rank} 128 {step} 0.1 0.1".encode())
+    counts = {family.name: len(family.samples) for family in reports.metrics()}
+    assert counts == {"healthd_job_step_seconds": MAX_JOBS, "healthd_job_rank_own_seconds": MAX_RANK_SERIES}
+    assert sum(counts.values()) == 12
 
 
 def test_what_strangers_write_is_bounded(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import contextlib
 import random
 import ssl
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import httpx
 
@@ -33,6 +33,8 @@ TIMEOUT_SECONDS = 10.0
 # A node of 500 pods and 50 images is under 100 KB; a page of such nodes is asked for in small numbers.
 ANSWER_BYTES = 16 << 20
 MOST_PAGES = 1000
+NOTE_CHARACTERS = 512
+NODES = "/api/v1/nodes"
 # Beyond what a watch was asked for: the server ends it by itself.
 WATCH_SLACK_SECONDS = 10.0
 # As clients of Kubernetes do it: each watch ends by itself, at another time for each client.
@@ -83,6 +85,21 @@ class ApiServer:
     async def delete(self, path: str, *, needs: str) -> None:
         """Delete an object. KubernetesError; 404: it is gone already."""
         await self._call("DELETE", path, {}, None, None, needs)
+
+    async def items(
+        self, path: str, query: Mapping[str, str], *, page: int, needs: str
+    ) -> AsyncIterator[dict[str, object]]:
+        """The objects of a list, which is read in pages of so many. KubernetesError."""
+        asked = {**query, "limit": str(page)}
+        for _ in range(MOST_PAGES):
+            found = await self.get(path, asked, needs=needs)
+            for item in records(found, "items"):
+                yield item
+            more = members(found, "metadata", "continue")
+            if not isinstance(more, str) or not more:
+                return
+            asked = {**asked, "continue": more}
+        raise KubernetesError(f"API server {self.url}: {path} has more than {MOST_PAGES} pages of {page}")
 
     async def follow(
         self, path: str, query: Mapping[str, str], *, seconds: float, needs: str
@@ -302,9 +319,30 @@ def api_server(environ: Mapping[str, str], service_account: Path, url: str | Non
     return ApiServer(url=url, service_account=service_account)
 
 
+@runtime_checkable
+class MarkedNodes(Protocol):
+    """What the actuator of a cluster's nodes shares with one of their devices."""
+
+    server: ApiServer
+    key: str
+    """Key of its marks: of taints, labels and, with an ending, annotations."""
+    owner: str
+    """Value of its marks."""
+    device_settings: Mapping[str, Any]
+    """What is set for devices in its table, by key."""
+
+    async def find(self, node: str, names: Sequence[str]) -> tuple[str, dict[str, object]] | None:
+        """The first of these names of a node of the fleet that the cluster knows, with its object."""
+
+
+def note_text(text: str) -> str:
+    """A sentence as an annotation has it: one line, cut."""
+    return " ".join(text.split())[:NOTE_CHARACTERS]
+
+
 def node_path(node: str) -> str:
     """The path of a node's object."""
-    return f"/api/v1/nodes/{urllib.parse.quote(node, safe='')}"
+    return f"{NODES}/{urllib.parse.quote(node, safe='')}"
 
 
 def pods_path(namespace: str) -> str:

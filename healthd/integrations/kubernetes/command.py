@@ -7,12 +7,13 @@ import os
 
 import click
 
-from healthd.aggregator.drain.kubernetes import Traces, clean
-from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.cli.fleet.line import duration_of
 from healthd.cli.terminal.output import told
+from healthd.clients.kubernetes import api_server
 from healthd.core.errors import ConfigError
-from healthd.core.platforms.kubernetes import api_server
+from healthd.integrations.kubernetes.clean import Traces, clean
+from healthd.integrations.kubernetes.settings import KubernetesActuatorSettings
 
 
 @click.group(short_help="Uninstall from a Kubernetes cluster: clean.")
@@ -59,14 +60,13 @@ def clean_command(
     if not conditions and not labels and owner is None:
         raise ConfigError("nothing to remove: name --condition TYPE, --owner NAME, --label KEY, or several of them")
     try:
-        settings = ActuatorSettings(
-            owner=owner or ActuatorSettings.owner, kubernetes=KubernetesActuatorSettings(taint_key=taint_key)
-        )
+        ActuatorSettings(owner=owner or ActuatorSettings.owner)
+        settings = KubernetesActuatorSettings(taint_key=taint_key)
     except ValueError as error:
         option, _, words = str(error).partition(": ")
         raise ConfigError(f"--{option.replace('_', '-')}: {words}") from None
     traces = Traces(conditions=conditions, labels=labels, key=taint_key, owner=owner, namespace=namespace, pods=pods)
-    server = api_server(os.environ, settings.kubernetes.service_account)
+    server = api_server(os.environ, settings.service_account)
     seconds = duration_of("--wait", wait) or 0.0
     with told(needed=False):
         for line in asyncio.run(clean(server, traces, wait_seconds=seconds)):

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import functools
 import math
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -26,8 +24,6 @@ from checks.catalog import TYPES
 from checks.contract import Tier
 from checks.discover import builtin_checks
 from deploy.kubernetes import generate
-from healthd.aggregator.drain.device_taints import CREATE_RULES, DELETE_RULES, LIST_RULES, PATCH_RULES, READ_SLICES
-from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
 from healthd.aggregator.identity.tokens import check_exposure
 from healthd.aggregator.service_accounts import NEEDS as NEEDS_REVIEWS
 from healthd.cli.hooks.answer import own_workload
@@ -37,6 +33,7 @@ from healthd.cli.settings.tree import Settings
 from healthd.core.config import load
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
+from healthd.integrations.kubernetes.actuator import LIST, READ, WRITE
 from healthd.kueue.cluster import FOLLOWED
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
@@ -44,7 +41,14 @@ from healthd.node.maintenance import NEEDS as NODES_NEED
 from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from healthd.postmortem import EXIT_CODES
 from tests.aggregator.world import result, state
-from tests.deploy.kubernetes_kit import OVERLAYS, node_pod, of_config_map
+from tests.deploy.kubernetes_kit import (
+    OVERLAYS,
+    assert_bound,
+    node_pod,
+    of_config_map,
+    rights,
+    with_all_components,
+)
 from tests.deploy.manifests import (
     JOBS,
     KUBERNETES,
@@ -61,10 +65,6 @@ from tests.deploy.manifests import (
 
 pytestmark = pytest.mark.system("kubectl")
 
-COMPONENTS = (
-    *("monitoring", "actuator", "device-taints", "accelerated-hardware-ready"),
-    *("ungated-jobs-deny", "gate-injection", "kueue"),
-)
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
 SECRETS = {"healthd-tokens", "healthd-aggregator-tls", "healthd-prometheus"}
 WITHOUT_COMPONENTS = {"healthd-aggregator-tls"}
@@ -72,18 +72,7 @@ WITHOUT_COMPONENTS = {"healthd-aggregator-tls"}
 
 @pytest.fixture(scope="module", name="whole")
 def _whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], ...]:
-    """An overlay of a user's own with all components."""
-    folder = tmp_path_factory.mktemp("own").resolve()
-    path = functools.partial(os.path.relpath, start=folder)
-    text = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": "healthd-system",
-        "resources": [path(KUBERNETES / "overlays/eks-neuron/active")],
-        "components": [path(KUBERNETES / "components" / name) for name in COMPONENTS],
-    }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
-    return kustomize(folder)
+    return with_all_components(tmp_path_factory.mktemp("own"))
 
 
 def examples() -> Iterator[dict[str, Any]]:
@@ -349,7 +338,6 @@ def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> 
     settings = of_config_map("", "healthd-aggregator", whole)
     assert settings.actuator.kind == "kubernetes"
     assert settings.actuator.mode == "observe", "nobody's nodes are tainted by the first apply"
-    assert settings.actuator.kubernetes.device_taints == "None", "nor is any device by the first change of it"
     controller = the(whole, "Deployment", "healthd-kueue")["spec"]["template"]["spec"]
     assert settings.aggregator.kubernetes.controllers == (f"healthd-system/{controller['serviceAccountName']}",)
     (container,) = controller["containers"]
@@ -366,38 +354,20 @@ def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> 
 
 
 def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) -> None:
-    def rights(name: str) -> set[str]:
-        rules = the(whole, "ClusterRole", name)["rules"]
-        return {
-            f"{verb} on {'.'.join(filter(None, (resource, group)))}"
-            for rule in rules
-            for group in rule["apiGroups"]
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-        }
-
     of_pods = {f"{verb} on pods" for verb in PODS_NEED.removesuffix(" on pods").split(" and ")}
     of_nodes = {f"{verb} on nodes" for verb in NODES_NEED.removesuffix(" on nodes").split(" and ")}
-    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods, *of_nodes}
-    assert rights("healthd-actuator") == {READ, WRITE, LIST}
-    assert rights("healthd-device-taints") == {READ_SLICES, LIST_RULES, CREATE_RULES, PATCH_RULES, DELETE_RULES}
-    assert {one.removesuffix(".authentication.k8s.io") for one in rights("healthd-aggregator")} == {NEEDS_REVIEWS}
+    assert rights(whole, "healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS, *of_pods, *of_nodes}
+    assert rights(whole, "healthd-actuator") == {READ, WRITE, LIST}
+    reviews = {one.removesuffix(".authentication.k8s.io") for one in rights(whole, "healthd-aggregator")}
+    assert reviews == {NEEDS_REVIEWS}
     listed = {f"{verb} on {kind}.kueue.x-k8s.io" for kind in FOLLOWED for verb in ("list", "watch")}
     written = {f"patch on {kind}/status.kueue.x-k8s.io" for kind in ("admissionchecks", "workloads")}
-    assert rights("healthd-kueue") == {READ, WRITE, LIST, "list on pods", "get on namespaces", *listed, *written}
-    ours, kueue = "healthd-aggregator", "healthd-kueue"
-    bound = (
-        ("healthd-node", "healthd-node"),
-        ("healthd-actuator", ours),
-        ("healthd-device-taints", ours),
-        (ours, ours),
-        (kueue, kueue),
-    )
-    for name, account in bound:
-        binding = the(whole, "ClusterRoleBinding", name)
-        assert binding["roleRef"]["name"] == name
-        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "healthd-system"}]
-        the(whole, "ServiceAccount", account)
+    own = {READ, WRITE, LIST, "list on pods", "get on namespaces"}
+    assert rights(whole, "healthd-kueue") == {*own, *listed, *written}
+    assert_bound(whole, "healthd-node", "healthd-node")
+    assert_bound(whole, "healthd-actuator", "healthd-aggregator")
+    assert_bound(whole, "healthd-aggregator", "healthd-aggregator")
+    assert_bound(whole, "healthd-kueue", "healthd-kueue")
 
 
 def test_every_hook_says_which_pod_it_is() -> None:

@@ -22,8 +22,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.core import GaugeMetricFamily, Metric
+
 from checks.atomic_file import write_atomically
 from healthd.core.model import StepBlock
+from healthd.integrations.steps.settings import StepSettings
+from healthd.node.clock import Clock
+from healthd.node.settings import NodeSettings
 from healthd.steps import MAX_BYTES, JobSteps, RankEnd, parse, parse_end
 
 log = logging.getLogger(__name__)
@@ -37,6 +42,7 @@ FORGET_SECONDS = 300.0
 SPACING_SECONDS = 25.0
 WRITE_SECONDS = 5.0
 """The file is written at most this often."""
+MAX_RANK_SERIES = 8  # of all jobs together: a node of 32 cores has 500 series at most
 _BURST = 256  # datagrams read at once, before others have their turn
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group; process 0 is in no namespace that we see
 
@@ -45,12 +51,18 @@ class StepReports:
     """The jobs that report to this node; used on the event loop alone."""
 
     def __init__(
-        self, run_dir: Path, *, boot_seconds: Callable[[], float], spacing_seconds: float = SPACING_SECONDS
+        self,
+        run_dir: Path,
+        *,
+        boot_seconds: Callable[[], float],
+        spacing_seconds: float = SPACING_SECONDS,
+        on: bool = True,
     ) -> None:
         """
         `boot_seconds` is CLOCK_BOOTTIME; `spacing_seconds` is how often the aggregator gets a block of a job's steps.
         """
         self._spacing_seconds = spacing_seconds
+        self._on = on
         self._sizes: dict[str, int] = {}
         self.path = run_dir / SOCKET
         self._file = run_dir / FILE
@@ -68,6 +80,11 @@ class StepReports:
         self._timer: asyncio.TimerHandle | None = None
         self.refused = 0
         """Datagrams that are no report, or of more jobs or ranks than are followed."""
+
+    @property
+    def on(self) -> bool:
+        """Whether jobs may report."""
+        return self._on
 
     @property
     def jobs(self) -> Mapping[str, JobSteps]:
@@ -187,6 +204,27 @@ class StepReports:
             for block in [block for block in waiting if block.first_step == one.first_step]:
                 self._jobs[one.job].blocks.waiting.remove(block)
 
+    def metrics(self) -> Iterator[Metric]:
+        """The time of each job's steps, and that of the first ranks, as many as have series."""
+        step = GaugeMetricFamily(
+            "healthd_job_step_seconds", "Median time of a job's step in the last window.", labels=["job"]
+        )
+        own = GaugeMetricFamily(
+            "healthd_job_rank_own_seconds",
+            "Median of a rank's own time in a step in the last window, without waiting.",
+            labels=["job", "rank"],
+        )
+        left = MAX_RANK_SERIES
+        for job, steps in sorted(self._jobs.items()):
+            if steps.windows:
+                last = steps.windows[-1]
+                step.add_metric([job], last.step_seconds)
+                shown = sorted(last.own_seconds.items())[:left]
+                left -= len(shown)
+                for rank, seconds in shown:
+                    own.add_metric([job, str(rank)], seconds)
+        yield from (step, own)
+
     # --- the tasks ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -302,3 +340,18 @@ class StepReports:
                 self._timer = None
             for path in (self.path, self._file):
                 path.unlink(missing_ok=True)
+
+
+def source(settings: NodeSettings, clock: Clock) -> StepReports:
+    """The reports to a daemon."""
+    return StepReports(
+        settings.run_dir,
+        boot_seconds=clock.boot,
+        spacing_seconds=settings.sync.wait_seconds,
+        on=settings.of("step", StepSettings).reports,
+    )
+
+
+def check_params(settings: NodeSettings) -> Mapping[str, Mapping[str, Any]]:
+    """Where the check `job_steps` finds what this daemon has written."""
+    return {"job_steps": {"file": str(settings.run_dir.absolute() / FILE)}}

@@ -23,10 +23,10 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.drain.kubernetes import EFFECT, KubernetesActuator
 from healthd.aggregator.drain.plan import ActuatorError, Done
+from healthd.clients.kubernetes import ApiServer, KubernetesError
 from healthd.core.model import Quarantine
-from healthd.core.platforms.kubernetes import ApiServer, KubernetesError
+from healthd.integrations.kubernetes.actuator import EFFECT, KubernetesActuator
 from healthd.node.condition import ConditionWriter
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore

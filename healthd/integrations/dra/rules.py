@@ -1,13 +1,10 @@
 """
-A taint on one device, where devices are given by dynamic resource allocation (DRA): a DeviceTaintRule of ours for it.
+A taint on one device: a DeviceTaintRule of ours for it.
 
-The first half is pure: what drivers publish in ResourceSlices, and which of it is the device that is at fault. The
-second makes the rules so. A rule selects by driver, pool and device alone, its name is derived from these, and it bears
-the same label and owner as the taint on a node. A ResourceSlice is never written.
+A rule selects by driver, pool and device alone, its name is derived from these, and it bears the same label and owner
+as the taint on a node. A ResourceSlice is never written.
 
-Sources: kubernetes/kubernetes `staging/src/k8s.io/api/resource/v1/types.go` (1.37) and `v1alpha3` (1.34); names and
-attributes of devices: kubernetes-sigs/dra-driver-nvidia-gpu `cmd/gpu-kubelet-plugin/deviceinfo.go`, and the Neuron DRA
-driver as seen on EKS, which names its devices `neuron-device-N`.
+Source: kubernetes/kubernetes `staging/src/k8s.io/api/resource/v1/types.go` (1.37) and `v1alpha3` (1.34).
 """
 
 from __future__ import annotations
@@ -17,133 +14,19 @@ import logging
 import re
 import time
 import urllib.parse
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from checks.accelerators import descriptors
 from healthd.aggregator.drain.plan import ActuatorError
+from healthd.clients.kubernetes import MERGE, ApiServer, KubernetesError, members, records
 from healthd.core.model import DeviceRecord
-from healthd.core.platforms.kubernetes import MERGE, ApiServer, KubernetesError, members, records
+from healthd.integrations.dra.devices import Match, PublishedDevice, find_device, parse_slices
+from healthd.integrations.dra.settings import Effect
 
-Effect = Literal["None", "NoSchedule"]
+log = logging.getLogger(__name__)
 
 # How much an effect keeps away; one that is not known counts as None, as Kubernetes says.
 _STRENGTH = {"None": 0, "NoSchedule": 1, "NoExecute": 2}
-
-# --- which published device is the one at fault: pure ---------------------------------------------------------------
-
-PCI_ADDRESS = "resource.kubernetes.io/pciBusID"
-_NEURON_DRIVER, _NEURON_DEVICE = "neuron.aws.com", re.compile(r"neuron-device-(\d{1,4})")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedDevice:
-    """A device as its driver publishes it. `attributes` are texts alone; `taints` are the effects of the driver's."""
-
-    driver: str
-    pool: str
-    name: str
-    attributes: Mapping[str, str]
-    taints: tuple[str, ...] = ()
-
-    def attribute(self, name: str) -> str | None:
-        """By its name; one without a domain is in that of the driver."""
-        return self.attributes.get(name) or self.attributes.get(f"{self.driver}/{name}")
-
-    def __str__(self) -> str:
-        return f"{self.name} of {self.driver} in pool {self.pool}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """The published device, or why there is none that can be meant alone."""
-
-    device: PublishedDevice | None = None
-    why: str = ""
-
-
-def parse_slices(slices: Iterable[object]) -> tuple[PublishedDevice, ...]:
-    """
-    The devices of these ResourceSlices (of v1 or v1beta2). A pool counts by its newest generation, and only when all
-    slices of that are there.
-    """
-    pools: dict[tuple[str, str], list[object]] = defaultdict(list)
-    for one in slices:
-        driver, pool = members(one, "spec", "driver"), members(one, "spec", "pool", "name")
-        if isinstance(driver, str) and isinstance(pool, str):
-            pools[driver, pool].append(members(one, "spec"))
-    found = []
-    for (driver, pool), specs in pools.items():
-        newest = max(_whole(members(spec, "pool", "generation")) for spec in specs)
-        specs = [spec for spec in specs if _whole(members(spec, "pool", "generation")) == newest]
-        if len(specs) != _whole(members(specs[0], "pool", "resourceSliceCount")):
-            continue
-        for device in (device for spec in specs for device in records(spec, "devices")):
-            if isinstance(name := device.get("name"), str):
-                attributes = _texts(device.get("attributes"))
-                effects = tuple(str(taint.get("effect")) for taint in records(device, "taints"))
-                found.append(
-                    PublishedDevice(driver=driver, pool=pool, name=name, attributes=attributes, taints=effects)
-                )
-    return tuple(found)
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _texts(attributes: object) -> dict[str, str]:
-    if not isinstance(attributes, dict):
-        return {}
-    texts = {str(name): members(value, "string") for name, value in attributes.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def find_device(wanted: DeviceRecord, published: Sequence[PublishedDevice]) -> Match:
-    """
-    The published device that is `wanted`: by UUID, PCI address, and for Neuron by number.
-
-    All that both sides tell must agree. One that agrees in a part, such as a partition of the same GPU, speaks against
-    the match: a taint on the whole does not keep a job off it.
-    """
-    signs = [(device, _signs(wanted, device)) for device in published]
-    touched = [(device, agree) for device, agree in signs if any(agree)]
-    if not touched:
-        return Match(why=f"no DRA driver publishes {wanted.target} of this node by its UUID, PCI address or number")
-    if len(touched) > 1:
-        return Match(why=f"{wanted.target} may be {touched[0][0]} or {touched[1][0]}")
-    device, agree = touched[0]
-    return Match(device=device) if all(agree) else Match(why=f"{wanted.target} matches {device} only in part")
-
-
-def _signs(wanted: DeviceRecord, device: PublishedDevice) -> tuple[bool, ...]:
-    """For each that both sides tell, whether it is the same."""
-    found = []
-    if wanted.serial and (uuid := device.attribute("uuid")):
-        found.append(uuid.casefold() == wanted.serial.casefold())
-    if wanted.bdf and (address := device.attributes.get(PCI_ADDRESS)):
-        found.append(address.casefold() == wanted.bdf.casefold())
-    number = wanted.target.removeprefix("neuron:")
-    named = _NEURON_DEVICE.fullmatch(device.name) if device.driver == _NEURON_DRIVER else None
-    if named is not None and number != wanted.target:
-        found.append(named[1] == number)
-    return tuple(found)
-
-
-def plugin_resource(node: object) -> str | None:
-    """A resource of a device plugin by which the node gives accelerators away; rules have no effect on it."""
-    ours = tuple(name for one in descriptors() for name in one.kubernetes_resources)
-    amounts = members(node, "status", "allocatable")
-    if not isinstance(amounts, dict):
-        return None
-    return next((str(name) for name, amount in amounts.items() if str(name).startswith(ours) and amount != "0"), None)
-
-
-# --- the rules ------------------------------------------------------------------------------------------------------
-
-log = logging.getLogger(__name__)
 
 GROUP = "/apis/resource.k8s.io"
 VERSIONS_OF_RULES = ("v1", "v1beta2", "v1alpha3")
@@ -158,7 +41,6 @@ READ_SLICES, LIST_RULES, CREATE_RULES = (
 PATCH_RULES, DELETE_RULES = "patch on devicetaintrules.resource.k8s.io", "delete on devicetaintrules.resource.k8s.io"
 DISCOVERY = "get on the API group resource.k8s.io, which every account has"
 PAGE = 100
-MOST_PAGES = 100
 # As long is believed which versions the server has: it may be upgraded.
 VERSIONS_SECONDS = 600.0
 REFUSED = (403, 404, 422)
@@ -217,15 +99,15 @@ class DeviceTaintRules:
         self._with_rules: set[str] = set()  # nodes of the fleet
         self._told = ""
 
-    async def marked(self) -> Mapping[str, tuple[str, str]]:
-        """By node of the fleet: the node of the cluster and the reason that its rules note."""
+    async def marked(self) -> Mapping[str, str]:
+        """The reason that its rules note, by node of the fleet."""
         if (await self._served()).rules is None:
             return {}
-        found: dict[str, tuple[str, str]] = {}
+        found: dict[str, str] = {}
         try:
             async for rule in self._rules():
                 if node := self._note(rule, "node"):
-                    found[node] = (self._note(rule, "kubernetes-node") or node, self._note(rule, "reason"))
+                    found[node] = self._note(rule, "reason") or "no reason is noted"
         except KubernetesError as error:
             self._refused_or_away(error)
         self._with_rules = set(found)
@@ -295,8 +177,6 @@ class DeviceTaintRules:
                     return Match(device=one)
         return Match(why=f"the node does not report {device.target} at present")
 
-    # --- calls --------------------------------------------------------------------------------------------------------
-
     async def _put(
         self,
         rule_name: str,
@@ -335,26 +215,16 @@ class DeviceTaintRules:
                 raise
         return f"the DeviceTaintRule of device {device} is removed"
 
-    async def _rules(self) -> AsyncIterator[dict[str, object]]:
-        async for rule in self._listed(self._path(), {"labelSelector": f"{self._key}={self._owner}"}, LIST_RULES):
-            yield rule
+    def _rules(self) -> AsyncIterator[dict[str, object]]:
+        query = {"labelSelector": f"{self._key}={self._owner}"}
+        return self._server.items(self._path(), query, page=PAGE, needs=LIST_RULES)
 
     async def _slices(self, name: str) -> AsyncIterator[dict[str, object]]:
         path = f"{GROUP}/{(await self._served()).slices}/resourceslices"
-        async for one in self._listed(path, {"fieldSelector": f"spec.nodeName={name}"}, READ_SLICES):
+        async for one in self._server.items(
+            path, {"fieldSelector": f"spec.nodeName={name}"}, page=PAGE, needs=READ_SLICES
+        ):
             yield one
-
-    async def _listed(self, path: str, query: Mapping[str, str], needs: str) -> AsyncIterator[dict[str, object]]:
-        asked = {**query, "limit": str(PAGE)}
-        for _ in range(MOST_PAGES):
-            page = await self._server.get(path, asked, needs=needs)
-            for item in records(page, "items"):
-                yield item
-            more = members(page, "metadata", "continue")
-            if not isinstance(more, str) or not more:
-                return
-            asked = {**asked, "continue": more}
-        raise ActuatorError(f"kubernetes: {path} has more than {PAGE * MOST_PAGES} objects")
 
     async def _served(self) -> Versions:
         """What the server has, asked anew now and then. ActuatorError."""
@@ -381,8 +251,6 @@ class DeviceTaintRules:
         if text != self._told:
             log.warning("kubernetes: no rules for single devices: %s", text)
         self._told = text
-
-    # --- what is ours -------------------------------------------------------------------------------------------------
 
     def _path(self, name: str = "") -> str:
         version = self._versions.rules if self._versions is not None else VERSIONS_OF_RULES[0]

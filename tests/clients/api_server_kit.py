@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import trustme
 
-from healthd.core.platforms.kubernetes import MERGE, STRATEGIC, ApiServer
+from healthd.clients.kubernetes import MERGE, STRATEGIC, ApiServer
 
 
 @dataclass

@@ -20,12 +20,15 @@ import pytest
 import yaml
 
 from healthd.aggregator.drain.controller import make_drain_controller
-from healthd.aggregator.drain.device_taints import DeviceTaintRules, Effect
-from healthd.aggregator.drain.kubernetes import KubernetesActuator, Traces, clean
-from healthd.aggregator.drain.plan import Done, Outcome, Removal, Why
-from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.drain.plan import Actuator, Done, Outcome, Removal, Why
+from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.aggregator.drain.targets import make_actuator, with_devices
+from healthd.cli.settings.tree import Settings
+from healthd.clients.kubernetes import ApiServer
+from healthd.core.config import load
 from healthd.core.model import DeviceRecord
-from healthd.core.platforms.kubernetes import ApiServer
+from healthd.integrations.dra.rules import DeviceTaintRules
+from healthd.integrations.dra.settings import Effect
 from tests.aggregator.engine_kit import running
 from tests.aggregator.rules_engine_kit import kept, measured, slow_results
 from tests.aggregator.world import World, good_results, neuron
@@ -174,9 +177,22 @@ def removal(*devices: DeviceRecord, whole: bool = False) -> Removal:
     )
 
 
-def actuator(server: ApiServer, effect: Effect = "NoSchedule") -> KubernetesActuator:
-    rules = DeviceTaintRules(server, key=KEY, owner="healthd", effect=effect)
-    return KubernetesActuator(server, key=KEY, owner="healthd", rules=rules)
+def acting(server: ApiServer, effect: str = "NoSchedule") -> ActuatorSettings:
+    """As an operator sets it."""
+    words = {"API_SERVER": server.url, "SERVICE_ACCOUNT": str(server.service_account), "DEVICE_TAINTS": effect}
+    environ = {f"HEALTHD_ACTUATOR_KUBERNETES_{name}": word for name, word in words.items()}
+    environ |= {"HEALTHD_ACTUATOR_KIND": "kubernetes", "HEALTHD_ACTUATOR_MODE": "act"}
+    return load(Settings, file=None, environ=environ, arguments={}, sections=("aggregator",)).actuator
+
+
+def nodes_of(server: ApiServer, effect: str = "NoSchedule") -> Actuator:
+    made = make_actuator(acting(server, effect))
+    assert made is not None
+    return made
+
+
+def actuator(server: ApiServer, effect: Effect = "NoSchedule") -> Actuator:
+    return with_devices(nodes_of(server, effect))
 
 
 def remove(server: ApiServer, wanted: Removal, effect: Effect = "NoSchedule") -> Outcome:
@@ -306,22 +322,22 @@ def test_rule_of_another_owner_stays_and_an_uninstallation_leaves_none_of_ours(
     asyncio.run(theirs.apply("fleet-1", NODE, [record(0)], "bad"))
     remove(server, removal(record(0)))
     assert len(rules(cluster)) == 2
-    done = asyncio.run(clean(server, Traces(key=KEY, owner="healthd", namespace=NAMESPACE), wait_seconds=0.0))
-    assert done == ("the DeviceTaintRule of device gpu-0 is gone",)
+
+    async def undo() -> list[str]:
+        made = with_devices(nodes_of(server, "off"), undo=True)
+        return [(await made.restore(name)).note for name in await made.marked()]
+
+    assert asyncio.run(undo()) == ["the DeviceTaintRule of device gpu-0 is removed"]
     (left,) = cluster.items("devicetaintrules")
     assert left["metadata"]["labels"] == {KEY: "other"}
 
 
 async def test_from_results_that_fail_on_one_device_to_its_rule_and_back(cluster: Cluster, server: ApiServer) -> None:
-    where = KubernetesActuatorSettings(
-        service_account=server.service_account, api_server=server.url, device_taints="NoSchedule"
-    )
-    acting = ActuatorSettings(kind="kubernetes", mode="act", kubernetes=where)
     devices = tuple(dataclasses.replace(record(number), target=f"cpu:{number}") for number in range(COUNT))
     inventory = dataclasses.replace(neuron(), devices=devices, workers=())
     world = World(NODE)
     async with running(world) as run:
-        hand = make_drain_controller(acting, run.engine, world)
+        hand = make_drain_controller(acting(server), run.engine, world)
         assert hand is not None
         for results in (slow_results(), slow_results(), slow_results()):  # on cpu:0
             measured(run, NODE, results, inventory=inventory)

@@ -14,13 +14,15 @@ from pathlib import Path
 import httpx
 
 from checks.contract import Status
-from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
+from healthd.integrations.kubernetes.settings import KubernetesActuatorSettings
 from tests.aggregator.actuators_fleet_kit import until
 from tests.aggregator.api_kit import POLICY, living
-from tests.node.api_server_kit import Cluster, cluster
+from tests.aggregator.world import POLICY as WORLDS
+from tests.clients.api_server_kit import Cluster, cluster
 from tests.patience import PATIENCE
 
 KEY = "healthd.internal/removed"
@@ -42,7 +44,7 @@ async def running(
         look_seconds=look,
         answer_seconds=answer,
         gate_seconds=60.0,
-        kubernetes=where,
+        integrations={"kubernetes": where},
     )
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
     async with (
@@ -189,3 +191,25 @@ def test_observing_hand_touches_nothing(tmp_path: Path) -> None:
         kube.add("n2")
         asyncio.run(play(kube))
         assert kube.calls == []
+
+
+def test_aggregator_that_has_lost_its_database_leaves_the_marks_of_the_one_before_it(tmp_path: Path) -> None:
+    async def main(kube: Cluster) -> None:
+        policy, look = dataclasses.replace(WORLDS, recovery_seconds=600.0), 0.05
+        async with running(tmp_path / "first", kube, look=look, policy=policy) as client, living(client, "n1"):
+            assert (await client.put("/v1/nodes/n1/quarantine", json={"reason": "fan"})).status_code == 200
+            await until(lambda: bool(kube.taints("n1")))
+        listed = len(kube.calls)
+        async with running(tmp_path / "second", kube, look=look, policy=policy) as client:
+            await until(lambda: len(kube.calls) > listed)
+            await asyncio.sleep(10 * look)
+            assert kube.taints("n1"), "nobody has said anything for it"
+            async with living(client, "n1"):
+                await asyncio.sleep(10 * look)
+                assert kube.taints("n1"), "others may yet tell who took it out"
+                assert (await client.post("/v1/fleet/recover")).status_code == 200
+                await until(lambda: not kube.taints("n1"))
+
+    with cluster(tmp_path / "account") as kube:
+        kube.add("n1")
+        asyncio.run(asyncio.wait_for(main(kube), 30 * PATIENCE))

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from healthd.aggregator.drain.controller import DrainController
-from healthd.aggregator.drain.kubernetes import KubernetesActuator
 from healthd.aggregator.drain.settings import ActuatorSettings
-from healthd.core.platforms.kubernetes import ApiServer, KubernetesError, pods_path
+from healthd.clients.kubernetes import ApiServer, KubernetesError, pods_path
 from healthd.core.tasks import Tasks
 from healthd.core.workload import Pod
+from healthd.integrations.kubernetes.actuator import KubernetesActuator
 from healthd.node.clock import system_clock
 from healthd.node.condition import ConditionWriter
 from healthd.node.occupancy.pods import PodWatch
