@@ -232,7 +232,7 @@ class ApiRoute(APIRoute):
     - a body is validated as JSON, strictly: "1" is no number, and no member is unknown. FastAPI validates the objects
       that Python has read from it, of which pydantic's strict mode takes neither lists for tuples nor texts for enums;
     - control characters in an answer are escaped (see `checks.printable`);
-    - the first sentence of its docstring is the summary, and the description names the scope, which Swagger UI hides.
+    - the first sentence of its docstring is the summary, and the description names the scope, which most viewers hide.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
