@@ -23,18 +23,29 @@ ROOMS = {
     "healthd.__main__": {"cli", "runner"},
     "healthd.core": set[str](),
     "healthd.steps": set[str](),
-    "healthd.training": set[str](),
     "healthd.localize": {"core"},
     "healthd.baselines": {"core"},
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
-    "healthd.integrations": {"core", "node", "aggregator"},
-    "healthd.node": {"core", "steps", "runner", "integrations"},
-    "healthd.aggregator": {"integrations", "core", "localize", "baselines", "steps", "postmortem"},
-    "healthd.hooks": {"core", "aggregator", "node", "runner"},
+    "healthd.clients": {"core"},
+    "healthd.integrations": {"steps", "core", "clients", "node", "aggregator", "hooks", "cli"},
+    "healthd.node": {"core", "clients", "steps", "runner", "integrations"},
+    "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
+    "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
-    "healthd.kueue": {"core"},
-    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem", "kueue"},
+    "healthd.kueue": {"core", "clients"},
+    "healthd.cli": {
+        "integrations",
+        "core",
+        "baselines",
+        "record",
+        "runner",
+        "node",
+        "aggregator",
+        "hooks",
+        "postmortem",
+        "kueue",
+    },
 }
 
 # The same inside the aggregator. A file beside the rooms is a room of its own. `records` stands for the records of all
@@ -52,6 +63,7 @@ AGGREGATOR = {
     "quarantine": {"records", "policy", "fleet"},
     "drain": {"records", "engine", "fleet", "quarantine"},
     "jobs": {"records", "settings", "engine", "store", "validation"},
+    "screening": {"records", "policy", "fleet", "validation", "store", "engine"},
     "store": {"records"},
     "engine": {"records", "policy", "backlog", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
     "api": {
@@ -66,6 +78,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
     },
@@ -83,6 +96,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
         "api",
@@ -92,6 +106,7 @@ AGGREGATOR = {
         "policy",
         "settings",
         "identity",
+        "screening",
         "drain",
         "store",
         "forwarding",
@@ -102,7 +117,16 @@ AGGREGATOR = {
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.
-PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration")
+PURE = (
+    "policy",
+    "gate",
+    "validation",
+    "quarantine",
+    "jobs.calibration",
+    "screening.risk",
+    "screening.plan",
+    "screening.look",
+)
 IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 
@@ -176,8 +200,7 @@ def test_checks_import_the_standard_library_alone_and_never_healthd(name: str, p
 def test_the_service_never_imports_torch_and_rooms_keep_their_order(name: str, path: Path) -> None:
     room = room_of(name)
     assert room in ROOMS, f"{room} is not a room of ROOMS"
-    # What runs inside a job may use the job's torch, where the job calls it.
-    for module in imports(path, top_level_only=room == "healthd.training"):
+    for module in imports(path):
         assert module.split(".")[0] not in FOREIGN, f"{name} imports {module}"
     for module in imports(path):
         if module.startswith("healthd.") and room_of(module) != room:
@@ -280,14 +303,11 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
             taken.setdefault(room, set()).add(what)
     for room in {room_at(name) for name, _ in EVERY_MODULE}:
         spare = (face(room) or set()) - taken.get(room, set()) - FOR_LEAVES.get(room, set())
-        assert room in FOR_USERS or not spare, f"{room} hands on {sorted(spare)}, which no other room takes"
+        assert not spare, f"{room} hands on {sorted(spare)}, which no other room takes"
 
 
 # What integrations may use, whether or not one of them does.
 FOR_LEAVES = {"healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"}}
-
-# What programs of users import.
-FOR_USERS = ("healthd.training",)
 
 
 def test_modules_import_each_other_in_no_cycle() -> None:

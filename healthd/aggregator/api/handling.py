@@ -36,6 +36,8 @@ from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine import Accusation, Accusations
 from healthd.aggregator.quarantine.records import Breaker, RuleRecord
+from healthd.aggregator.quarantine.repair_records import Repair
+from healthd.aggregator.screening.service import Screening
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import HistoryEvent, PutOutcome
 from healthd.aggregator.validation.records import Validation
@@ -90,8 +92,8 @@ class Parts:
     """
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
-    `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
-    the terms in which a token of scope `gate` may ask for less than the policy does.
+    `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `screening` is None
+    where it is off. `callers_may` are the terms in which a token of scope `gate` may ask for less than the policy does.
     """
 
     settings: AggregatorSettings
@@ -105,6 +107,7 @@ class Parts:
     accusations: Accusations
     postmortems: Postmortems
     drain: DrainController | None = None
+    screening: Screening | None = None
     callers_may: frozenset[GateTerm] = frozenset()
     held: HeldRequests = field(default_factory=HeldRequests)
     tasks: Tasks = field(default_factory=Tasks)
@@ -229,7 +232,7 @@ class ApiRoute(APIRoute):
     - a body is validated as JSON, strictly: "1" is no number, and no member is unknown. FastAPI validates the objects
       that Python has read from it, of which pydantic's strict mode takes neither lists for tuples nor texts for enums;
     - control characters in an answer are escaped (see `checks.printable`);
-    - the first sentence of its docstring is the summary, and the description names the scope, which Swagger UI hides.
+    - the first sentence of its docstring is the summary, and the description names the scope, which most viewers hide.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -595,6 +598,13 @@ class BreakersReset:
     """The pools whose breaker was open."""
 
     reset: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairList:
+    """Repairs that healthd advises: the open ones, oldest finding first, then closed ones, newest first."""
+
+    repairs: tuple[Repair, ...]
 
 
 # --- for machines ----------------------------------------------------------------------------------------------------

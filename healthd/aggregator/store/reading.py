@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, or_, select, text
+from sqlalchemy import Connection, Select, bindparam, delete, func, or_, select, text
 
 from healthd.aggregator.fleet.packed_records import unpack_all
 from healthd.aggregator.fleet.records import Duplicate
 from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.aggregator.jobs.outcome_records import GateFacts
 from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase
 from healthd.aggregator.quarantine.records import Latch, RuleRecord
+from healthd.aggregator.quarantine.repair_records import Repair
+from healthd.aggregator.screening.records import Screened
 from healthd.aggregator.store.rows import Kind, PutEvent, PutNotes, PutOutcome
 from healthd.aggregator.store.tables import (
     EVENTS,
@@ -26,6 +29,7 @@ from healthd.aggregator.store.tables import (
     POSTMORTEMS,
     QUARANTINED,
     RECORDS,
+    REPAIRS,
 )
 from healthd.core import wire
 from healthd.core.errors import BadInputError
@@ -33,6 +37,10 @@ from healthd.core.model import NodeState, Quarantine
 
 MOST_NOTED = 200
 """Jobs whose notes are kept, to be looked at again: at 64 nodes with 100 KB each some 1.3 GB at the very most."""
+
+
+REPAIRS_DAYS = 365
+"""How much longer than events closed repairs are kept: what failed a year ago still says something of a node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,8 @@ class Loaded:
     rules: Mapping[str, RuleRecord]
     latches: Mapping[str, tuple[Latch, ...]]
     machines: Mapping[str, str]
+    repairs: tuple[Repair, ...] = ()
+    """The open ones."""
 
 
 _RECORDS: Mapping[Kind, Any] = {
@@ -70,6 +80,9 @@ _RECORDS: Mapping[Kind, Any] = {
     Kind.LATCHES: tuple[Latch, ...],
     Kind.MACHINE: str,
 }
+"""Those that an aggregator starts from."""
+_LATER = (Kind.FACTS.value, Kind.SCREENED.value)
+"""Those that are read by whom they concern."""
 
 
 def load(connection: Connection) -> Loaded:
@@ -78,9 +91,9 @@ def load(connection: Connection) -> Loaded:
     open_leases = (
         select(LEASES.c.id, LEASES.c.record).where(LEASES.c.state != LeaseState.CLOSED.value).order_by(LEASES.c.id)
     )
-    kinds = {kind.value for kind in Kind}
-    records: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
-    for r in connection.execute(select(RECORDS)):
+    kinds = {kind.value for kind in _RECORDS}
+    records: dict[Kind, dict[str, Any]] = {kind: {} for kind in _RECORDS}
+    for r in connection.execute(select(RECORDS).where(RECORDS.c.kind.not_in(_LATER))):
         if r.kind not in kinds:
             raise BadInputError(
                 f"the record {r.key} of kind {r.kind!r} was written by a newer healthd; upgrade healthd"
@@ -112,7 +125,25 @@ def load(connection: Connection) -> Loaded:
         rules=records[Kind.RULES],
         latches=records[Kind.LATCHES],
         machines=records[Kind.MACHINE],
+        repairs=_repairs(connection, select(REPAIRS).where(REPAIRS.c.closed_at.is_(None)).order_by(REPAIRS.c.since)),
     )
+
+
+def _repairs(connection: Connection, query: Select[Any]) -> tuple[Repair, ...]:
+    rows = connection.execute(query)
+    return tuple(wire.decode(r.record.encode(), Repair, what=f"repair of {r.node} {r.device}") for r in rows)
+
+
+def read_closed_repairs(connection: Connection, *, limit: int) -> tuple[Repair, ...]:
+    """Repairs that are closed, the newest first."""
+    query = select(REPAIRS).where(REPAIRS.c.closed_at.is_not(None)).order_by(REPAIRS.c.closed_at.desc()).limit(limit)
+    return _repairs(connection, query)
+
+
+def read_screened(connection: Connection) -> dict[str, Screened]:
+    """What is remembered of the screenings of all nodes."""
+    rows = connection.execute(select(RECORDS).where(RECORDS.c.kind == Kind.SCREENED.value))
+    return {r.key: wire.decode(r.record.encode(), Screened, what=f"screenings of {r.key}") for r in rows}
 
 
 def read_gate(connection: Connection, gate_id: str) -> Gate | None:
@@ -150,6 +181,30 @@ def read_outcome(connection: Connection, gate_id: str) -> PutOutcome | None:
     """How the job of a gate ended; None when nobody has said."""
     row = connection.execute(select(OUTCOMES).where(OUTCOMES.c.gate == gate_id)).one_or_none()
     return None if row is None else PutOutcome(**row._mapping)
+
+
+def read_facts(connection: Connection, gate_id: str) -> GateFacts | None:
+    """The facts of a gate; None of one that is open."""
+    key = (RECORDS.c.kind == Kind.FACTS.value) & (RECORDS.c.key == gate_id)
+    record = connection.execute(select(RECORDS.c.record).where(key)).scalar_one_or_none()
+    return None if record is None else _facts(gate_id, record)
+
+
+def read_facts_since(connection: Connection, since: float) -> Iterator[tuple[GateFacts, str | None]]:
+    """The facts of gates decided from `since` (seconds since the epoch) on, each with the reported outcome, if any."""
+    query = (
+        select(RECORDS.c.key, RECORDS.c.record, OUTCOMES.c.status)
+        .join_from(RECORDS, OUTCOMES, RECORDS.c.key == OUTCOMES.c.gate, isouter=True)
+        .where(RECORDS.c.kind == Kind.FACTS.value)
+    )
+    for row in connection.execute(query):
+        facts = _facts(row.key, row.record)
+        if facts.decided_at >= since:
+            yield facts, row.status
+
+
+def _facts(gate_id: str, record: str) -> GateFacts:
+    return wire.decode(record.encode(), GateFacts, what=f"facts of gate {gate_id}")
 
 
 def read_notes(connection: Connection, gate_id: str) -> tuple[PutNotes, ...]:
@@ -199,7 +254,8 @@ def prune(
     gates); decided gates older than `before` or beyond `most_gates`, unless a lease of theirs is open; closed leases of
     gates that are gone; all but the newest `most_events` events of each subject, those of nodes older than
     `history_before`, those of jobs older than `before`, and those of jobs without a gate that are older than all of the
-    newest `most_gates`. Returns the ids of the gates dropped.
+    newest `most_gates`; repairs that were closed REPAIRS_DAYS before `history_before`. Returns the ids of the gates
+    dropped.
     """
     leased = select(LEASES.c.gate).where(LEASES.c.state != LeaseState.CLOSED.value)
     newest = select(GATES.c.id).order_by(GATES.c.id.desc()).limit(most_gates)
@@ -210,7 +266,10 @@ def prune(
     older_than_kept: float | None = connection.execute(beyond).scalar()
     noted = select(POSTMORTEMS.c.gate).order_by(POSTMORTEMS.c.gate.desc()).limit(most_noted)
     connection.execute(delete(NOTES).where(NOTES.c.gate.not_in(noted)))
+    connection.execute(delete(REPAIRS).where(REPAIRS.c.closed_at < history_before - REPAIRS_DAYS * 86400.0))
     connection.execute(delete(GATES).where(where))
+    of_gone = (RECORDS.c.kind == Kind.FACTS.value) & RECORDS.c.key.not_in(select(GATES.c.id))
+    connection.execute(delete(RECORDS).where(of_gone))
     connection.execute(
         delete(LEASES).where(LEASES.c.state == LeaseState.CLOSED.value, LEASES.c.gate.not_in(select(GATES.c.id)))
     )
