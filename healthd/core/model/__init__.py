@@ -159,7 +159,6 @@ if not TYPE_CHECKING:
             "SyncAnswer",
             "SyncRequest",
             "Use",
-            "Use",
         },
     }
 
