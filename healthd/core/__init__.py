@@ -15,6 +15,7 @@ __all__ = [
     "model.results",
     "node_name",
     "platforms.slurm",
+    "pseudonyms",
     "redaction",
     "tasks",
     "text",
