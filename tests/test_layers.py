@@ -34,7 +34,7 @@ ROOMS = {
     "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
-    "healthd.kueue": {"core", "clients"},
+    "healthd.integrations.kueue": {"core", "clients"},
     "healthd.cli": {
         "integrations",
         "core",
@@ -45,7 +45,6 @@ ROOMS = {
         "aggregator",
         "hooks",
         "postmortem",
-        "kueue",
     },
 }
 
