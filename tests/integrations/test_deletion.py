@@ -55,6 +55,7 @@ def without(name: str, copy: Path) -> None:
         call
         for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call)
+        and ast.unparse(call.func) == "Integration"
         and any(one.arg == "name" and ast.literal_eval(one.value) == name for one in call.keywords)
     )
     del lines[found.lineno - 1 : found.end_lineno]
