@@ -132,9 +132,9 @@ def show(decision: Decision, asked: GateSettings, *, as_json: bool) -> None:
             why = " ".join(decision.reasons[0].message.split()) if decision.reasons else admitted
             click.echo(f"{decision.decision.value}: {why}")
         else:
-            from healthd.cli.terminal import render
+            from healthd.cli.terminal import decisions, render
 
-            render.show(render.out(), render.decision_report(decision))
+            render.show(render.out(), decisions.decision_report(decision))
             if text := lease_line(decision):
                 click.echo(f"  {text}")
 
