@@ -60,7 +60,7 @@ MODULES = (
     "healthd.cli.hooks.gate",
     "healthd.cli.hooks.join",
     "healthd.cli.hooks.preflight",
-    "healthd.cli.terminal.render",
+    "healthd.cli.terminal.decisions",
     "healthd.cli.services",
     "healthd.core.http.client",
     "healthd.aggregator.process",

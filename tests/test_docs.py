@@ -159,7 +159,7 @@ def dead_names(text: str, folder: Path) -> Iterator[str]:
         if name not in NOT_OURS and not is_there(name):
             yield name
     for path in QUOTED_PATH.findall(text):
-        placeholder = re.search(r"[A-Z]{2,}", path.rpartition("/")[2]) and not path.endswith(".md")
+        placeholder = re.search(r"[A-Z]{2,}", path) and not path.endswith(".md")
         known = path in NOT_OURS or placeholder or (folder / path).exists() or (ROOT / path).exists()
         if not known and not any(f"/{file}".endswith(f"/{path}") for file in files_here()):
             yield path
@@ -206,7 +206,7 @@ def test_names_and_paths_in_docstrings_and_comments_lead_somewhere() -> None:
 
 def test_a_name_and_a_path_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     text = "`healthd.core.wire.decode` `healthd.core.gone` `checks.contract.Context.host` `checks.contract.Gone` "
-    text += "`xla.py` `checks/gone.py` `gone.py` `tests/test_docs.py` `hooks/launchers/NAME.py` `docs/gone.md`"
+    text += "`xla.py` `checks/gone.py` `gone.py` `tests/test_docs.py` `integrations/NAME/launcher.py` `docs/gone.md`"
     assert list(dead_names(text, tmp_path)) == [
         "healthd.core.gone",
         "checks.contract.Gone",

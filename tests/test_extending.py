@@ -1,4 +1,4 @@
-"""A new launcher, and a new kind of device, is one file; nothing else is touched."""
+"""A new kind of device is one file; a new launcher is one file and a line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 LAUNCHER = '''
 """A launcher that tells its processes two numbers."""
-from healthd.hooks.launchers import Descriptor, Place, number
-
-DESCRIPTOR = Descriptor(order=5, variables=("KITE_NODE",), size_told_by=("KITE_NODE", "KITE_NODES"))
+from healthd.hooks.launchers import Launcher, Place, number
 
 
 def renumber(environ, *, rank, size, main):
@@ -34,7 +32,11 @@ def find(environ):
     rank, size = number(environ, "KITE_NODE"), number(environ, "KITE_NODES")
     return Place(job="flight", attempt=0, rank=rank, size=size, main="127.0.0.1", local_rank=0, local_size=1,
                  source="Kite", evidence="KITE_NODE and KITE_NODES", renumber=renumber)
+
+
+LAUNCHER = Launcher(order=5, variables=("KITE_NODE",), find=find, size_told_by=("KITE_NODE", "KITE_NODES"))
 '''
+LINE = 'Integration(name="kite", launcher="healthd.integrations.kite.launcher:LAUNCHER"),'
 
 ACCELERATOR = """
 'A kind of device of which a machine has as many as CPU devices, and that is there where its first device file is.'
@@ -72,11 +74,16 @@ def find(host, options):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the product with one file more for each thing that is added."""
+    """A copy of the product with what each thing takes that is added."""
     copy = tmp_path_factory.mktemp("product")
     for name in ("healthd", "checks"):
         shutil.copytree(ROOT / name, copy / name)
-    (copy / "healthd" / "hooks" / "launchers" / "kite.py").write_text(LAUNCHER)
+    leaf = copy / "healthd" / "integrations" / "kite"
+    leaf.mkdir()
+    (leaf / "__init__.py").touch()
+    (leaf / "launcher.py").write_text(LAUNCHER)
+    listed = leaf.parent / "__init__.py"
+    listed.write_text(listed.read_text().replace("INTEGRATIONS = (\n", f"INTEGRATIONS = (\n    {LINE}\n"))
     (copy / "checks" / "accelerators" / "kite.py").write_text(ACCELERATOR)
     return copy
 
@@ -103,7 +110,7 @@ def doctor(tree: Path, state: Path, *arguments: str, **variables: str) -> Mappin
     return {item["name"]: f"{item['state']}: {item['text']}" for item in json.loads(ended.stdout)}
 
 
-def test_a_launcher_is_one_file(tree: Path, tmp_path: Path) -> None:
+def test_a_launcher_is_one_file_and_a_line(tree: Path, tmp_path: Path) -> None:
     around = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
     around |= {"SLURM_LOCALID": "0", "SLURM_NNODES": "1"}
     items = doctor(tree, tmp_path, KITE_NODE="0", KITE_NODES="1", **around)
@@ -111,7 +118,7 @@ def test_a_launcher_is_one_file(tree: Path, tmp_path: Path) -> None:
     assert items["launcher around it"].startswith("ok: rank 0 of 1 by Slurm")
 
 
-def test_a_launcher_of_one_file_says_what_preflight_asks_of_it(tree: Path) -> None:
+def test_a_launcher_says_what_preflight_asks_of_it(tree: Path) -> None:
     trace = run(tree, "preflight", "--", "true", KITE_NODE="0")
     assert "no launcher's variables found, but KITE_NODE is set" in trace.stderr
     size = run(tree, "preflight", "--nnodes", "3", "--main", "h", "--", "true", KITE_NODE="3")
@@ -127,9 +134,7 @@ print(told["KITE_NODE"], told["KITE_NODES"], told["HEALTHD_RANK"])
 """
 
 
-def test_a_launcher_of_one_file_renumbers_its_own_variables_where_a_job_starts_with_fewer(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_a_launcher_renumbers_its_own_variables_where_a_job_starts_with_fewer(tree: Path, tmp_path: Path) -> None:
     variables = {"KITE_NODE": "2", "KITE_NODES": "4", "TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
     argv = [sys.executable, "-c", RENUMBERED]
     assert subprocess.check_output(argv, cwd=tree, env=variables, text=True, timeout=100) == "1 2 1\n"

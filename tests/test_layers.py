@@ -28,13 +28,25 @@ ROOMS = {
     "healthd.baselines": {"core"},
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
-    "healthd.integrations": {"core", "node", "aggregator"},
-    "healthd.node": {"core", "steps", "runner", "integrations"},
-    "healthd.aggregator": {"integrations", "core", "localize", "baselines", "steps", "postmortem"},
-    "healthd.hooks": {"core", "aggregator", "node", "runner"},
+    "healthd.clients": {"core"},
+    "healthd.integrations": {"steps", "core", "clients", "node", "aggregator", "hooks", "cli"},
+    "healthd.node": {"core", "clients", "steps", "runner", "integrations"},
+    "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
+    "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
-    "healthd.kueue": {"core"},
-    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks", "postmortem", "kueue"},
+    "healthd.kueue": {"core", "clients"},
+    "healthd.cli": {
+        "integrations",
+        "core",
+        "baselines",
+        "record",
+        "runner",
+        "node",
+        "aggregator",
+        "hooks",
+        "postmortem",
+        "kueue",
+    },
 }
 
 # The same inside the aggregator. A file beside the rooms is a room of its own. `records` stands for the records of all
@@ -51,6 +63,7 @@ AGGREGATOR = {
     "quarantine": {"records", "policy", "fleet"},
     "drain": {"records", "engine", "fleet", "quarantine"},
     "jobs": {"records", "settings", "engine", "store", "validation"},
+    "screening": {"records", "policy", "fleet", "validation", "store", "engine"},
     "store": {"records"},
     "engine": {"records", "policy", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
     "api": {
@@ -64,6 +77,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
     },
@@ -81,6 +95,7 @@ AGGREGATOR = {
         "quarantine",
         "jobs",
         "drain",
+        "screening",
         "store",
         "engine",
         "api",
@@ -90,6 +105,7 @@ AGGREGATOR = {
         "policy",
         "settings",
         "identity",
+        "screening",
         "drain",
         "store",
         "forwarding",
@@ -100,7 +116,16 @@ AGGREGATOR = {
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.
-PURE = ("policy", "gate", "validation", "quarantine", "jobs.calibration")
+PURE = (
+    "policy",
+    "gate",
+    "validation",
+    "quarantine",
+    "jobs.calibration",
+    "screening.risk",
+    "screening.plan",
+    "screening.look",
+)
 IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 

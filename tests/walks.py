@@ -253,8 +253,8 @@ class Walk:
 
 WALKS = {
     "result": Walk(passive_result, most_files=46, aim=20),
-    "admission": Walk(admission, most_files=44, aim=35),
-    "validation": Walk(validation, most_files=64, aim=35),
+    "admission": Walk(admission, most_files=47, aim=35),
+    "validation": Walk(validation, most_files=68, aim=35),
 }
 
 

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily
 
@@ -37,6 +37,8 @@ from healthd.aggregator.metrics import LOOP_LAG, FleetMetrics, LeadershipCollect
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine import MOST_GATES_READ, Accusations
 from healthd.aggregator.quarantine.records import ACCUSED_WINDOW_SECONDS
+from healthd.aggregator.screening.service import Screening, ScreeningCollector
+from healthd.aggregator.screening.settings import ScreeningSettings
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import (
     LEASE_SECONDS,
@@ -78,6 +80,7 @@ class Terms:
     actuator: ActuatorSettings
     callers_may: frozenset[GateTerm]
     tasks: Tasks
+    screening: ScreeningSettings = field(default_factory=ScreeningSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +316,8 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
             tasks.supervise("count of jobs without a gate", parts.ungated.run)
             if parts.drain is not None:
                 tasks.supervise("actuator", parts.drain.run)
+            if parts.screening is not None:
+                tasks.supervise("screening", parts.screening.run)
             for name, sink in job_events(terms.settings, source=store.store_id):
                 parts.postmortems.on_final.append(functools.partial(_tell, sink))
                 tasks.supervise(name, sink.run)
@@ -394,6 +399,10 @@ def build(terms: Terms, store: Store) -> Parts:
 
     ungated = UngatedJobs(gated, clock=clock)
     metrics.read("healthd_jobs_ungated", UNGATED, lambda: ungated.figure.jobs, family=CounterMetricFamily)
+    screening = None
+    if terms.screening.on and not settings.preflight:
+        screening = Screening(engine, fleet, store, policy, terms.screening)
+        metrics.add(ScreeningCollector(screening))
     return Parts(
         settings=settings,
         fleet=fleet,
@@ -406,6 +415,7 @@ def build(terms: Terms, store: Store) -> Parts:
         accusations=accusations,
         postmortems=postmortems,
         drain=drain,
+        screening=screening,
         callers_may=terms.callers_may,
         tasks=tasks,
     )

@@ -22,15 +22,16 @@ from healthd.aggregator.identity.tokens import Guard, Platform, Platforms
 from healthd.aggregator.leadership import Course, Terms, leading
 from healthd.aggregator.metrics import observe_lag
 from healthd.aggregator.policy import Policy
+from healthd.aggregator.screening.settings import ScreeningSettings
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import Leadership, Store, Watch, is_shared
+from healthd.clients.kubernetes import api_server
 from healthd.core.config import record_at
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, ListenError, Server, address_of, bind, closing_on_error
 from healthd.core.model import GateTerm
-from healthd.core.platforms.kubernetes import api_server
 from healthd.core.tasks import LogOnce, OnEnd, Tasks
 from healthd.core.threads import use_daemon_threads
 from healthd.integrations import INTEGRATIONS
@@ -70,6 +71,7 @@ async def run_aggregator(
     policy: Policy,
     *,
     actuator: ActuatorSettings | None = None,
+    screening: ScreeningSettings | None = None,
     callers_may: Collection[GateTerm] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -90,7 +92,7 @@ async def run_aggregator(
     for number in STOPPING:
         signal.signal(number, _end_at_once)
     try:
-        async with aggregator(settings, policy, actuator, callers_may) as (address, tasks):
+        async with aggregator(settings, policy, actuator, callers_may, screening) as (address, tasks):
             for number in STOPPING:
                 loop.add_signal_handler(number, stop.set)
             log.info("aggregator listens on %s", address)
@@ -114,6 +116,7 @@ async def aggregator(
     policy: Policy,
     actuator: ActuatorSettings | None = None,
     callers_may: Collection[GateTerm] = (),
+    screening: ScreeningSettings | None = None,
 ) -> AsyncIterator[tuple[str, Tasks]]:
     """
     A whole aggregator, from entry to exit; gives its address and its tasks, whose `failure` tells when it cannot go
@@ -139,6 +142,7 @@ async def aggregator(
             actuator=actuator or ActuatorSettings(),
             callers_may=frozenset(callers_may),
             tasks=tasks,
+            screening=screening or ScreeningSettings(),
         )
         url = settings.database_url
         watch = Watch(url, own_url) if is_shared(url) else None

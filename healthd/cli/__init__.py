@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import os
 import shlex
 import signal
@@ -20,12 +19,16 @@ import click
 
 from healthd import __version__
 from healthd.cli.terminal.output import guard_streams
+from healthd.core.config import record_at
 from healthd.core.errors import ConfigError, HealthdError, OutputError
 from healthd.core.redaction import redact
+from healthd.integrations import INTEGRATIONS
 
-__all__ = ["main"]
+__all__ = ["fleet.line", "main", "terminal.output"]
 
-# Command -> module in this package that holds it (function of the same name, dashes as underscores).
+OF_INTEGRATIONS = {command.name: command for one in INTEGRATIONS for command in one.commands}
+
+# Command -> where it is: a module in this package with a function of that name, or `module:name` of an integration.
 COMMANDS = {
     "check": "check",
     "node": "services",
@@ -36,7 +39,7 @@ COMMANDS = {
     "run": "run",
     "postmortem": "postmortem",
     "slurm": "hooks.slurm",
-    "kubernetes": "support.kubernetes",
+    **{name: command.place for name, command in OF_INTEGRATIONS.items()},
     "fleet": "fleet.fleet",
     "override": "fleet.fleet",
     "fault": "local",
@@ -65,6 +68,7 @@ EXIT_CODES: Mapping[tuple[str, ...], tuple[int, int, int]] = {
     ("fleet", "digests"): (2, 3, 3),
     ("fleet", "steps"): (2, 3, 3),
     ("fleet", "validate"): (2, 3, 3),
+    **{(name,): one.exit_codes for name, one in OF_INTEGRATIONS.items() if one.exit_codes is not None},
 }
 CANNOT_TELL = 3
 
@@ -85,8 +89,8 @@ class Lazy(click.Group):
         """The command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"healthd.cli.{COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
+        place = COMMANDS[cmd_name]
+        command: click.Command = record_at(place if ":" in place else f"healthd.cli.{place}:{cmd_name}")
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -124,6 +124,7 @@ def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "j
             settings.aggregator,
             settings.policy,
             actuator=settings.actuator,
+            screening=settings.screening,
             callers_may=settings.gate.callers_may,
         )
     )

@@ -59,6 +59,11 @@ def tables_of(tables: Callable[[], Mapping[str, str]]) -> Any:
     return dataclasses.field(default_factory=dict, metadata={"tables": tables})
 
 
+def choice(default: str, choices: Callable[[], Sequence[str]]) -> Any:
+    """A field of a word out of those that `choices` says when the settings are read."""
+    return dataclasses.field(default=default, metadata={"choices": choices})
+
+
 class Tables:
     """
     Base of a schema whose fields are `table` or `free_table`, or "internal" and None unless given.
@@ -169,6 +174,8 @@ def annotation_of(schema: Any, field: dataclasses.Field[Any]) -> Any:
         return types.GenericAlias(dict, (str, record)) if field.metadata["named"] else record
     if "type" in field.metadata:
         return field.metadata["type"]
+    if (choices := field.metadata.get("choices")) is not None:
+        return typing.Literal[tuple(choices())]
     annotation = _hints(schema)[field.name]
     if field.name.endswith("_seconds") and annotation in (float, float | None):
         return Seconds | None if is_union(annotation) else Seconds

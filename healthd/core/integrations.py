@@ -10,11 +10,24 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
+class CommandAt:
+    """A command of `healthd`, and where its click command is."""
+
+    name: str
+    place: str
+    exit_codes: tuple[int, int, int] | None = None
+    """What wrong usage or settings, any other error of ours, and an unforeseen one come to; None: as most commands."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Integration:
     """One line of `healthd.integrations`. Places are `module:name`, imported when they are used; None: it has none."""
 
     name: str
     """Its folder in `healthd/integrations` and `tests/integrations`."""
+
+    commands: tuple[CommandAt, ...] = ()
+    """Its commands."""
 
     node_settings: tuple[str, str] | None = None
     """Key of its table below `[node]`, and where the record of the table is."""
@@ -24,6 +37,29 @@ class Integration:
 
     node_credential: str | None = None
     """What writes the credential of a node with `sync.instance_identity`: a `healthd.node.services.Credential`."""
+
+    step_source: str | None = None
+    """What tells of the steps of running jobs: a `healthd.node.services.MakeStepSource`."""
+
+    check_params: str | None = None
+    """Parameters that the daemon gives to checks, where the settings give a check none: a function of the daemon's
+    settings that gives them by check."""
+
+    job_scheduler: str | None = None
+    """What gives devices of hosts to jobs: a `healthd.node.occupancy.model.JobScheduler`."""
+
+    allocation_settings: tuple[str, str] | None = None
+    """Key of its table below `[node.allocations]` (`NAME_*`: its keys stand there as NAME_KEY), and where its record
+    is."""
+
+    job_variables: tuple[str, ...] = ()
+    """Variables of which one at least is set wherever it has started something."""
+
+    job_workload: tuple[str, str] | None = None
+    """The variable that has the id of a job in all of its processes, and how the name of its workload begins."""
+
+    launcher: str | None = None
+    """What starts the processes of a job and gives them their rank: a `healthd.hooks.launchers.Launcher`."""
 
     aggregator_settings: tuple[str, str] | None = None
     """Key of its table below `[aggregator]` (`NAME_*`: its keys stand there as NAME_KEY), and where its record is."""
@@ -35,6 +71,20 @@ class Integration:
     identities: str | None = None
     """Who says whose a token is that no file has: a function of the aggregator's settings that gives a
     `healthd.aggregator.identity.tokens.Platform`, None where it is off. Its table is a `Callers`."""
+
+    actuator: str | None = None
+    """What takes nodes out of the scheduler `name`, where `actuator.kind` is that: a
+    `healthd.aggregator.drain.targets.MakeActuator`."""
+
+    actuator_settings: tuple[str, str] | None = None
+    """Key of its table below `[actuator]`, and where the record of the table is."""
+
+    device_actuator: str | None = None
+    """What takes out single devices before an actuator takes out their node: a
+    `healthd.aggregator.drain.targets.MakeDeviceActuator`."""
+
+    device_settings: tuple[str, str] | None = None
+    """Key of the settings for that in the table of an actuator (`NAME_*`: NAME_KEY each), and where the record is."""
 
 
 @runtime_checkable
@@ -51,9 +101,29 @@ def node_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
     return dict(one.node_settings for one in integrations if one.node_settings is not None)
 
 
+def allocation_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key below `[node.allocations]` -> where the record is."""
+    return dict(one.allocation_settings for one in integrations if one.allocation_settings is not None)
+
+
 def aggregator_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
     """Key below `[aggregator]` -> where the record is."""
     return dict(one.aggregator_settings for one in integrations if one.aggregator_settings is not None)
+
+
+def actuators(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Name of a scheduler -> where its actuator is made."""
+    return {one.name: one.actuator for one in integrations if one.actuator is not None}
+
+
+def actuator_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key below `[actuator]` -> where the record is."""
+    return dict(one.actuator_settings for one in integrations if one.actuator_settings is not None)
+
+
+def device_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key in the table of an actuator -> where the record of what takes out devices is."""
+    return dict(one.device_settings for one in integrations if one.device_settings is not None)
 
 
 def table_of(tables: Mapping[str, Any], key: str, record: type[R]) -> R:

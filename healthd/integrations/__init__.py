@@ -5,14 +5,36 @@ Nothing outside imports a leaf, and a leaf imports no other leaf. The core finds
 and its two folders (here and in `tests/integrations`) a leaf is gone, and everything else works.
 """
 
-from healthd.core.integrations import Integration
+from healthd.core.integrations import CommandAt, Integration
 
 INTEGRATIONS = (
+    Integration(
+        name="batch",
+        job_variables=("AWS_BATCH_JOB_ID",),
+        launcher="healthd.integrations.batch.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="dra",
+        device_actuator="healthd.integrations.dra.actuator:device_actuator",
+        device_settings=("device_*", "healthd.integrations.dra.settings:DeviceTaintSettings"),
+    ),
     Integration(
         name="ec2",
         aggregator_settings=("aws", "healthd.integrations.ec2.settings:AwsCallers"),
         identities="healthd.integrations.ec2.identities:provider",
         node_credential="healthd.integrations.ec2.credential:write_credential",
+    ),
+    Integration(
+        name="ecs",
+        allocation_settings=("ecs_*", "healthd.integrations.ecs.settings:EcsSettings"),
+        job_scheduler="healthd.integrations.ecs.occupancy:SCHEDULER",
+        job_variables=("ECS_CONTAINER_METADATA_URI", "ECS_CONTAINER_METADATA_URI_V4"),
+    ),
+    Integration(
+        name="kubernetes",
+        commands=(CommandAt(name="kubernetes", place="healthd.integrations.kubernetes.command:kubernetes"),),
+        actuator="healthd.integrations.kubernetes.actuator:make",
+        actuator_settings=("kubernetes", "healthd.integrations.kubernetes.settings:KubernetesActuatorSettings"),
     ),
     Integration(
         name="nvrx",
@@ -23,6 +45,31 @@ INTEGRATIONS = (
         name="nvsentinel",
         node_settings=("nvsentinel", "healthd.integrations.nvsentinel.settings:NvsentinelSettings"),
         node_service="healthd.integrations.nvsentinel.events:service",
+    ),
+    Integration(
+        name="openmpi",
+        launcher="healthd.integrations.openmpi.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="sagemaker",
+        job_variables=("TRAINING_JOB_NAME",),
+        launcher="healthd.integrations.sagemaker.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="slurm",
+        job_scheduler="healthd.integrations.slurm.occupancy:SCHEDULER",
+        job_variables=("SLURM_JOB_ID",),
+        job_workload=("SLURM_JOB_ID", "slurm:"),
+    ),
+    Integration(
+        name="steps",
+        node_settings=("step_*", "healthd.integrations.steps.settings:StepSettings"),
+        step_source="healthd.integrations.steps.reports:source",
+        check_params="healthd.integrations.steps.reports:check_params",
+    ),
+    Integration(
+        name="torchrun",
+        launcher="healthd.integrations.torchrun.launcher:LAUNCHER",
     ),
     Integration(
         name="webhook",

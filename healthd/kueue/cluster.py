@@ -15,7 +15,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
-from healthd.core.platforms.kubernetes import (
+from healthd.clients.kubernetes import (
     APPLY,
     MERGE,
     ApiServer,

@@ -9,10 +9,10 @@ import os
 import signal
 import time
 
+from healthd.clients.kubernetes import KubernetesError, api_server
 from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import aggregators_in
 from healthd.core.http.client import Endpoint
-from healthd.core.platforms.kubernetes import KubernetesError, api_server
 from healthd.core.tasks import LogOnce, Tasks, wait_for
 from healthd.core.threads import use_daemon_threads
 from healthd.kueue.cluster import KueueCluster

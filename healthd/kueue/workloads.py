@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Literal, get_args
 
 from checks.contract import Tier
+from healthd.clients.kubernetes import members, records
 from healthd.core.config import parse_duration
-from healthd.core.platforms.kubernetes import members, records
 
 CONTROLLER = "healthd.internal/gate"
 GROUP = "kueue.x-k8s.io"

@@ -6,6 +6,7 @@ __all__ = [
     "daemon",
     "http.control_socket",
     "http.health",
+    "occupancy.model",
     "occupancy.occupancy",
     "occupancy.own",
     "protobuf",

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from checks.collective.nccom.run import lnc_of
 from checks.host.machine import Host
+from healthd.clients.kubernetes import ApiServer, api_server
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.http import server as web
-from healthd.core.platforms.kubernetes import ApiServer, api_server
 from healthd.core.tasks import Tasks
 from healthd.core.threads import use_daemon_threads
 from healthd.node.checks.catalogue import enabled_checks
@@ -35,12 +35,18 @@ from healthd.node.occupancy.pods import PodWatch
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
-from healthd.node.services import DaemonParts, integrated, write_credential
+from healthd.node.services import (
+    DaemonParts,
+    StepSource,
+    check_params,
+    integrated,
+    step_source,
+    write_credential,
+)
 from healthd.node.settings import DAEMON, KubernetesSettings, NodeSettings
 from healthd.node.state import files
 from healthd.node.state.saving import ProfileFolder, SavedEvidence, StateFile, StateSaver
 from healthd.node.state.store import NodeStore
-from healthd.node.step_reports import FILE, StepReports
 from healthd.node.sync import SyncClient
 from healthd.runner.device_claim import write_leases_file
 from healthd.runner.runner import Runner
@@ -62,7 +68,7 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings, *, s
     """
     # The daemon of a preflight has a run_dir of its own, and heeds the leases of the daemon whose devices it shares.
     shared = settings.run_dir.absolute() != (runner_settings.run_dir or settings.run_dir).absolute()
-    params = {"job_steps": {"file": str(settings.run_dir.absolute() / FILE)}, **runner_settings.params}
+    params = {**check_params(settings), **runner_settings.params}
     runner = Runner(dataclasses.replace(runner_settings, heed_leases=shared, params=params))
     specs = enabled_checks(await runner.catalogue(), settings)
     try:
@@ -148,13 +154,13 @@ async def _serve(
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=each)
     control_limits = web.Limits(connections=CONTROL_CONNECTIONS, pending=CONTROL_CONNECTIONS // 2, stop_seconds=each)
     control = ControlApi(store, scheduler, profiles, stopping)
-    steps = StepReports(settings.run_dir, boot_seconds=clock.boot, spacing_seconds=settings.sync.wait_seconds)
+    steps = step_source(settings, clock)
     sync_clients = _sync_clients(settings, store, orders, clock, steps, tasks)
     for number in signals:
         loop.add_signal_handler(number, _resolve, stopping)
     try:
         async with (
-            web.Server(NodeApi(store, tasks.errors, steps.jobs), [tcp_socket], limits=limits),
+            web.Server(NodeApi(store, tasks.errors, steps), [tcp_socket], limits=limits),
             web.Server(control.app, [control_socket], limits=control_limits, owner_only=True),
             integrated(DaemonParts(settings=settings, store=store, clock=clock, tasks=tasks, stop_seconds=each)),
         ):
@@ -167,7 +173,7 @@ async def _serve(
             if pods is not None:
                 tasks.supervise("watch over pods of leases", pods.run)
             tasks.supervise("saving of the state", saver.run)
-            if settings.step_reports:
+            if steps is not None and steps.on:
                 tasks.supervise("step reports of jobs", steps.run)
             for client in sync_clients:
                 tasks.supervise("held sync", client.run_held)
@@ -194,7 +200,7 @@ def _sync_clients(
     store: NodeStore,
     orders: Orders,
     clock: Clock,
-    steps: StepReports,
+    steps: StepSource | None,
     tasks: Tasks,
 ) -> list[SyncClient]:
     """The client of the aggregator; none where no aggregator is configured."""

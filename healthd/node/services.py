@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from prometheus_client.core import Metric
 
 from healthd.core.config import record_at
 from healthd.core.errors import ConfigError
+from healthd.core.model import StepBlock
 from healthd.core.tasks import Tasks
 from healthd.integrations import INTEGRATIONS
 from healthd.node.clock import Clock
@@ -36,6 +39,37 @@ class NodeService(Protocol):
         """The service as a context."""
 
 
+class StepSource(Protocol):
+    """What the jobs of this node tell of their steps, on the event loop alone."""
+
+    @property
+    def on(self) -> bool:
+        """Whether `run` is to be started, as a supervised task."""
+
+    @property
+    def jobs(self) -> Collection[str]:
+        """The jobs that report now."""
+
+    def waiting(self) -> tuple[StepBlock, ...]:
+        """What the aggregator has not been told."""
+
+    def told(self, blocks: tuple[StepBlock, ...]) -> None:
+        """The aggregator has been told these."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """For `/metrics`."""
+
+    async def run(self) -> None:
+        """Take reports for ever."""
+
+
+class MakeStepSource(Protocol):
+    """Makes the source of steps of a daemon."""
+
+    def __call__(self, settings: NodeSettings, clock: Clock) -> StepSource:
+        """The source."""
+
+
 class Credential(Protocol):
     """Writes who this machine is into a file of a directory, which its owner alone may read. ConfigError."""
 
@@ -50,6 +84,24 @@ def write_credential(run_dir: Path, environ: Mapping[str, str]) -> Path:
             write: Credential = record_at(one.node_credential)
             return write(run_dir, environ)
     raise ConfigError("node.sync.instance_identity: no integration of this healthd has identity documents; remove it")
+
+
+def step_source(settings: NodeSettings, clock: Clock) -> StepSource | None:
+    """What tells of the steps of jobs; None where no integration does."""
+    for one in INTEGRATIONS:
+        if one.step_source is not None:
+            make: MakeStepSource = record_at(one.step_source)
+            return make(settings, clock)
+    return None
+
+
+def check_params(settings: NodeSettings) -> dict[str, Mapping[str, Any]]:
+    """The parameters of checks that integrations give, by check."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for one in INTEGRATIONS:
+        if one.check_params is not None:
+            found |= record_at(one.check_params)(settings)
+    return found
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from healthd.core.config import tables_of
-from healthd.core.integrations import node_tables, table_of
+from healthd.core.integrations import allocation_tables, node_tables, table_of
 from healthd.integrations import INTEGRATIONS
 
 R = TypeVar("R")
@@ -169,9 +169,6 @@ class AllocationSettings:
     kubelet_socket: Path | None = None
     """Unix socket of the kubelet's pod resources; None: /var/lib/kubelet/pod-resources/kubelet.sock of the host."""
 
-    ecs_url: str = "http://127.0.0.1:51678"
-    """Introspection endpoint of the ECS agent, at its fixed address."""
-
     ignore: tuple[str, ...] = ()
     """Workloads that never use the devices, as patterns: `pod:NAMESPACE/NAME`, `ecs-family:FAMILY`, `slurm:ID`. Empty:
     every allocation counts."""
@@ -181,6 +178,13 @@ class AllocationSettings:
 
     pause_seconds: float = 2.0
     """A reading younger than this is reused. Allocations are read with every round of checks and before active runs."""
+
+    integrations: Mapping[str, Any] = tables_of(lambda: allocation_tables(INTEGRATIONS))
+    """The tables of integrations that are set, by key; see `of`."""
+
+    def of(self, key: str, record: type[R]) -> R:
+        """The table of an integration; with its defaults where nothing is set."""
+        return table_of(self.integrations, key, record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,10 +319,6 @@ class NodeSettings:
 
     integrations: Mapping[str, Any] = tables_of(lambda: node_tables(INTEGRATIONS))
     """The tables of integrations that are set, by key; see `of`."""
-
-    step_reports: bool = True
-    """Whether jobs on this host may report their steps, at `steps.sock` in `run_dir`. Every user may write to it;
-    reports lead to warnings at most."""
 
     executor: str = field(default=DAEMON, metadata={"internal": True})
     """Who runs the checks, as results say it. No setting."""

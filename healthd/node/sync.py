@@ -34,9 +34,9 @@ from healthd.core.tasks import LogOnce
 from healthd.node.clock import Clock
 from healthd.node.interfaces import peer_address
 from healthd.node.orders.orders import Orders
+from healthd.node.services import StepSource
 from healthd.node.settings import SyncSettings
 from healthd.node.state.store import NodeStore, digest_of
-from healthd.node.step_reports import StepReports
 
 # Sends requests to one aggregator with the node's credentials, and reads its answers within bounds.
 
@@ -229,7 +229,7 @@ class SyncClient:
         clock: Clock,
         seed: int | None = None,
         on_error: Callable[[Exception], None] = lambda _: None,
-        steps: StepReports | None = None,
+        steps: StepSource | None = None,
         connect: Connect | None = None,
     ) -> None:
         """`on_error` is called when handling an answer raises an unforeseen exception. `connect` None: by HTTP."""

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
+from healthd.aggregator.store.leadership import LEASE_SECONDS, FencedError, NotVacantError
 from healthd.aggregator.store.rows import Kind, PutMeta, PutRecord
-from healthd.aggregator.store.session import LEASE_SECONDS, FencedError, NotVacantError
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.store.watch import Watch
 from healthd.core.errors import StoreError

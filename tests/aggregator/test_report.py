@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import Connection
 
 from checks.contract import Status
 from checks.reasons import action_of, blame_of
@@ -20,6 +20,7 @@ from healthd.aggregator.engine.admission import new_gate
 from healthd.aggregator.gate.records import Decided, Gate, OrderedRun, Override, Waiting
 from healthd.aggregator.jobs.calibration import (
     ExitRule,
+    counts_of,
     exit_of,
     facts_of,
     needed,
@@ -32,7 +33,8 @@ from healthd.aggregator.jobs.calibration import (
 )
 from healthd.aggregator.jobs.outcome_records import Counts, DecisionRow, Ended, EndRow, GateEnding
 from healthd.aggregator.metrics import FleetMetrics
-from healthd.aggregator.store.rows import Change, PutFacts, PutGate, PutOutcome, read_counts, read_facts
+from healthd.aggregator.store.reading import prune, read_facts, read_facts_since
+from healthd.aggregator.store.rows import Change, Kind, PutGate, PutOutcome, PutRecord
 from healthd.aggregator.store.store import Store
 from healthd.core.model import AdmittedNode, Decision, ExcludedNode, GateRequest, Inventory, Mode, Reason, Verdict
 from tests.aggregator.engine_kit import running
@@ -353,7 +355,7 @@ async def test_an_engine_writes_the_facts_of_its_gates_and_they_are_counted(tmp_
         gate, _ = await run.admit(job="c", nodes=("n2",), mode=Mode.OBSERVE)
         await run.admit(job="d", nodes=("n2",))
         await run.engine.release(gate.id)
-        found = await run.store.run(lambda connection: read_counts(connection, NOW - 60))
+        found = await run.store.run(lambda connection: counts_of(read_facts_since(connection, NOW - 60)))
         report = report_of(found, days=1)
         assert report.false_alarms == share(1, 1)
         assert report.misses == share(1, 1)
@@ -366,7 +368,7 @@ async def test_an_engine_writes_the_facts_of_its_gates_and_they_are_counted(tmp_
             ),
         }
         assert [(n.node, n.reasons["WrongResult"]) for n in report.nodes] == [("n3", 1)]
-        later = await run.store.run(lambda connection: read_counts(connection, NOW + 1e6))
+        later = await run.store.run(lambda connection: counts_of(read_facts_since(connection, NOW + 1e6)))
         assert report_of(later, days=1).jobs == 0
 
 
@@ -377,23 +379,20 @@ async def test_facts_written_twice_are_there_once_and_go_with_their_gate(url: st
     assert facts is not None
     store = Store.open(url)
     for _ in range(2):
-        await store.write([PutFacts(facts=facts), PutGate(gate=gate)])
+        await store.write([PutRecord(kind=Kind.FACTS, key=gate.id, record=facts), PutGate(gate=gate)])
     kept = await store.run(lambda connection: read_facts(connection, gate.id))
-    assert kept == dataclasses.replace(facts, faults=())
+    assert kept == facts
     await store.write([PutOutcome(gate=gate.id, job="j", attempt=0, status="ok", message="", told_at=NOW)])
-    report = report_of(await store.run(lambda connection: read_counts(connection, NOW)), days=1)
+    report = report_of(await store.run(lambda connection: counts_of(read_facts_since(connection, NOW))), days=1)
     assert report.false_alarms == share(1, 1)
     assert [(c.check, c.before_ok) for c in report.checks] == [("matmul", share(1, 1))]
     assert (report.nodes, [w.p50_seconds for w in report.waits]) == ((), [30.0])
 
-    def drop(connection: sa.Connection) -> tuple[int, int]:
-        connection.execute(sa.text("delete from gates"))
-        left = [
-            connection.execute(sa.text(f"select count(*) from {t}")).scalar() for t in ("gate_facts", "gate_faults")
-        ]
-        return int(left[0] or 0), int(left[1] or 0)
+    def drop(connection: Connection) -> None:
+        prune(connection, before=NOW + 1e6, most_gates=10, most_events=10)
 
-    assert await store.run(drop) == (0, 0)
+    await store.run(drop)
+    assert await store.run(lambda connection: read_facts(connection, gate.id)) is None
     store.close()
 
 
@@ -414,13 +413,13 @@ def test_a_month_of_twenty_thousand_gates_is_counted_without_reading_their_recor
                 changes.append(PutGate(gate=dataclasses.replace(base, id=key, request=request)))
                 fault = dataclasses.replace(facts.faults[0], node=f"n{number % 500}", out=number % 3 == 0)
                 own = dataclasses.replace(facts, gate=key, wait_seconds=float(number % 97), faults=(fault, fault))
-                changes.append(PutFacts(facts=own))
+                changes.append(PutRecord(kind=Kind.FACTS, key=key, record=own))
                 status = ("ok", "ok", "failed", "infra")[number % 4]
                 told = PutOutcome(gate=key, job="j", attempt=0, status=status, message="", told_at=NOW)
                 changes.append(told)
             await store.write(changes)
         began = time.perf_counter()
-        found = await store.run(lambda connection: read_counts(connection, NOW - 60))
+        found = await store.run(lambda connection: counts_of(read_facts_since(connection, NOW - 60)))
         report = report_of(found, days=28)
         seconds = time.perf_counter() - began
         assert report.jobs == 20_000

@@ -135,41 +135,34 @@ def test_database_is_not_taken_from_a_former_version_that_runs(versions: Version
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_fleet_of_one_shard_goes_on_beside_the_version_that_had_shards_and_a_divided_one_is_refused(
+def test_database_of_the_version_with_shards_is_taken_over_once_that_has_ended_and_a_divided_one_is_refused(
     tmp_path: Path, url: str
 ) -> None:
     with side_by_side(tmp_path, former_tree(tmp_path / "tree", WITH_SHARDS)) as versions:
         today, former = versions.today, versions.other
         before = former.aggregator("--database", url, name="before").start()
-        after = today.aggregator("--database", url, name="after").start()
         for cluster, name in ((former, "n1"), (today, "n2")):
-            cluster.node(name, "--aggregator", after.url, aggregator=before.url).start(ready=False)
+            cluster.node(name, aggregator=before.url).start(ready=False)
         former.healthy("n1")
         today.healthy("n2")
-        admitted = former.gate(after.url, "job", *asked(NODES))
+        admitted = former.gate(before.url, "job", *asked(NODES))
         assert admitted.code == 0, admitted.err
+        new = ("aggregator", "--database", url, "--listen", "127.0.0.1:0")
+        refused = today.healthd(*new)
+        assert refused.code == 1, refused.err
+        assert before.url in refused.err, "it names the one that must be stopped"
         before.signal(signal.SIGTERM)
         assert before.ended() == 0
-        until(leads(after), 10, after.said)
-        until(lambda: after.get("/v1/nodes/n1").json().get("confirmed"), 40, after.said)
-        assert [row["lease"]["job"] for row in after.get("/v1/nodes/n1").json()["grants"]] == ["job"]
-        before.start()  # the older version uses the database on, and stands in
-        after.kill()
-        until(leads(before), 10, before.said)
-        before.signal(signal.SIGTERM)
-        before.ended()
         divided = "import sys; from healthd.aggregator.store import Directory; Directory(sys.argv[1]).register('b')"
         subprocess.run([EXECUTED, "-P", "-c", divided, url], env=former.env, check=True, capture_output=True)
-        refused = today.healthd("aggregator", "--database", url, "--listen", "127.0.0.1:0")
-        assert refused.code == 1, refused.err
-        said = refused.err.splitlines()[-1]
-        assert "shards b, default" in said
-        assert "--remove-shard" in said
+        until(lambda: "shards b, default" in today.healthd(*new).err, 30)
         removed = former.healthd("aggregator", "--database", url, "--remove-shard", "b")
         assert removed.code == 0, removed.err
-        after.start()
-        until(leads(after), 10, after.said)
-        assert after.get("/v1/fleet").json()["nodes"] == 2
+        listen = before.command[before.command.index("--listen") + 1]
+        after = today.aggregator("--database", url, "--listen", listen).start()
+        until(lambda: after.get("/v1/nodes/n1").json().get("confirmed"), 40, after.said)
+        assert [row["lease"]["job"] for row in after.get("/v1/nodes/n1").json()["grants"]] == ["job"]
+        assert former.healthd(*new).code == 1
 
 
 # --- the next version, one schema apart, on one database --------------------------------------------------------------
@@ -251,7 +244,7 @@ def test_schema_that_older_code_cannot_use_waits_until_its_aggregators_are_stopp
     until(leads(second), 10, second.said)
     again = today.healthd("aggregator", "--database", url, "--listen", "127.0.0.1:0")
     assert again.code == 1, again.err
-    assert f"is from a newer healthd, or of a development version before 0.1.0 (schema {made + 1})" in again.err
+    assert f"is from a newer healthd, or from a development version before 0.1.0 (schema {made + 1})" in again.err
 
 
 def prepared(url: str, cluster: Cluster) -> bool:

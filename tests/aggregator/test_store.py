@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from healthd.aggregator.engine.admission import new_gate
 from healthd.aggregator.gate.records import LeaseRow, LeaseState, Override
+from healthd.aggregator.jobs.outcome_records import Fault, GateEnding, GateFacts
 from healthd.aggregator.store import reading
 from healthd.aggregator.store.reading import read_history
 from healthd.aggregator.store.rows import (
@@ -32,6 +33,7 @@ from healthd.aggregator.store.rows import (
 )
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConfigError, HealthdError, StoreError
+from healthd.core.model import Verdict
 from tests.aggregator.store_kit import QUARANTINE, ended, gate
 from tests.aggregator.world import NOW, POLICY, lease, state
 from tests.every import every
@@ -218,14 +220,70 @@ def test_a_database_of_the_first_schema_gets_the_tables_of_today(url: str) -> No
     today = tables_of(engine)
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE aggregators")
-        connection.exec_driver_sql("DROP TABLE placements")
         connection.exec_driver_sql("DROP TABLE quarantined")
+        make_tables_of_facts(connection)
         connection.exec_driver_sql("DROP TABLE notes")
         connection.exec_driver_sql("DROP TABLE postmortems")
         connection.exec_driver_sql("CREATE TABLE baselines (id VARCHAR(16) PRIMARY KEY, record TEXT, samples TEXT)")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '1'")
     Store.open(url).close()
     assert tables_of(engine) == today
+    engine.dispose()
+
+
+FACTS_COLUMNS = {
+    "gate_facts": "gate VARCHAR(64) PRIMARY KEY REFERENCES gates (id) ON DELETE CASCADE, decided_at DOUBLE PRECISION, "
+    "way VARCHAR(16), would VARCHAR(16), alarmed BOOLEAN, clean BOOLEAN, wait_seconds DOUBLE PRECISION, "
+    "device_seconds DOUBLE PRECISION",
+    "gate_faults": "gate VARCHAR(64) REFERENCES gates (id) ON DELETE CASCADE, number INTEGER, node VARCHAR(253), "
+    "check_name VARCHAR(128), code VARCHAR(64), left_out BOOLEAN, PRIMARY KEY (gate, number)",
+}
+"""Two tables that databases had up to the sixth schema."""
+
+
+def make_tables_of_facts(connection: sa.Connection) -> None:
+    for table, columns in FACTS_COLUMNS.items():
+        connection.exec_driver_sql(f"CREATE TABLE {table} ({columns})")
+
+
+async def test_a_database_of_the_sixth_schema_keeps_the_facts_of_its_gates(url: str) -> None:
+    """Reports over the time before the upgrade stay what they were."""
+    store = Store.open(url)
+    await store.write([PutGate(gate=ended(number)) for number in range(3)])
+    store.close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        make_tables_of_facts(connection)
+        connection.exec_driver_sql("CREATE TABLE placements (node VARCHAR(253) PRIMARY KEY, shard VARCHAR(253))")
+        for number in range(3):
+            facts = f"'{ended(number).id}', {NOW + number}, 'observed', 'reject', TRUE, FALSE, 2.5, 8.0"
+            connection.exec_driver_sql(f"INSERT INTO gate_facts VALUES ({facts})")
+        for number in range(2):
+            fault = f"'{ended(1).id}', {number}, 'n{number}', 'matmul', 'WrongResult', {number == 1}"
+            connection.exec_driver_sql(f"INSERT INTO gate_faults VALUES ({fault})")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '6'")
+    store = Store.open(url)
+    found = await store.run(lambda c: [facts for facts, _ in reading.read_facts_since(c, NOW + 1)])
+    store.close()
+    faults = (
+        Fault(node="n0", check="matmul", code="WrongResult", out=False),
+        Fault(node="n1", check="matmul", code="WrongResult", out=True),
+    )
+    assert sorted(found, key=lambda facts: facts.gate) == [
+        GateFacts(
+            gate=ended(number).id,
+            decided_at=NOW + number,
+            way=GateEnding.OBSERVED,
+            would=Verdict.REJECT,
+            alarmed=True,
+            clean=False,
+            wait_seconds=2.5,
+            device_seconds=8.0,
+            faults=faults if number == 1 else (),
+        )
+        for number in (1, 2)
+    ]
+    assert not {*FACTS_COLUMNS, "placements"} & {*sa.inspect(engine).get_table_names()}
     engine.dispose()
 
 
@@ -246,8 +304,8 @@ def test_a_database_of_the_third_schema_keeps_its_term(url: str) -> None:
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE aggregators")
-        connection.exec_driver_sql("DROP TABLE placements")
         connection.exec_driver_sql("DROP TABLE quarantined")
+        make_tables_of_facts(connection)
         connection.exec_driver_sql("DROP TABLE leadership")
         columns = "id INTEGER PRIMARY KEY, term INTEGER, holder VARCHAR(300), renewed DOUBLE PRECISION"
         connection.exec_driver_sql(f"CREATE TABLE leadership ({columns})")

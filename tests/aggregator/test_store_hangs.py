@@ -18,8 +18,8 @@ import pytest
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
+from healthd.aggregator.store.database import UnsureError
 from healthd.aggregator.store.rows import PutMeta, apply_changes
-from healthd.aggregator.store.session import UnsureError
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError
 from healthd.core.model import Verdict

@@ -13,8 +13,8 @@ import pytest
 from healthd.aggregator.application import make_app
 from healthd.aggregator.engine.bulkheads import Fault
 from healthd.aggregator.gate.rendezvous import with_group
+from healthd.aggregator.store.database import RefusedWorkError
 from healthd.aggregator.store.rows import PutEvidence, PutOutcome
-from healthd.aggregator.store.session import RefusedWorkError
 from healthd.core.errors import HealthdError, NotFoundError, StoreError
 from healthd.core.model import GateRequest, Join, Quarantine, Verdict
 from tests.aggregator.application import parts_of_test

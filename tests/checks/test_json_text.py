@@ -21,7 +21,6 @@ from healthd.core import wire
 from healthd.core.config import load, parse_toml
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.model import SyncAnswer
-from healthd.node.occupancy import ecs
 
 ROOT = Path(__file__).parent.parent.parent
 DEEP = b"[" * 50_000 + b"]" * 50_000
@@ -76,11 +75,10 @@ def of_config(text: bytes) -> None:
     ("decode", "raised"),
     [
         (protocol.decode, protocol.ProtocolError),
-        (lambda body: ecs.parse_tasks(body, ()), ecs.NotUnderstoodError),
         (lambda body: neuron_ls.parse(body.decode()), ValueError),
         (of_config, ValueError),
     ],
-    ids=["worker", "ecs", "neuron-ls", "toml"],
+    ids=["worker", "neuron-ls", "toml"],
 )
 def test_every_decoder_of_foreign_text_refuses_depth_in_its_own_way(
     decode: Callable[[bytes], object], raised: type[Exception]

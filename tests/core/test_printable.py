@@ -23,9 +23,10 @@ from healthd.aggregator.page import rendering
 from healthd.cli.support.bundle import Redactor
 from healthd.cli.support.bundle import render as bundled
 from healthd.cli.terminal.console import Terminal
+from healthd.cli.terminal.decisions import decision_report
 from healthd.cli.terminal.log import LogFormatter, goes_to_the_journal
 from healthd.cli.terminal.output import CarefulOutput, PrintableOutput, styled
-from healthd.cli.terminal.render import decision_report, node_report, show
+from healthd.cli.terminal.render import node_report, show
 from healthd.core import wire
 from healthd.core.http.server import exposition
 from healthd.core.model import Decision, Reason, Verdict

@@ -15,7 +15,7 @@ from healthd.integrations import INTEGRATIONS
 from tests.profile import THOROUGH
 
 ROOT = Path(__file__).parents[2]
-KEPT = ("healthd", "checks", "tests", "docs", "pyproject.toml")
+KEPT = ("healthd", "checks", "tests", "docs", "deploy", "pyproject.toml", "mkdocs.yml")
 LIST = "healthd/integrations/__init__.py"
 
 # Every module of the service is imported, and the settings of every command are read.

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.core.platforms.kubernetes import ApiServer
+from healthd.clients.kubernetes import ApiServer
 from tests.aggregator.cluster import AGGREGATOR, HEALTHD
 from tests.aggregator.cluster import Cluster as Fleet
 from tests.aggregator.service import Service

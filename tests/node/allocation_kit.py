@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from healthd.node.occupancy.model import JobScheduler, read_processes
+from healthd.node.occupancy.occupancy import find_schedulers
+
 
 def process(
     root: Path,
@@ -27,9 +30,12 @@ def process(
     (folder / "environ").write_text("".join(f"{key}={value}\0" for key, value in (variables or {}).items()))
 
 
-def slurm_config(root: Path, text: str = "PrologFlags=Alloc,Contain\n") -> None:
-    (root / "etc/slurm").mkdir(parents=True)
-    (root / "etc/slurm/slurm.conf").write_text(text)
+def is_here(root: Path, path: str, content: str, scheduler: JobScheduler) -> str:
+    """Why a scheduler is on a host with one file; empty where it is not."""
+    (root / path).parent.mkdir(parents=True)
+    (root / path).write_text(content)
+    found = find_schedulers(root, read_processes(root / "proc"), {}, [scheduler])
+    return "".join(one.why for one in found)
 
 
 # --- protocol buffers ---------------------------------------------------------------------------------------------

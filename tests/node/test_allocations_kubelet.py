@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -16,7 +17,10 @@ from hypothesis import strategies as st
 
 from healthd.node.occupancy import kubelet
 from healthd.node.occupancy.model import Reading
-from tests.node.allocation_kit import claim, devices, field, kubelet_at, pod
+from healthd.node.occupancy.occupancy import Schedulers
+from healthd.node.settings import AllocationSettings
+from tests.node.allocation_kit import claim, devices, field, is_here, kubelet_at, pod
+from tests.node.node_kit import MovedClock
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install grpcio")
 
@@ -35,6 +39,25 @@ def read(root: Path, seconds: float = 5.0) -> Reading:
     return kubelet.read(root, None, seconds)
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "why"),
+    [
+        ("proc/7/comm", "kubelet\n", "process 7 (kubelet)"),
+        ("var/lib/kubelet/config.yaml", "", "/var/lib/kubelet/config.yaml"),
+    ],
+)
+def test_it_is_found_by_its_process_or_files(tmp_path: Path, path: str, content: str, why: str) -> None:
+    assert is_here(tmp_path, path, content, kubelet.SCHEDULER) == f"Kubernetes is on this host: {why}"
+
+
+def test_a_pod_that_sees_nothing_of_the_host_knows_who_started_it(tmp_path: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    asked = Schedulers(AllocationSettings(), tmp_path, clock=MovedClock().clock, environ=environ)
+    found = asyncio.run(asked.look())
+    assert [reading.scheduler for reading in found.readings] == ["Kubernetes"]
+    assert "mount the host's /var/lib/kubelet/pod-resources" in found.unseen
+
+
 def test_pods_with_devices_are_seen_over_real_grpc(short: Path) -> None:
     efa = pod("nccom", "test", devices("vpc.amazonaws.com/efa", "e0"))
     claimed = pod("dra", "ml", claim("big", "neuron.aws.com"))
@@ -50,7 +73,7 @@ def test_pods_with_devices_are_seen_over_real_grpc(short: Path) -> None:
 
 def test_no_pod_is_an_answer_and_not_blindness(short: Path) -> None:
     with kubelet_at(short / kubelet.SOCKET.lstrip("/"), lambda *_: b""):
-        assert read(short) == Reading(scheduler="Kubernetes", workloads=())
+        assert read(short) == Reading(scheduler="Kubernetes", kind="pod", workloads=())
 
 
 def test_large_answer_is_read_whole(short: Path) -> None:

@@ -21,12 +21,14 @@ MINUTES = 60.0
 
 
 def seen(*jobs: str, unseen: str = "") -> Reading:
-    return Reading(scheduler="Slurm", workloads=tuple(Workload(name=f"slurm:{job}") for job in jobs), unseen=unseen)
+    return Reading(
+        scheduler="Slurm", kind="slurm", workloads=tuple(Workload(name=f"slurm:{job}") for job in jobs), unseen=unseen
+    )
 
 
 def silent(*remembered: str) -> Reading:
     before = tuple(Workload(name=f"slurm:{job}") for job in remembered)
-    return Reading(scheduler="Slurm", workloads=None, unseen="it does not answer", remembered=before)
+    return Reading(scheduler="Slurm", kind="slurm", workloads=None, unseen="it does not answer", remembered=before)
 
 
 class Told:
@@ -196,7 +198,7 @@ LONG = 86401.0
         # One that knows that it has ended need not be asked twice.
         (
             held(age=900, last=5),
-            (Reading(scheduler="Slurm", workloads=(), ended=(Workload(name="slurm:7"),)),),
+            (Reading(scheduler="Slurm", kind="slurm", workloads=(), ended=(Workload(name="slurm:7"),)),),
             (),
             "slurm:7 has ended",
             False,
@@ -220,7 +222,7 @@ def test_lease_lives_with_its_workload(
 
 def test_pod_is_known_by_its_uid_too() -> None:
     pod = Workload(name="pod:ml/a", aliases=("pod:7d2c",))
-    scheduled = Scheduled(readings=(Reading(scheduler="Kubernetes", workloads=(pod,)),), read_at=1e6)
+    scheduled = Scheduled(readings=(Reading(scheduler="Kubernetes", kind="pod", workloads=(pod,)),), read_at=1e6)
     sight = Observations(start_of=lambda _: None, holders=(), surveyed_at=1e6, scheduled=scheduled)
     assert judge_lease(held(age=9e5, workload="pod:7d2c"), sight, now=1e6, settle_seconds=60.0).seen
 
@@ -236,7 +238,6 @@ def test_many_workloads_are_a_few_lines() -> None:
 
 
 def test_hook_names_the_allocation_that_it_runs_in() -> None:
-    assert own_workload({"SLURM_JOB_ID": "9"}, ("n1", "n2")) == "slurm:9"
     pod = {"POD_NAME": "a", "POD_NAMESPACE": "ml"}
     assert (own_workload(pod, ("n1",)), own_workload(pod, None), own_workload({}, None)) == (
         "pod:ml/a",

@@ -23,8 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from checks.contract import Blame, Status
 from healthd.aggregator.engine.engine import Engine
 from healthd.aggregator.gate.records import LeaseState, Phase
+from healthd.aggregator.store.database import UnsureError
 from healthd.aggregator.store.rows import Change
-from healthd.aggregator.store.session import UnsureError
 from healthd.aggregator.store.store import Store
 from healthd.core import wire
 from healthd.core.errors import ConflictError, NotFoundError, StoreError

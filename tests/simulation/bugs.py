@@ -21,6 +21,7 @@ from healthd.aggregator.engine import admission, engine, leases, memory
 from healthd.aggregator.fleet import node_record
 from healthd.aggregator.gate import eligibility, machine
 from healthd.aggregator.store import Loaded, session, store
+from healthd.aggregator.store import leadership as row
 from healthd.core import evidence
 from healthd.node.state import store as node_store
 from tests.simulation.loop import PROCESS
@@ -95,7 +96,7 @@ class Bug:
 BUGS = (
     Bug(
         "a leader of an old term commits",
-        (Edit(session, "check_term", " or (row.term, row.holder) != (term, holder)", ""),),
+        (Edit(row, "check_term", " or (row.term, row.holder) != (term, holder)", ""),),
     ),
     Bug(
         "a report of a node wakes nobody",
@@ -195,13 +196,13 @@ BUGS = (
         "a lease is judged over too early",
         (
             Edit(leadership.Observed, "vacant", "now - self._since >= LEASE_SECONDS", "now - self._since >= 1.9"),
-            Edit(session, "take_over", " and _leadership(row, place) != seen", " and row is None"),
+            Edit(row, "take_over", " and _leadership(row, place) != seen", " and row is None"),
         ),
         aggregators=2,
     ),
     Bug(
         "a lease is never renewed",
-        (Edit(session.Session, "transact", "renew(connection)", "pass"),),
+        (Edit(session.Session, "transact", "leadership.renew(connection)", "pass"),),
         aggregators=2,
     ),
     Bug(
@@ -212,7 +213,7 @@ BUGS = (
     ),
     Bug(
         "a takeover does not look whether the leader has renewed meanwhile",
-        (Edit(session, "take_over", " and _leadership(row, place) != seen", " and row is None"),),
+        (Edit(row, "take_over", " and _leadership(row, place) != seen", " and row is None"),),
         aggregators=3,
     ),
     Bug(

@@ -19,7 +19,9 @@ import sqlalchemy as sa
 
 from healthd.aggregator.leadership import HANGS_SECONDS
 from healthd.aggregator.store import LEASE_SECONDS, Leadership, Look, Store
-from healthd.aggregator.store.session import AwayError, Session, depose, make_engine
+from healthd.aggregator.store.database import AwayError, make_engine
+from healthd.aggregator.store.leadership import depose
+from healthd.aggregator.store.session import Session
 from healthd.aggregator.store.store import Job, Writer
 from tests.simulation.loop import PROCESS, KilledError, Process, VirtualLoop
 

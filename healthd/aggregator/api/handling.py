@@ -36,6 +36,7 @@ from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine import Accusation, Accusations
 from healthd.aggregator.quarantine.records import Breaker, RuleRecord
+from healthd.aggregator.screening.service import Screening
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import HistoryEvent, PutOutcome
 from healthd.aggregator.validation.records import Validation
@@ -90,8 +91,8 @@ class Parts:
     """
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
-    `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
-    the terms in which a token of scope `gate` may ask for less than the policy does.
+    `drain` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `screening` is None
+    where it is off. `callers_may` are the terms in which a token of scope `gate` may ask for less than the policy does.
     """
 
     settings: AggregatorSettings
@@ -105,6 +106,7 @@ class Parts:
     accusations: Accusations
     postmortems: Postmortems
     drain: DrainController | None = None
+    screening: Screening | None = None
     callers_may: frozenset[GateTerm] = frozenset()
     held: HeldRequests = field(default_factory=HeldRequests)
     tasks: Tasks = field(default_factory=Tasks)

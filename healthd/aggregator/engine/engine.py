@@ -30,6 +30,7 @@ from healthd.aggregator.fleet import Fleet
 from healthd.aggregator.fleet.records import FleetNode
 from healthd.aggregator.gate import StepContext, deadline_of, decisions, eligibility, rendezvous, resume, step
 from healthd.aggregator.gate.records import (
+    Accuse,
     Closing,
     Effect,
     Gate,
@@ -40,7 +41,7 @@ from healthd.aggregator.gate.records import (
     Snapshot,
     WakeAt,
 )
-from healthd.aggregator.jobs.calibration import word_of
+from healthd.aggregator.jobs.calibration import counts_of, word_of
 from healthd.aggregator.jobs.outcome_records import Counts, Ended
 from healthd.aggregator.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.quarantine.records import Breaker, RuleRecord
@@ -52,6 +53,7 @@ from healthd.aggregator.store import (
     HistoryEvent,
     Kind,
     Loaded,
+    PutEvent,
     PutOutcome,
     PutRecord,
     RefusedWorkError,
@@ -66,7 +68,7 @@ from healthd.aggregator.validation.records import NO_CHANCE_SEEN, ChanceSeen
 from healthd.core.backoff import Backoff
 from healthd.core.errors import ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.evidence import reason
-from healthd.core.model import Decision, GateRequest, Lease, NodeState, Quarantine, Reason, Verdict
+from healthd.core.model import Decision, GateRequest, Lease, NodeState, Order, Quarantine, Reason, Verdict
 from healthd.core.text import ago, plain
 
 log = logging.getLogger(__name__)
@@ -337,7 +339,7 @@ class Engine:
         gate = await self.get(gate_id)
         facts, before = await self._store.read(
             lambda connection: (
-                rows.read_facts(connection, gate_id),
+                reading.read_facts(connection, gate_id),
                 reading.read_outcome(connection, gate_id),
             )
         )
@@ -394,7 +396,7 @@ class Engine:
 
     async def counts(self, since: float) -> Counts:
         """What was counted of gates that were decided from `since` (seconds since the epoch) on."""
-        return await self._store.read(lambda connection: rows.read_counts(connection, since))
+        return await self._store.read(lambda connection: counts_of(reading.read_facts_since(connection, since)))
 
     def trouble(self) -> str | None:
         """Why nothing can be written to the database now, in a line; None where it can."""
@@ -542,6 +544,50 @@ class Engine:
     async def reset_breaker(self, owner: str, pool: str | None) -> tuple[str, ...]:
         """Let the rules quarantine again where their breaker has tripped; the pools where it had ("": no pool)."""
         return await self.submit(lambda batch: self._memory.rules.breakers.reset(batch, owner, pool))
+
+    # --- screenings ---------------------------------------------------------------------------------------------------
+
+    def is_idle(self, node: str) -> bool:
+        """Whether nobody has the node and nobody waits for it: no job, gate, quarantine or rule, nor the scheduler."""
+        return self._memory.fleet_state.is_idle(node) and not self._memory.is_named(node) and node not in self.removed()
+
+    def pools_wanted(self) -> frozenset[str]:
+        """The pools of which an open gate waits for nodes."""
+        gates = self._memory.fleet_state.gates.values()
+        return frozenset(one.request.pool for one in gates if one.request.pool and one.phase is Phase.WAITING)
+
+    def screenings(self) -> Mapping[str, tuple[Order, ...]]:
+        """What free nodes run for their screening. A node that is not among them any more was wanted meanwhile."""
+        return self._memory.fleet_state.screenings
+
+    async def screen(
+        self,
+        orders: Mapping[str, tuple[Order, ...] | None],
+        events: Sequence[PutEvent] = (),
+        accused: Sequence[Accuse] = (),
+    ) -> None:
+        """
+        Let free nodes run these from now on, in the place of what they ran for a screening; None ends it. Who is not
+        free is left out. `accused` and `events` are what screenings have found.
+        """
+
+        def act(batch: Batch) -> None:
+            fleet_state = self._memory.fleet_state
+            for node, some in orders.items():
+                if some is None:
+                    fleet_state.end_screening(node)
+                elif not self._memory.is_named(node):
+                    fleet_state.put_screening(batch, node, some)
+            for one in accused:
+                batch.accused.append(one)
+                batch.event(one.node, "accused", f"screening: {one.reason.message}")
+            batch.changes.extend(events)
+
+        await self.submit(act)
+
+    def quarantined_times(self, node: str) -> int:
+        """How many quarantines the node has had."""
+        return self._memory.fleet_state.last_quarantine(node)
 
     # --- overrides, history -------------------------------------------------------------------------------------------
 
@@ -1163,8 +1209,12 @@ class Memory:
             and self.rules.is_at_rest(node)
             and node not in self.fleet_state.quarantines
             and node not in self.fleet_state.reserved
-            and node not in self._named_by_gates()
+            and not self.is_named(node)
         )
+
+    def is_named(self, node: str) -> bool:
+        """Whether an open gate asks for the node by name."""
+        return node in self._named_by_gates()
 
     def _named_by_gates(self) -> Set[str]:
         """The nodes that open gates ask for by name."""
@@ -1185,6 +1235,7 @@ class Memory:
         self._bulkheads.keep(Where.NODE, resting)
         made_room = self.stepper.step_all(batch, changed, nodes)
         accused = self.rules.accuse(batch, nodes, resting)
+        batch.touched |= self.fleet_state.yielded()
         self._bulkheads.keep(Where.GATE, self.fleet_state.gates)
         for fault in self._bulkheads.faults():
             if fault.where is Where.GATE:

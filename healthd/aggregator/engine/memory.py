@@ -35,7 +35,6 @@ from healthd.aggregator.store import (
     Loaded,
     PutEvent,
     PutEvidence,
-    PutFacts,
     PutGate,
     PutLease,
     PutQuarantined,
@@ -115,6 +114,9 @@ class FleetState:
         self._quarantined: dict[str, int] = dict(loaded.quarantined)
         self.overrides: dict[str, Override] = dict(loaded.overrides)
         self.probes: dict[str, Order] = {}
+        self.screenings: dict[str, tuple[Order, ...]] = {}
+        """By node what it runs while it is free. Not on disk: a screening ends with the aggregator that ordered it."""
+        self._yielded: set[str] = set()
         self.last_id = max(self.gate_ids, default="")
         for job, attempt in self.keys:
             self.newest[job] = max(attempt, self.newest.get(job, attempt))
@@ -138,6 +140,8 @@ class FleetState:
     def add(self, gate: Gate) -> None:
         """Add a new gate."""
         self.gates[gate.id] = gate
+        for node in gate.request.nodes:
+            self.end_screening(node)
         key = (gate.request.job, gate.request.attempt)
         self.keys[key] = gate.id
         self.gate_ids.add(gate.id)
@@ -160,7 +164,7 @@ class FleetState:
             states = tuple(states)
             batch.changes.append(PutEvidence(gate=gate.id, states=states))
             if (facts := facts_of(gate, states)) is not None:
-                batch.changes.append(PutFacts(facts=facts))
+                batch.changes.append(PutRecord(kind=Kind.FACTS, key=gate.id, record=facts))
             why = (
                 gate.decision.reasons[0].message if gate.decision.reasons else counted(len(gate.decision.nodes), "node")
             )
@@ -180,6 +184,9 @@ class FleetState:
         heard (`now` for gates that it has not).
         """
         self._granted_now.update(before._granted_now)
+        for node, orders in before.screenings.items():
+            if self.is_idle(node):
+                self.screenings[node] = orders
         for gate in self.gates.values():
             if gate.group is None:
                 continue
@@ -395,6 +402,30 @@ class FleetState:
             self.claims[node] = Claim(kind=ClaimKind.RESERVED, gate=gate.id, job=request.job, attempt=request.attempt)
         else:
             self.claims.pop(node, None)
+            return
+        self.end_screening(node)
+
+    # --- screenings ---------------------------------------------------------------------------------------------------
+
+    def is_idle(self, node: str) -> bool:
+        """Whether no gate, lease, quarantine or rule has the node. A gate that waits and names it is another matter."""
+        return node not in self.claims and node not in self.quarantines and node not in self.probes
+
+    def put_screening(self, batch: Batch, node: str, orders: tuple[Order, ...]) -> None:
+        """Let a free node run these, until somebody wants it."""
+        if self.is_idle(node):
+            self.screenings[node] = orders
+            batch.touched.add(node)
+
+    def end_screening(self, node: str) -> None:
+        """Somebody wants the node, or its screening is over: its orders are withdrawn in this pass."""
+        if self.screenings.pop(node, None) is not None:
+            self._yielded.add(node)
+
+    def yielded(self) -> set[str]:
+        """The nodes whose screening ended since this was last asked: they are to be told."""
+        found, self._yielded = self._yielded, set()
+        return found
 
     # --- quarantines, overrides -------------------------------------------------------------------------------
 
@@ -424,6 +455,7 @@ class FleetState:
             quarantine = dataclasses.replace(quarantine, number=self.last_quarantine(node) + 1)
             self.count_quarantine(batch, node, quarantine.number)
             self.quarantines[node] = quarantine
+            self.end_screening(node)
             if known is None or (known.owner, known.reason) != (quarantine.owner, quarantine.reason):
                 batch.event(node, "quarantined", f"by {quarantine.owner}: {quarantine.reason}")
         batch.freed.add(node)
@@ -438,6 +470,7 @@ class FleetState:
             self.probes.pop(node, None)
         else:
             self.probes[node] = order
+            self.end_screening(node)
 
     def drop(self, gate_ids: Iterable[str]) -> None:
         """Forget gates that are no longer in the store: their job and attempt may be asked for again."""
@@ -465,11 +498,14 @@ def _groups(gate: Gate) -> tuple[Group, ...]:
     return () if gate.validation is None else gate.validation.groups
 
 
-# What a node is to do now: pure, from what is on disk of its gate, its probe and its leases.
+# What a node is to do now: pure, from what is on disk of its gate, its probe and its leases, and from its screening.
 
 
 def orders_for(fleet: FleetState, node: str) -> tuple[Order, ...]:
-    """All open orders of a node. They follow from what is on disk, so they are the same after a restart."""
+    """
+    All open orders of a node. They follow from what is on disk, so they are the same after a restart; only a screening
+    ends by one.
+    """
     found = []
     gate = fleet.gates.get(fleet.reserved.get(node, ""))
     run = gate.ordered.get(node) if gate is not None else None
@@ -481,6 +517,7 @@ def orders_for(fleet: FleetState, node: str) -> tuple[Order, ...]:
         found.extend(orders_of(gate.validation, node, fleet.policy, workload=workload, past=gate.past))
     if node in fleet.probes:
         found.append(fleet.probes[node])
+    found.extend(fleet.screenings.get(node, ()))
     within = fleet.policy.tuning.lease_ack_seconds
     for lease_id in fleet.leases_of.get(node, ()):
         # A node keeps a lease until it is told with its id that it is over.

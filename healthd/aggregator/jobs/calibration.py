@@ -271,6 +271,47 @@ class Report:
     ungated: UngatedFigure | None = None
 
 
+MOST_EXCLUDED_ROWS = 20_000
+"""Nodes, and (node, reason) pairs, that one report looks at: a fleet of 10,000 with two reasons each."""
+
+
+def counts_of(found: Iterable[tuple[GateFacts, str | None]]) -> Counts:
+    """What a report is made of: the facts of gates, each with the outcome that a launcher reported of its job."""
+    since: float | None = None
+    ends = Counter[tuple[str, GateEnding, Verdict, bool, bool]]()
+    gates = Counter[tuple[GateEnding, Verdict]]()
+    cost: dict[tuple[GateEnding, Verdict], float] = defaultdict(float)
+    failed, out, excluded = Counter[tuple[str, str]](), Counter[str](), Counter[tuple[str, str]]()
+    waits: dict[GateEnding, list[float]] = defaultdict(list)
+    for facts, status in found:
+        since = facts.decided_at if since is None else min(since, facts.decided_at)
+        gates[facts.way, facts.would] += 1
+        cost[facts.way, facts.would] += facts.device_seconds
+        waits[facts.way].append(facts.wait_seconds)
+        out.update({fault.node for fault in facts.faults if fault.out})
+        excluded.update({(fault.node, fault.code) for fault in facts.faults if fault.out})
+        if status is None:
+            continue
+        ends[status, facts.way, facts.would, facts.alarmed, facts.clean] += 1
+        if facts.way in STARTED:
+            failed.update({(fault.check, status) for fault in facts.faults if not fault.out})
+    return Counts(
+        since=since,
+        ends=[
+            EndRow(status=status, way=way, would=would, alarmed=alarmed, clean=clean, count=count)
+            for (status, way, would, alarmed, clean), count in ends.items()
+        ],
+        decisions=[
+            DecisionRow(way=way, would=would, count=count, device_seconds=cost[way, would])
+            for (way, would), count in gates.items()
+        ],
+        failed=[(check, status, count) for (check, status), count in failed.items()],
+        excluded=[(node, code, count) for (node, code), count in excluded.most_common(MOST_EXCLUDED_ROWS)],
+        out=dict(out.most_common(MOST_EXCLUDED_ROWS)),
+        waits={way: sorted(seconds) for way, seconds in waits.items()},
+    )
+
+
 def report_of(
     counts: Counts, *, days: float, rule: ExitRule | None = None, ungated: UngatedFigure | None = None
 ) -> Report:

@@ -1,5 +1,13 @@
 """Tables, migrations and rows: the one place with SQL. It knows records, never logic."""
 
+from healthd.aggregator.store.database import RefusedWorkError, UnsureError, is_shared
+from healthd.aggregator.store.leadership import (
+    LEASE_SECONDS,
+    FencedError,
+    Leadership,
+    NotVacantError,
+    boot_seconds,
+)
 from healthd.aggregator.store.reading import HistoryEvent, Loaded
 from healthd.aggregator.store.rows import (
     Change,
@@ -8,7 +16,6 @@ from healthd.aggregator.store.rows import (
     PutDuplicate,
     PutEvent,
     PutEvidence,
-    PutFacts,
     PutGate,
     PutLease,
     PutMeta,
@@ -20,17 +27,8 @@ from healthd.aggregator.store.rows import (
     PutRecord,
     apply_changes,
 )
-from healthd.aggregator.store.session import (
-    LEASE_SECONDS,
-    FencedError,
-    Leadership,
-    NotVacantError,
-    RefusedWorkError,
-    UnsureError,
-    boot_seconds,
-)
 from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
-from healthd.aggregator.store.watch import Look, Watch, is_shared, step_down
+from healthd.aggregator.store.watch import Look, Watch, step_down
 
 __all__ = [
     "ANSWER_SECONDS",
@@ -48,7 +46,6 @@ __all__ = [
     "PutDuplicate",
     "PutEvent",
     "PutEvidence",
-    "PutFacts",
     "PutGate",
     "PutLease",
     "PutMeta",

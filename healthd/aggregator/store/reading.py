@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,10 @@ from sqlalchemy import Connection, bindparam, delete, func, or_, select, text
 from healthd.aggregator.fleet.packed_records import unpack_all
 from healthd.aggregator.fleet.records import Duplicate
 from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.aggregator.jobs.outcome_records import GateFacts
 from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase
 from healthd.aggregator.quarantine.records import Latch, RuleRecord
+from healthd.aggregator.screening.records import Screened
 from healthd.aggregator.store.rows import Kind, PutEvent, PutNotes, PutOutcome
 from healthd.aggregator.store.tables import (
     EVENTS,
@@ -70,6 +72,9 @@ _RECORDS: Mapping[Kind, Any] = {
     Kind.LATCHES: tuple[Latch, ...],
     Kind.MACHINE: str,
 }
+"""Those that an aggregator starts from."""
+_LATER = (Kind.FACTS.value, Kind.SCREENED.value)
+"""Those that are read by whom they concern."""
 
 
 def load(connection: Connection) -> Loaded:
@@ -78,9 +83,9 @@ def load(connection: Connection) -> Loaded:
     open_leases = (
         select(LEASES.c.id, LEASES.c.record).where(LEASES.c.state != LeaseState.CLOSED.value).order_by(LEASES.c.id)
     )
-    kinds = {kind.value for kind in Kind}
-    records: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
-    for r in connection.execute(select(RECORDS)):
+    kinds = {kind.value for kind in _RECORDS}
+    records: dict[Kind, dict[str, Any]] = {kind: {} for kind in _RECORDS}
+    for r in connection.execute(select(RECORDS).where(RECORDS.c.kind.not_in(_LATER))):
         if r.kind not in kinds:
             raise BadInputError(
                 f"the record {r.key} of kind {r.kind!r} was written by a newer healthd; upgrade healthd"
@@ -113,6 +118,12 @@ def load(connection: Connection) -> Loaded:
         latches=records[Kind.LATCHES],
         machines=records[Kind.MACHINE],
     )
+
+
+def read_screened(connection: Connection) -> dict[str, Screened]:
+    """What is remembered of the screenings of all nodes."""
+    rows = connection.execute(select(RECORDS).where(RECORDS.c.kind == Kind.SCREENED.value))
+    return {r.key: wire.decode(r.record.encode(), Screened, what=f"screenings of {r.key}") for r in rows}
 
 
 def read_gate(connection: Connection, gate_id: str) -> Gate | None:
@@ -150,6 +161,30 @@ def read_outcome(connection: Connection, gate_id: str) -> PutOutcome | None:
     """How the job of a gate ended; None when nobody has said."""
     row = connection.execute(select(OUTCOMES).where(OUTCOMES.c.gate == gate_id)).one_or_none()
     return None if row is None else PutOutcome(**row._mapping)
+
+
+def read_facts(connection: Connection, gate_id: str) -> GateFacts | None:
+    """The facts of a gate; None of one that is open."""
+    key = (RECORDS.c.kind == Kind.FACTS.value) & (RECORDS.c.key == gate_id)
+    record = connection.execute(select(RECORDS.c.record).where(key)).scalar_one_or_none()
+    return None if record is None else _facts(gate_id, record)
+
+
+def read_facts_since(connection: Connection, since: float) -> Iterator[tuple[GateFacts, str | None]]:
+    """The facts of gates decided from `since` (seconds since the epoch) on, each with the reported outcome, if any."""
+    query = (
+        select(RECORDS.c.key, RECORDS.c.record, OUTCOMES.c.status)
+        .join_from(RECORDS, OUTCOMES, RECORDS.c.key == OUTCOMES.c.gate, isouter=True)
+        .where(RECORDS.c.kind == Kind.FACTS.value)
+    )
+    for row in connection.execute(query):
+        facts = _facts(row.key, row.record)
+        if facts.decided_at >= since:
+            yield facts, row.status
+
+
+def _facts(gate_id: str, record: str) -> GateFacts:
+    return wire.decode(record.encode(), GateFacts, what=f"facts of gate {gate_id}")
 
 
 def read_notes(connection: Connection, gate_id: str) -> tuple[PutNotes, ...]:
@@ -211,6 +246,8 @@ def prune(
     noted = select(POSTMORTEMS.c.gate).order_by(POSTMORTEMS.c.gate.desc()).limit(most_noted)
     connection.execute(delete(NOTES).where(NOTES.c.gate.not_in(noted)))
     connection.execute(delete(GATES).where(where))
+    of_gone = (RECORDS.c.kind == Kind.FACTS.value) & RECORDS.c.key.not_in(select(GATES.c.id))
+    connection.execute(delete(RECORDS).where(of_gone))
     connection.execute(
         delete(LEASES).where(LEASES.c.state == LeaseState.CLOSED.value, LEASES.c.gate.not_in(select(GATES.c.id)))
     )

@@ -20,11 +20,10 @@ from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
-from healthd.aggregator.store import session
+from healthd.aggregator.store.database import first_line
+from healthd.aggregator.store.leadership import FLEET, LEASE_SECONDS, clock_of, depose, say_alive
 from healthd.aggregator.store.rows import PutMeta, apply_changes
-from healthd.aggregator.store.session import FLEET, LEASE_SECONDS, Session, clock_of, first_line
 from healthd.aggregator.store.tables import AGGREGATORS, LEADERSHIP, META, METADATA
-from healthd.aggregator.store.watch import say_alive
 from healthd.core.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ READABLE_BY = "schema_readable_by"
 """The key in `meta`."""
 
 
-def bring_up_to_date(opened: Session, connection: Connection, own_url: str | None = None) -> None:
+def bring_up_to_date(connection: Connection, place: str, own_url: str | None = None) -> None:
     """
     Make the tables or migrate them; leaves those of a newer healthd as they are where this one can use them.
 
@@ -49,19 +48,19 @@ def bring_up_to_date(opened: Session, connection: Connection, own_url: str | Non
         with connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            current = _require_usable(connection, scripts, opened.place)
+            current = _require_usable(connection, scripts, place)
             if current is None:
                 _make(connection)
                 command.stamp(config, "head")
             elif current != scripts.get_current_head() and current in _known(scripts):
-                _migrate(connection, config, scripts, current, opened, own_url)
-            _require_one_fleet(connection, opened.place)
+                _migrate(connection, config, scripts, current, place, own_url)
+            _require_one_fleet(connection, place)
             if current is None or current in _known(scripts):
                 apply_changes(connection, [PutMeta(key=READABLE_BY, value=_readable_by(scripts))])
             if own_url is not None:
                 say_alive(connection, own_url)
     except CommandError as error:
-        raise StoreError(f"{opened.place} cannot be migrated: {first_line(error)}") from None
+        raise StoreError(f"{place} cannot be migrated: {first_line(error)}") from None
 
 
 def _config() -> Config:
@@ -95,7 +94,7 @@ def _require_one_fleet(connection: Connection, place: str) -> None:
 
 
 def _migrate(
-    connection: Connection, config: Config, scripts: ScriptDirectory, current: str, opened: Session, own_url: str | None
+    connection: Connection, config: Config, scripts: ScriptDirectory, current: str, place: str, own_url: str | None
 ) -> None:
     """
     Nobody may go on with a schema that its code does not know: where a migration is not additive, no other aggregator
@@ -105,12 +104,12 @@ def _migrate(
     breaks = _is_shared(connection) and not all(map(_additive, steps))
     if breaks and (living := _living(connection, own_url)):
         raise StoreError(
-            f"{opened.place} would be migrated from schema {current} to {scripts.get_current_head()}, which the "
+            f"{place} would be migrated from schema {current} to {scripts.get_current_head()}, which the "
             f"older healthd of {', '.join(living)} cannot use; stop these aggregators, then start this one"
         )
     command.upgrade(config, "head")
     if breaks:
-        session.depose(connection)
+        depose(connection)
 
 
 def _is_shared(connection: Connection) -> bool:

@@ -1,8 +1,9 @@
 """
 The aggregator's database: what must survive. SQLite by default, PostgreSQL by URL, the same code for both.
 
-Everything that touches it runs on one thread (`writer`), by one connection (`session`), and only while this aggregator
-is the one that took the database over last (`leadership`). A failure is a StoreError of one line and never a guess.
+The aggregator calls `Store`. Everything that touches the database runs on the one thread of its `Writer`, in the order
+of submission, by one connection (`session`), and only while this aggregator is the one that took the database over last
+(`leadership`). A failure is a StoreError of one line and never a guess.
 """
 
 from __future__ import annotations
@@ -24,36 +25,25 @@ from typing import Any, Self, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from healthd.aggregator.store import leadership
 from healthd.aggregator.store import reading as rows
-from healthd.aggregator.store import session
+from healthd.aggregator.store.database import AwayError, RefusedWorkError, UnsureError, first_line, parse
+from healthd.aggregator.store.leadership import LEASE_SECONDS, RENEW_SECONDS, FencedError, Leadership, boot_seconds
 from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import Change, PutKey, PutMeta, apply_changes
 from healthd.aggregator.store.schema import bring_up_to_date
-from healthd.aggregator.store.session import (
-    LEASE_SECONDS,
-    AwayError,
-    FencedError,
-    Leadership,
-    RefusedWorkError,
-    Session,
-    UnsureError,
-    Work,
-    boot_seconds,
-    first_line,
-    parse,
-)
+from healthd.aggregator.store.session import Session, Work
 from healthd.aggregator.store.tables import META, NODES
 from healthd.core.errors import BadInputError, StoreError
 
-# The thread that does all work on the database, in the order in which it was submitted.
-
-
 log = logging.getLogger(__name__)
-
-Deliver = Callable[[Any, Exception | None], None]
 
 ANSWER_SECONDS = 5.0
 """Within this everybody is answered who waits for the database: a commit takes milliseconds, a busy disk a second."""
+LONG_SECONDS = 30.0
+"""For what goes over the whole database: loading all of it, dropping what is old."""
+CLOSE_SECONDS = 0.75
+"""So long a database has to take what still waits when the aggregator ends, and again to let go of it."""
 SLOW_SECONDS = 3.0
 """After this a transaction that is under way is told of as one that hangs."""
 RECENT_SECONDS = 3.0
@@ -62,59 +52,279 @@ MOST_WAITING = 2000
 """Jobs that may wait: 0.2 s of work at 5 ms a commit of 64; more means that the database stands still."""
 MOST_TOGETHER = 64
 """Jobs in one transaction: bounds how long the first of them waits for the last."""
-
+MOST_ENROLLED = 500
+"""Nodes whose keys are written in one transaction."""
 MOST_REFUSALS = 100
 """Different texts of refused work that are remembered as logged; beyond, they may be logged once more."""
 
-
-class _State(enum.Enum):
-    WAITING = enum.auto()
-    RUNNING = enum.auto()
-    DONE = enum.auto()
+T = TypeVar("T")
+Deliver = Callable[[Any, Exception | None], None]
 
 
-class Job:
+class Store:
     """
-    A piece of work, and who is told its result: once, by whichever thread knows it first.
+    An open database that this process leads. `store_id` names it for life: nodes know by it who issued a lease. `term`
+    counts the leaders, so that numbers of this one can be told from those of the last.
 
-    `work` must be safe to repeat: when one of several jobs in a transaction fails, each is tried alone. `write`: it may
-    change something. It is answered within `seconds`.
+    Made by `Store.open`, which blocks; `load` blocks too; the rest is for the event loop. After FencedError every call
+    fails with it: memory is out of date then.
     """
 
-    def __init__(self, work: Work, deliver: Deliver, *, write: bool, seconds: float) -> None:
-        self.work, self.write, self.seconds = work, write, seconds
-        self._deliver = deliver
-        self._state = _State.WAITING
-        self._guard = threading.Lock()
+    def __init__(self, session: Session, writer: Writer) -> None:
+        self.store_id = ""
+        self._session = session
+        self._writer = writer
+        self._closed = False
+        self._newcomers: list[_Newcomer] = []
+        self._enrolling = asyncio.Lock()
 
-    def begin(self) -> bool:
-        """Start the job; false when it was answered already."""
-        with self._guard:
-            if self._state is _State.WAITING:
-                self._state = _State.RUNNING
-            return self._state is _State.RUNNING
-
-    def end(self, value: Any, error: Exception | None) -> None:
-        """Answer the job."""
-        self._end(lambda _running: (value, error))
-
-    def give_up(self, why: str) -> bool:
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        advertised: str = "",
+        seen: Leadership | None = None,
+        engine: sa.Engine | None = None,
+        shared: bool | None = None,
+        make_writer: Callable[[Session], Writer] | None = None,
+    ) -> Self:
         """
-        Fail the job because its time is over: StoreError, or UnsureError where it was started. False: it was answered
-        already.
+        Open or make the database, bring its schema up to date and take the lead.
+
+        `advertised` is the URL at which its leader answers from now on. With `seen` it is taken over only from the
+        leader that was seen to be gone: NotVacantError where that one works, or somebody else was faster.
+
+        `engine` is used instead of one made for the URL, `shared` says whether several aggregators may use it, and
+        `make_writer` runs the jobs: a simulation has neither servers nor files nor threads.
+
+        ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
+        and the remedy, and never the password.
         """
+        session = Session(parse(url), engine=engine, shared=shared)
+        store = cls(session, (make_writer or Writer)(session))
+        try:
+            store._prepare(advertised, seen)
+        except BaseException:
+            store._session.cut()  # a signal may have come while the server hung: then it would hang in closing too
+            store.close()
+            raise
+        store._writer.start()
+        return store
 
-        def outcome(running: bool) -> tuple[None, Exception]:
-            return None, (UnsureError(why) if running and self.write else StoreError(why))
+    @staticmethod
+    def prepare(url: str, own_url: str | None = None, *, engine: sa.Engine | None = None) -> None:
+        """
+        Open or make a database, bring its schema up to date and leave it. The aggregator that answers at `own_url`
+        counts as one that uses it from then on. `engine` and errors as of `open`. Blocks.
+        """
+        opened = Session(parse(url), engine=engine)
+        try:
+            bring_up_to_date(opened.connect(), opened.place, own_url)
+        except SQLAlchemyError as error:
+            raise opened.failed(error) from None
+        except BaseException:
+            opened.cut()
+            raise
+        finally:
+            opened.close()
 
-        return self._end(outcome)
+    @property
+    def term(self) -> int:
+        """How many leaders the database has had, this one included."""
+        return self._session.term
 
-    def _end(self, outcome: Callable[[bool], tuple[Any, Exception | None]]) -> bool:
-        with self._guard:
-            before, self._state = self._state, _State.DONE
-        if before is not _State.DONE:
-            self._deliver(*outcome(before is _State.RUNNING))
-        return before is not _State.DONE
+    @property
+    def holder(self) -> str:
+        """By what the database knows this process, in no other one's life."""
+        return self._session.holder
+
+    def leads(self) -> bool:
+        """
+        Whether this process may still speak as the leader: nobody can have taken over yet, by our own clock.
+
+        What is written does not depend on it: each transaction checks the term.
+        """
+        return not self._session.shared or boot_seconds() - self._session.renewed_at < LEASE_SECONDS
+
+    @property
+    def failures(self) -> int:
+        """Jobs that could not be done since the start."""
+        return self._writer.failures
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last one could not."""
+        return self._writer.failing
+
+    def trouble(self) -> str | None:
+        """Why the database cannot be written, in one line; None while it can. Looks at nothing but memory."""
+        return self._writer.trouble()
+
+    def close(self) -> None:
+        """
+        Finish what waits, end the lease, then let go of the database; a few seconds at most. Safe to repeat.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._session.shared and self._session.term:
+            self._give_up_lease()
+        self._writer.close(CLOSE_SECONDS)
+        if self._writer.alive:
+            log.error("%s does not respond: it is left as it is", self._session.place)
+        else:
+            self._session.close()
+
+    async def give_up_when_stuck(self) -> None:
+        """While the aggregator ends: once the database hangs, whoever waits for it is answered with a StoreError."""
+        while True:
+            await asyncio.sleep(CLOSE_SECONDS / 4)
+            if self._writer.hangs(CLOSE_SECONDS):
+                self._writer.give_up()
+                return
+
+    def load(self) -> Loaded:
+        """What an aggregator starts from. Blocks."""
+        done: Future[Loaded] = Future()
+
+        def deliver(value: Any, error: Exception | None) -> None:
+            if error is None:
+                done.set_result(value)
+            else:
+                done.set_exception(error)
+
+        job = Job(rows.load, deliver, write=False, seconds=LONG_SECONDS)
+        self._writer.submit(job)
+        if not self._writer.wait(done, LONG_SECONDS):
+            self._writer.expire(job)
+        return done.result()
+
+    async def write(self, changes: Sequence[Change]) -> None:
+        """Commit them all or none; returns once they are on disk."""
+        await self.run(lambda connection: apply_changes(connection, changes))
+
+    async def enrol(self, node: str, key_hash: str, *, now: float) -> str:
+        """
+        The hash of the key that the name belongs to: this one, if it belonged to none.
+
+        Nodes that come at once are looked up and written together: a new fleet comes as a whole. A name is given by one
+        caller at a time.
+        """
+        mine = _Newcomer(PutKey(node=node, key_hash=key_hash, seen_at=now))
+        self._newcomers.append(mine)
+        async with self._enrolling:
+            while mine.answer is None:
+                batch, self._newcomers = self._newcomers[:MOST_ENROLLED], self._newcomers[MOST_ENROLLED:]
+                await self._enrol(batch)
+        if isinstance(mine.answer, StoreError):
+            raise mine.answer
+        return mine.answer
+
+    async def confirm(self) -> None:
+        """Return if nobody else has taken the database over; FencedError, or StoreError when it does not answer."""
+        await self.read(lambda _connection: None)
+
+    async def lead(self) -> None:
+        """
+        Renew the leadership for ever, so that it is noticed within seconds when the database cannot be written or was
+        taken over. One task runs it; it ends by cancellation, or with FencedError.
+        """
+        while True:
+            try:
+                await self.run(lambda _connection: None)  # whatever is written renews it
+            except FencedError:
+                raise
+            except StoreError:
+                log.debug("the leadership could not be renewed; see the writer's message")
+            await asyncio.sleep(RENEW_SECONDS)
+
+    async def read(self, work: Callable[[sa.Connection], T], *, seconds: float = ANSWER_SECONDS) -> T:
+        """Run `work`, which changes nothing, in a transaction; its result. See `run`."""
+        return await self._do(work, write=False, seconds=seconds)
+
+    async def run(self, work: Callable[[sa.Connection], T], *, seconds: float = ANSWER_SECONDS) -> T:
+        """
+        Run `work` in a transaction on the writer thread; its result once it is committed.
+
+        StoreError after `seconds` at the latest, as UnsureError where it may be on disk all the same. `work` must be
+        safe to repeat: when one of several that share a transaction fails, each is tried by itself.
+        """
+        return await self._do(work, write=True, seconds=seconds)
+
+    async def _do(self, work: Callable[[sa.Connection], T], *, write: bool, seconds: float) -> T:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def resolve(value: Any, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        def deliver(value: Any, error: Exception | None) -> None:
+            # The loop may be gone when the aggregator stops in the middle: then nobody waits for this either.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(resolve, value, error)
+
+        job = Job(work, deliver, write=write, seconds=seconds)
+        self._writer.submit(job)
+        timer = loop.call_later(seconds, self._writer.expire, job)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    async def _enrol(self, batch: Sequence[_Newcomer]) -> None:
+        """Give each its answer. Cancelled, it leaves them to the callers that wait."""
+        try:
+            answers = await self.run(lambda connection: _keys_of(connection, [one.key for one in batch]))
+        except StoreError as error:
+            for one in batch:
+                one.answer = error
+        except asyncio.CancelledError:
+            self._newcomers = [*batch, *self._newcomers]
+            raise
+        else:
+            for one in batch:
+                one.answer = answers[one.key.node]
+
+    def _prepare(self, advertised: str, seen: Leadership | None) -> None:
+        """Check the file, migrate it, take it over, read who it is."""
+        try:
+            connection = self._session.connect()
+            with connection.begin():
+                wrong = rows.check_whole(connection)
+            if wrong is not None:
+                raise StoreError(
+                    f"{self._session.place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file "
+                    "away: nodes report their leases again"
+                )
+            bring_up_to_date(connection, self._session.place)
+            began = boot_seconds()
+            with connection.begin():
+                term = leadership.take_over(
+                    connection,
+                    holder=self._session.holder,
+                    url=advertised,
+                    place=self._session.place,
+                    seen=seen,
+                )
+                known = {row.key: row.value for row in connection.execute(sa.select(META))}
+                self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
+                lease_key = known.get("lease_key") or secrets.token_hex(32)
+                facts = {"store_id": self.store_id, "lease_key": lease_key}
+                apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
+            self._session.term, self._session.renewed_at = term, began
+        except SQLAlchemyError as error:
+            raise self._session.failed(error) from None
+
+    def _give_up_lease(self) -> None:
+        """After all that waits. Who cannot be told takes over once the lease is over."""
+        with contextlib.suppress(StoreError):
+            self._writer.submit(Job(leadership.give_up, lambda _value, _error: None, write=True, seconds=CLOSE_SECONDS))
 
 
 class Writer:
@@ -217,8 +427,6 @@ class Writer:
             return f"{self._session.place} has not responded for {now - began:.0f} s"
         return self._outage if self._outage and (self.failing or now - self._failed_at < RECENT_SECONDS) else None
 
-    # --- the thread ---------------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         while self.run_next():
             pass
@@ -312,14 +520,48 @@ class Writer:
         log.error("%s", refusal)
 
 
-T = TypeVar("T")
+class Job:
+    """
+    A piece of work, and who is told its result: once, by whichever thread knows it first.
 
-LONG_SECONDS = 30.0
-"""For what goes over the whole database: loading all of it, dropping what is old."""
-MOST_ENROLLED = 500
-"""Nodes whose keys are written in one transaction."""
-CLOSE_SECONDS = 0.75
-"""So long a database has to take what still waits when the aggregator ends, and again to let go of it."""
+    `work` must be safe to repeat: when one of several jobs in a transaction fails, each is tried alone. `write`: it may
+    change something. It is answered within `seconds`.
+    """
+
+    def __init__(self, work: Work, deliver: Deliver, *, write: bool, seconds: float) -> None:
+        self.work, self.write, self.seconds = work, write, seconds
+        self._deliver = deliver
+        self._state = _State.WAITING
+        self._guard = threading.Lock()
+
+    def begin(self) -> bool:
+        """Start the job; false when it was answered already."""
+        with self._guard:
+            if self._state is _State.WAITING:
+                self._state = _State.RUNNING
+            return self._state is _State.RUNNING
+
+    def end(self, value: Any, error: Exception | None) -> None:
+        """Answer the job."""
+        self._end(lambda _running: (value, error))
+
+    def give_up(self, why: str) -> bool:
+        """
+        Fail the job because its time is over: StoreError, or UnsureError where it was started. False: it was answered
+        already.
+        """
+
+        def outcome(running: bool) -> tuple[None, Exception]:
+            return None, (UnsureError(why) if running and self.write else StoreError(why))
+
+        return self._end(outcome)
+
+    def _end(self, outcome: Callable[[bool], tuple[Any, Exception | None]]) -> bool:
+        with self._guard:
+            before, self._state = self._state, _State.DONE
+        if before is not _State.DONE:
+            self._deliver(*outcome(before is _State.RUNNING))
+        return before is not _State.DONE
 
 
 @dataclass
@@ -330,6 +572,12 @@ class _Newcomer:
     answer: str | StoreError | None = None
 
 
+class _State(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    DONE = enum.auto()
+
+
 def _keys_of(connection: sa.Connection, wanted: Sequence[PutKey]) -> Mapping[str, str]:
     """By name the hash of the key that has it; keys of names without one are written."""
     names = [one.node for one in wanted]
@@ -337,271 +585,3 @@ def _keys_of(connection: sa.Connection, wanted: Sequence[PutKey]) -> Mapping[str
     known = {name: key_hash for name, key_hash in connection.execute(query) if key_hash is not None}
     apply_changes(connection, [one for one in wanted if one.node not in known])
     return {one.node: one.key_hash or "" for one in wanted} | known
-
-
-class Store:
-    """
-    An open database that this process leads. `store_id` names it for life: nodes know by it who issued a lease. `term`
-    counts the leaders, so that numbers of this one can be told from those of the last.
-
-    Made by `Store.open`, which blocks; `load` blocks too; the rest is for the event loop. After FencedError every call
-    fails with it: memory is out of date then.
-    """
-
-    def __init__(self, session: Session, writer: Writer) -> None:
-        self.store_id = ""
-        self._session = session
-        self._writer = writer
-        self._closed = False
-        self._newcomers: list[_Newcomer] = []
-        self._enrolling = asyncio.Lock()
-
-    @classmethod
-    def open(
-        cls,
-        url: str,
-        *,
-        advertised: str = "",
-        seen: Leadership | None = None,
-        engine: sa.Engine | None = None,
-        shared: bool | None = None,
-        make_writer: Callable[[Session], Writer] = Writer,
-    ) -> Self:
-        """
-        Open or make the database, bring its schema up to date and take the lead.
-
-        `advertised` is the URL at which its leader answers from now on. With `seen` it is taken over only from the
-        leader that was seen to be gone: NotVacantError where that one works, or somebody else was faster.
-
-        `engine` is used instead of one made for the URL, `shared` says whether several aggregators may use it, and
-        `make_writer` runs the jobs: a simulation has neither servers nor files nor threads.
-
-        ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
-        and the remedy, and never the password.
-        """
-        session = Session(parse(url), engine=engine, shared=shared)
-        store = cls(session, make_writer(session))
-        try:
-            store._prepare(advertised, seen)
-        except BaseException:
-            store._session.cut()  # a signal may have come while the server hung: then it would hang in closing too
-            store.close()
-            raise
-        store._writer.start()
-        return store
-
-    @property
-    def term(self) -> int:
-        """How many leaders the database has had, this one included."""
-        return self._session.term
-
-    @property
-    def holder(self) -> str:
-        """By what the database knows this process, in no other one's life."""
-        return self._session.holder
-
-    def leads(self) -> bool:
-        """
-        Whether this process may still speak as the leader: nobody can have taken over yet, by our own clock.
-
-        What is written does not depend on it: each transaction checks the term.
-        """
-        return not self._session.shared or boot_seconds() - self._session.renewed_at < LEASE_SECONDS
-
-    @property
-    def failures(self) -> int:
-        """Jobs that could not be done since the start."""
-        return self._writer.failures
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last one could not."""
-        return self._writer.failing
-
-    def trouble(self) -> str | None:
-        """Why the database cannot be written, in one line; None while it can. Looks at nothing but memory."""
-        return self._writer.trouble()
-
-    def close(self) -> None:
-        """
-        Finish what waits, end the lease, then let go of the database; a few seconds at most. Safe to repeat.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        if self._session.shared and self._session.term:
-            self._give_up_lease()
-        self._writer.close(CLOSE_SECONDS)
-        if self._writer.alive:
-            log.error("%s does not respond: it is left as it is", self._session.place)
-        else:
-            self._session.close()
-
-    def _give_up_lease(self) -> None:
-        """After all that waits. Who cannot be told takes over once the lease is over."""
-        with contextlib.suppress(StoreError):
-            self._writer.submit(Job(session.give_up, lambda _value, _error: None, write=True, seconds=CLOSE_SECONDS))
-
-    async def give_up_when_stuck(self) -> None:
-        """While the aggregator ends: once the database hangs, whoever waits for it is answered with a StoreError."""
-        while True:
-            await asyncio.sleep(CLOSE_SECONDS / 4)
-            if self._writer.hangs(CLOSE_SECONDS):
-                self._writer.give_up()
-                return
-
-    def load(self) -> Loaded:
-        """What an aggregator starts from. Blocks."""
-        done: Future[Loaded] = Future()
-
-        def deliver(value: Any, error: Exception | None) -> None:
-            if error is None:
-                done.set_result(value)
-            else:
-                done.set_exception(error)
-
-        job = Job(rows.load, deliver, write=False, seconds=LONG_SECONDS)
-        self._writer.submit(job)
-        if not self._writer.wait(done, LONG_SECONDS):
-            self._writer.expire(job)
-        return done.result()
-
-    async def write(self, changes: Sequence[Change]) -> None:
-        """Commit them all or none; returns once they are on disk."""
-        await self.run(lambda connection: apply_changes(connection, changes))
-
-    async def enrol(self, node: str, key_hash: str, *, now: float) -> str:
-        """
-        The hash of the key that the name belongs to: this one, if it belonged to none.
-
-        Nodes that come at once are looked up and written together: a new fleet comes as a whole. A name is given by one
-        caller at a time.
-        """
-        mine = _Newcomer(PutKey(node=node, key_hash=key_hash, seen_at=now))
-        self._newcomers.append(mine)
-        async with self._enrolling:
-            while mine.answer is None:
-                batch, self._newcomers = self._newcomers[:MOST_ENROLLED], self._newcomers[MOST_ENROLLED:]
-                await self._enrol(batch)
-        if isinstance(mine.answer, StoreError):
-            raise mine.answer
-        return mine.answer
-
-    async def _enrol(self, batch: Sequence[_Newcomer]) -> None:
-        """Give each its answer. Cancelled, it leaves them to the callers that wait."""
-        try:
-            answers = await self.run(lambda connection: _keys_of(connection, [one.key for one in batch]))
-        except StoreError as error:
-            for one in batch:
-                one.answer = error
-        except asyncio.CancelledError:
-            self._newcomers = [*batch, *self._newcomers]
-            raise
-        else:
-            for one in batch:
-                one.answer = answers[one.key.node]
-
-    async def confirm(self) -> None:
-        """Return if nobody else has taken the database over; FencedError, or StoreError when it does not answer."""
-        await self.read(lambda _connection: None)
-
-    async def lead(self) -> None:
-        """
-        Renew the leadership for ever, so that it is noticed within seconds when the database cannot be written or was
-        taken over. One task runs it; it ends by cancellation, or with FencedError.
-        """
-        while True:
-            try:
-                await self.run(lambda _connection: None)  # whatever is written renews it
-            except FencedError:
-                raise
-            except StoreError:
-                log.debug("the leadership could not be renewed; see the writer's message")
-            await asyncio.sleep(session.RENEW_SECONDS)
-
-    async def read(self, work: Callable[[sa.Connection], T], *, seconds: float = ANSWER_SECONDS) -> T:
-        """Run `work`, which changes nothing, in a transaction; its result. See `run`."""
-        return await self._do(work, write=False, seconds=seconds)
-
-    async def run(self, work: Callable[[sa.Connection], T], *, seconds: float = ANSWER_SECONDS) -> T:
-        """
-        Run `work` in a transaction on the writer thread; its result once it is committed.
-
-        StoreError after `seconds` at the latest, as UnsureError where it may be on disk all the same. `work` must be
-        safe to repeat: when one of several that share a transaction fails, each is tried by itself.
-        """
-        return await self._do(work, write=True, seconds=seconds)
-
-    async def _do(self, work: Callable[[sa.Connection], T], *, write: bool, seconds: float) -> T:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def resolve(value: Any, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
-
-        def deliver(value: Any, error: Exception | None) -> None:
-            # The loop may be gone when the aggregator stops in the middle: then nobody waits for this either.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(resolve, value, error)
-
-        job = Job(work, deliver, write=write, seconds=seconds)
-        self._writer.submit(job)
-        timer = loop.call_later(seconds, self._writer.expire, job)
-        try:
-            return await future
-        finally:
-            timer.cancel()
-
-    # --- at the start -------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def prepare(url: str, own_url: str | None = None, *, engine: sa.Engine | None = None) -> None:
-        """
-        Open or make a database, bring its schema up to date and leave it. The aggregator that answers at `own_url`
-        counts as one that uses it from then on. `engine` and errors as of `open`. Blocks.
-        """
-        opened = Session(parse(url), engine=engine)
-        try:
-            bring_up_to_date(opened, opened.connect(), own_url)
-        except SQLAlchemyError as error:
-            raise opened.failed(error) from None
-        except BaseException:
-            opened.cut()
-            raise
-        finally:
-            opened.close()
-
-    def _prepare(self, advertised: str, seen: Leadership | None) -> None:
-        """Check the file, migrate it, take it over, read who it is."""
-        try:
-            connection = self._session.connect()
-            with connection.begin():
-                wrong = rows.check_whole(connection)
-            if wrong is not None:
-                raise StoreError(
-                    f"{self._session.place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file "
-                    "away: nodes report their leases again"
-                )
-            bring_up_to_date(self._session, connection)
-            began = boot_seconds()
-            with connection.begin():
-                term = session.take_over(
-                    connection,
-                    holder=self._session.holder,
-                    url=advertised,
-                    place=self._session.place,
-                    seen=seen,
-                )
-                known = {row.key: row.value for row in connection.execute(sa.select(META))}
-                self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
-                lease_key = known.get("lease_key") or secrets.token_hex(32)
-                facts = {"store_id": self.store_id, "lease_key": lease_key}
-                apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
-            self._session.term, self._session.renewed_at = term, began
-        except SQLAlchemyError as error:
-            raise self._session.failed(error) from None

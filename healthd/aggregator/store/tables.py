@@ -50,8 +50,8 @@ LEADERSHIP = Table(
     Column("renewed", Double, nullable=False),
 )
 """
-One row, `default`: which aggregator may write; see `session`. `term` counts takeovers, `holder` is empty while nobody
-leads, `url` is where the leader answers, `renewed` is a time of day.
+One row, `default`: which aggregator may write; see `leadership`. `term` counts takeovers, `holder` is empty while there
+is no leader, `url` is where the leader answers, `renewed` is a time of day.
 """
 
 AGGREGATORS = Table(
@@ -61,14 +61,6 @@ AGGREGATORS = Table(
     Column("renewed", Double, nullable=False),
 )
 """The aggregators that use the database, by the URL at which each answers; `renewed` is a time of day."""
-
-PLACEMENTS = Table(
-    "placements",
-    METADATA,
-    Column("node", String(253), primary_key=True),
-    Column("shard", String(253), nullable=False),
-)
-"""Not used. Healthd before decision 0025 was superseded reads it, and shares the database during an upgrade."""
 
 QUARANTINED = Table(
     "quarantined",
@@ -172,33 +164,6 @@ POSTMORTEMS = Table(
     Index("postmortems_by_phase", "phase"),
 )
 """`record` is the whole `Postmortem`."""
-
-GATE_FACTS = Table(
-    "gate_facts",
-    METADATA,
-    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
-    Column("decided_at", Double, nullable=False),
-    Column("way", String(16), nullable=False),
-    Column("would", String(16), nullable=False),
-    Column("alarmed", Boolean, nullable=False),
-    Column("clean", Boolean, nullable=False),
-    Column("wait_seconds", Double, nullable=False),
-    Column("device_seconds", Double, nullable=False),
-    Index("gate_facts_by_age", "decided_at"),
-)
-"""What figures are made of, so that nobody needs to read the records of gates for them; see `calibration`."""
-
-GATE_FAULTS = Table(
-    "gate_faults",
-    METADATA,
-    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("node", String(253), nullable=False),
-    Column("check_name", String(128), nullable=False),
-    Column("code", String(64), nullable=False),
-    Column("left_out", Boolean, nullable=False),
-)
-"""What a gate knew against nodes; `number` counts them. `left_out`: the job went without the node."""
 
 EVENTS = Table(
     "events",

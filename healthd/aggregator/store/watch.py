@@ -14,25 +14,29 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healthd.aggregator.store import session
-from healthd.aggregator.store.session import (
-    CHANNEL,
-    LEASE_SECONDS,
-    RENEW_SECONDS,
+from healthd.aggregator.store.database import (
+    KEY,
     AwayError,
-    Leadership,
     Line,
-    boot_seconds,
-    clock_of,
-    leader_of,
+    failure_of,
+    is_shared,
     make_engine,
     parse,
     place_of,
-    remedy_of,
     require_writable,
-    said,
 )
-from healthd.aggregator.store.tables import AGGREGATORS
+from healthd.aggregator.store.leadership import (
+    CHANNEL,
+    LEASE_SECONDS,
+    RENEW_SECONDS,
+    Leadership,
+    boot_seconds,
+    clock_of,
+    depose,
+    leader_of,
+    say_alive,
+    say_gone,
+)
 from healthd.core.errors import ConfigError, StoreError
 
 LOOK_SECONDS = 1.0
@@ -40,16 +44,24 @@ LOOK_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 """The pause after a connection was lost, or none could be made."""
 CLOSE_SECONDS = 0.5
-FORGET_SECONDS = 600.0
-"""After this the row of an aggregator that is gone is dropped."""
 
 Look = Leadership | StoreError
 """The row as it is, or why it cannot be read."""
 
 
-def is_shared(url: str) -> bool:
-    """Whether a database is on a server, where several aggregators may use it. ConfigError."""
-    return parse(url).get_backend_name() != "sqlite"
+def step_down(url: str) -> Leadership:
+    """
+    End the lease of the leader, so that another aggregator takes over at once; what the row was. Blocks.
+
+    ConfigError for a database that is not shared. StoreError.
+    """
+    if not is_shared(url):
+        raise ConfigError(f"{KEY}: SQLite has only one aggregator, so no standby can take over; stop it instead")
+    watch = Watch(url)
+    try:
+        return watch.depose()
+    finally:
+        watch.close()
 
 
 class Watch:
@@ -61,11 +73,11 @@ class Watch:
     """
 
     def __init__(self, url: str, own_url: str | None = None) -> None:
-        parsed = parse(url)
-        self._engine = make_engine(parsed)
+        self._url = parse(url)
+        self._engine = make_engine(self._url)
         self._own_url = own_url
         self._said_at = -math.inf
-        self._place = place_of(parsed)
+        self._place = place_of(self._url)
         self._line = Line()
         sa.event.listen(self._engine, "do_connect", self._line.connect)
         self._ending = threading.Event()
@@ -88,7 +100,7 @@ class Watch:
         try:
             with self._engine.begin() as connection:
                 before = leader_of(connection, place=self._place)
-                session.depose(connection)
+                depose(connection)
         except SQLAlchemyError as error:
             raise self._failed(error) from None
         finally:
@@ -105,8 +117,8 @@ class Watch:
         self._end_looking()
         try:
             with self._engine.begin() as connection:
-                connection.execute(sa.delete(AGGREGATORS).where(AGGREGATORS.c.url == self._own_url))
-                session.notify(connection)
+                if self._own_url is not None:
+                    say_gone(connection, self._own_url)
         except SQLAlchemyError as error:
             raise self._failed(error) from None
         finally:
@@ -142,7 +154,7 @@ class Watch:
                     self._watch(connection, on_look)
             except (SQLAlchemyError, StoreError, of_driver, OSError) as error:
                 if not self._ending.is_set():
-                    on_look(error if isinstance(error, StoreError) else AwayError(self._told(error)[0]))
+                    on_look(error if isinstance(error, StoreError) else AwayError(failure_of(self._url, error)[0]))
                     self._ending.wait(RETRY_SECONDS)
             finally:
                 self._line.forget()
@@ -172,37 +184,5 @@ class Watch:
 
     def _failed(self, error: Exception) -> StoreError | ConfigError:
         """As of an opening: ConfigError for what no attempt could open."""
-        text, misconfigured = self._told(error)
+        text, misconfigured = failure_of(self._url, error)
         return ConfigError(text) if misconfigured else AwayError(text)
-
-    def _told(self, error: Exception) -> tuple[str, bool]:
-        line = said(self._engine.url, error)
-        remedy, misconfigured = remedy_of(line)
-        return f"{self._place}: {line}; {remedy}", misconfigured
-
-
-def say_alive(connection: sa.Connection, url: str) -> None:
-    """Write that the aggregator at this URL lives; drops those that have not for long."""
-    now = connection.execute(sa.select(clock_of(connection))).scalar_one()
-    renewed = sa.update(AGGREGATORS).where(AGGREGATORS.c.url == url).values(renewed=now)
-    if not connection.execute(renewed).rowcount:
-        connection.execute(sa.delete(AGGREGATORS).where(AGGREGATORS.c.renewed < now - FORGET_SECONDS))
-        connection.execute(AGGREGATORS.insert().values(url=url, renewed=now))
-        session.notify(connection)
-
-
-def step_down(url: str) -> Leadership:
-    """
-    End the lease of the leader, so that another aggregator takes over at once; what the row was. Blocks.
-
-    ConfigError for a database that is not shared. StoreError.
-    """
-    if not is_shared(url):
-        raise ConfigError(
-            f"{session.KEY}: SQLite has only one aggregator, so no standby can take over; stop it instead"
-        )
-    watch = Watch(url)
-    try:
-        return watch.depose()
-    finally:
-        watch.close()

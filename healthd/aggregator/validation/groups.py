@@ -171,11 +171,11 @@ WAKE_SECONDS = 0.1
 
 
 def orders_of(
-    validation: Validation, node: str, policy: Policy, *, workload: str, past: str | None = None
+    validation: Validation, node: str, policy: Policy, *, workload: str | None, past: str | None = None
 ) -> tuple[Order, ...]:
     """
-    What a node is to do for it, asked by `workload`: its order in the group that it is a member of. `past` as in
-    `Gate`.
+    What a node is to do for it, asked by `workload` (None: by no job): its order in the group that it is a member of.
+    `past` as in `Gate`.
 
     That of a group that was called off stays listed as withdrawn: what is no longer listed, nodes soon stop to repeat,
     and the last words of all members are wanted together.

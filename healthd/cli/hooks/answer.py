@@ -21,6 +21,7 @@ from healthd.core.errors import BadInputError, ConfigError, OutputError, Unreach
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted, span
 from healthd.core.workload import own_pod
+from healthd.integrations import INTEGRATIONS
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 
@@ -100,8 +101,9 @@ def own_workload(environ: Mapping[str, str], nodes: Sequence[str] | None) -> str
     the lease ends with it. `nodes` are those that are asked for, None for the hook's own: a pod may ask for others,
     whose jobs have nothing to do with its end.
     """
-    if job := environ.get("SLURM_JOB_ID"):
-        return f"slurm:{job}"
+    for variable, kind in (one.job_workload for one in INTEGRATIONS if one.job_workload is not None):
+        if job := environ.get(variable):
+            return f"{kind}{job}"
     here = nodes is None or (len(nodes) == 1 and environ.get("NODE_NAME") in (None, nodes[0]))
     return own_pod(environ) if here else None
 
@@ -130,9 +132,9 @@ def show(decision: Decision, asked: GateSettings, *, as_json: bool) -> None:
             why = " ".join(decision.reasons[0].message.split()) if decision.reasons else admitted
             click.echo(f"{decision.decision.value}: {why}")
         else:
-            from healthd.cli.terminal import render
+            from healthd.cli.terminal import decisions, render
 
-            render.show(render.out(), render.decision_report(decision))
+            render.show(render.out(), decisions.decision_report(decision))
             if text := lease_line(decision):
                 click.echo(f"  {text}")
 

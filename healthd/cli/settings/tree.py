@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from checks.contract import Limit, Program
     from healthd.aggregator.drain.settings import ActuatorSettings
     from healthd.aggregator.policy import Policy
+    from healthd.aggregator.screening.settings import ScreeningSettings
     from healthd.aggregator.settings import AggregatorSettings
     from healthd.cli.settings.checks import BaselineSettings, LimitSettings, ProbeSettings
     from healthd.cli.settings.gate import GateSettings
@@ -99,6 +100,9 @@ class Settings(Tables):
 
     actuator: ActuatorSettings = table("healthd.aggregator.drain.settings:ActuatorSettings")
     """How the aggregator gets bad nodes out of a scheduler's way; off by default."""
+
+    screening: ScreeningSettings = table("healthd.aggregator.screening.settings:ScreeningSettings")
+    """Deep tests of free nodes in idle hours; off by default."""
 
     file: Path | None = field(metadata={"internal": True})
     """The file that was read; no setting itself."""

@@ -1,1 +1,1 @@
-"""Kubernetes' API server and Slurm's programs, as both the services and the hooks use them."""
+"""Slurm's programs, as both the services and the hooks use them."""

@@ -1,12 +1,11 @@
 """
 The place of a process in its job, as its launcher describes it: rank, size, address of rank 0.
 
-One file per launcher, found by its contents: a `DESCRIPTOR` and `find(environ) -> Place | None`. To add one, add a
-file; there is nothing to register. What was found, and from which variables, is logged. A job may run inside several
-launchers (torchrun in a container of AWS Batch): the innermost decides, because it started this process, and what it
-does not provide (the job's name, the address of rank 0) comes from the next one outwards. The order, innermost first:
-torchrun and Open MPI start processes on a node; srun starts the tasks of a job step; an Indexed Job, a SageMaker
-training job and an AWS Batch job start the container around all of them. `Descriptor.order` defines it.
+Each launcher is a `Launcher` of an integration. What was found, and from which variables, is logged. A job may run
+inside several launchers (torchrun in a container of AWS Batch): the innermost decides, because it started this process,
+and what it does not provide (the job's name, the address of rank 0) comes from the next one outwards. The order,
+innermost first: torchrun and Open MPI start processes on a node; srun starts the tasks of a job step; an Indexed Job, a
+SageMaker training job and an AWS Batch job start the container around all of them. `Launcher.order` defines it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ import functools
 import importlib
 import pkgutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
+from healthd.core.config import record_at
 from healthd.core.errors import ConfigError
+from healthd.integrations import INTEGRATIONS
 
 OTHER_TRACES = (
     *("NODE_RANK", "TF_CONFIG", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID"),
@@ -28,15 +29,15 @@ OTHER_TRACES = (
     *("_CONDOR_JOB_AD", "VC_TASK_INDEX", "RAY_JOB_ID", "ECS_CONTAINER_METADATA_URI_V4", "CLUSTER_SPEC"),
     *("AZ_BATCH_JOB_ID", "NOMAD_ALLOC_ID", "SKYPILOT_NODE_RANK"),
 )
-"""Variables of launchers and schedulers that have no file here: they say that there is a job, and not which place."""
+"""Variables of launchers and schedulers without a `Launcher`: they say that there is a job, and not which place."""
 
 SOMEWHERE = "192.0.2.1"
 """An address of no machine (RFC 5737): to ask the kernel which of our own it would speak from."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descriptor:
-    """What other code may know of a launcher without asking it for a place."""
+class Launcher:
+    """A launcher of jobs. An integration names it as `launcher` in its descriptor."""
 
     order: int
     """Innermost first, lowest number first: who started the process last."""
@@ -45,17 +46,11 @@ class Descriptor:
     """Variables that it sets for the processes of a job. Where one is set, a process may be one of many, also where
     `find` cannot read which one."""
 
+    find: Callable[[Mapping[str, str]], Place | None]
+    """The place that its variables describe, None where it did not start us; ConfigError for half-set ones."""
+
     size_told_by: tuple[str, str] | None = None
     """Where the first of these variables is set and the user says the number of nodes, that is the second variable."""
-
-
-class Launcher(Protocol):
-    """What every launcher offers at module level."""
-
-    DESCRIPTOR: Descriptor
-
-    def find(self, environ: Mapping[str, str]) -> Place | None:
-        """The place that its variables describe, None where it did not start us; ConfigError for half-set ones."""
 
 
 class Renumber(Protocol):
@@ -104,7 +99,7 @@ class Place:
 
 def trace_names() -> tuple[str, ...]:
     """The variables by which a process may be one of many: those of the launchers here, then those of others."""
-    return (*(name for one in _launchers() for name in one.DESCRIPTOR.variables), *OTHER_TRACES)
+    return (*(name for one in _launchers() for name in one.variables), *OTHER_TRACES)
 
 
 def traces(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -120,11 +115,11 @@ def find_places(environ: Mapping[str, str]) -> tuple[Place, ...]:
 
 @functools.cache
 def _launchers() -> tuple[Launcher, ...]:
-    """Every module of this folder that has a descriptor, innermost first."""
+    """The launchers of all integrations, innermost first."""
+    found: list[Launcher] = [record_at(one.launcher) for one in INTEGRATIONS if one.launcher is not None]
     names = sorted(one.name for one in pkgutil.iter_modules(__path__))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    found = [cast("Launcher", one) for one in modules if isinstance(getattr(one, "DESCRIPTOR", None), Descriptor)]
-    return tuple(sorted(found, key=lambda one: one.DESCRIPTOR.order))
+    found += [importlib.import_module(f"{__name__}.{name}").LAUNCHER for name in names]
+    return tuple(sorted(found, key=lambda one: one.order))
 
 
 def find_place(environ: Mapping[str, str], *, size: int | None = None, main: str | None = None) -> Place | None:
@@ -135,12 +130,15 @@ def find_place(environ: Mapping[str, str], *, size: int | None = None, main: str
     launcher does not tell. ConfigError where the number contradicts it, and where nobody says where rank 0 of several
     nodes is.
     """
-    for descriptor in (launcher.DESCRIPTOR for launcher in _launchers()):
-        if size is not None and descriptor.size_told_by is not None and environ.get(descriptor.size_told_by[0]):
-            environ = {**environ, descriptor.size_told_by[1]: str(size)}
+    for launcher in _launchers():
+        if size is not None and launcher.size_told_by is not None and environ.get(launcher.size_told_by[0]):
+            environ = {**environ, launcher.size_told_by[1]: str(size)}
     places = find_places(environ)
-    if not places:
-        return None
+    return innermost(places, size=size, main=main) if places else None
+
+
+def innermost(places: Sequence[Place], *, size: int | None = None, main: str | None = None) -> Place:
+    """The first place, completed by the others and by what the user says, as in `find_place`: pure. ConfigError."""
     inner, *outer = places
     for other in outer:
         if not inner.attempt_told and other.attempt_told:

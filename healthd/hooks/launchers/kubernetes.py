@@ -28,13 +28,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Descriptor, Place, number
-
-DESCRIPTOR = Descriptor(
-    order=30,
-    variables=("JOB_COMPLETION_INDEX", "JOBSET_NAME", "PET_NNODES", "PET_NODE_RANK", "KUBERNETES_SERVICE_HOST"),
-    size_told_by=("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"),  # a pod is told its index and not how many there are
-)
+from healthd.hooks.launchers import Launcher, Place, number
 
 
 def find(environ: Mapping[str, str], *, full_name: Callable[[], str] = socket.getfqdn) -> Place | None:
@@ -125,3 +119,11 @@ def _main(environ: Mapping[str, str], index: int, size: int, full_name: Callable
     if not job or not subdomain:
         return ""
     return f"{job}-0.{subdomain}"
+
+
+LAUNCHER = Launcher(
+    order=30,
+    variables=("JOB_COMPLETION_INDEX", "JOBSET_NAME", "PET_NNODES", "PET_NODE_RANK", "KUBERNETES_SERVICE_HOST"),
+    find=find,
+    size_told_by=("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"),  # a pod is told its index and not how many there are
+)

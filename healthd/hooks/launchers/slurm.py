@@ -13,9 +13,7 @@ import re
 from collections.abc import Mapping
 
 from healthd.core.errors import ConfigError
-from healthd.hooks.launchers import Descriptor, Place, number, whole
-
-DESCRIPTOR = Descriptor(order=20, variables=("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_NODEID"))
+from healthd.hooks.launchers import Launcher, Place, number, whole
 
 STEP = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
 MOST_HOSTS = 100_000
@@ -106,3 +104,6 @@ def _numbers(text: str, whole_text: str) -> list[str]:
             raise ConfigError(f"Slurm: the list of nodes {whole_text[:80]!r} cannot be read at {part[:20]!r}")
         found += [str(one).zfill(len(first)) for one in range(int(first), int(last) + 1)]
     return found
+
+
+LAUNCHER = Launcher(order=20, variables=("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_NODEID"), find=find)

@@ -8,7 +8,6 @@ series in two dtypes and collectives in four sizes, whatever else was measured. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -17,12 +16,11 @@ from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
 from healthd import __version__
 from healthd.core.http.server import task_errors_metric
 from healthd.core.model import CheckResult, Health, NodeState
+from healthd.node.services import StepSource
 from healthd.node.state.store import NodeStore
-from healthd.steps import JobSteps
 
 MAX_FINDINGS = 48
 MAX_READINGS = 24
-MAX_RANK_SERIES = 8  # of all jobs together: a node of 32 cores has 500 series at most
 
 _DTYPES = ("fp32", "bf16")  # those of matrix products that have series
 _MAX_SIZES = 4  # of a collective: the checks' own three, and one that an operator adds
@@ -32,9 +30,9 @@ _OP_DTYPE = "fp32"  # the one that has series; a check may measure others, and f
 class NodeCollector(Collector):
     """Renders the store at each scrape."""
 
-    def __init__(self, store: NodeStore, task_errors: Mapping[str, int], jobs: Mapping[str, JobSteps]) -> None:
+    def __init__(self, store: NodeStore, task_errors: Mapping[str, int], steps: StepSource | None) -> None:
         self._store = store
-        self._jobs = jobs
+        self._steps = steps
         self._task_errors = task_errors
 
     def collect(self) -> Iterator[Metric]:
@@ -54,39 +52,16 @@ class NodeCollector(Collector):
             "Device time used by active checks since the daemon started.",
             value=self._store.device_seconds,
         )
-        yield from _jobs(self._jobs)
+        if self._steps is not None:
+            yield from self._steps.metrics()
         yield task_errors_metric(self._task_errors)
 
 
-def registry_of(
-    store: NodeStore, task_errors: Mapping[str, int], jobs: Mapping[str, JobSteps] = MappingProxyType({})
-) -> CollectorRegistry:
+def registry_of(store: NodeStore, task_errors: Mapping[str, int], steps: StepSource | None = None) -> CollectorRegistry:
     """A registry of this daemon alone: nothing of the process or of Python, which would be a hundred series."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(store, task_errors, jobs))
+    registry.register(NodeCollector(store, task_errors, steps))
     return registry
-
-
-def _jobs(jobs: Mapping[str, JobSteps]) -> Iterator[Metric]:
-    """Of jobs that report their steps: their time, and that of the first ranks, as many as have series."""
-    step = GaugeMetricFamily(
-        "healthd_job_step_seconds", "Median time of a job's step in the last window.", labels=["job"]
-    )
-    own = GaugeMetricFamily(
-        "healthd_job_rank_own_seconds",
-        "Median of a rank's own time in a step in the last window, without waiting.",
-        labels=["job", "rank"],
-    )
-    left = MAX_RANK_SERIES
-    for job, steps in sorted(jobs.items()):
-        if steps.windows:
-            last = steps.windows[-1]
-            step.add_metric([job], last.step_seconds)
-            shown = sorted(last.own_seconds.items())[:left]
-            left -= len(shown)
-            for rank, seconds in shown:
-                own.add_metric([job, str(rank)], seconds)
-    yield from (step, own)
 
 
 def _node(state: NodeState) -> Iterator[Metric]:

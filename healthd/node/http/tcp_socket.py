@@ -26,8 +26,8 @@ from healthd.core.model import NodeState, Problem
 from healthd.node.http.health import MEDIA_TYPE, Demand, document, parse_query, parse_question, readiness
 from healthd.node.http.health import readiness_document as readiness_document
 from healthd.node.http.metrics import registry_of
+from healthd.node.services import StepSource
 from healthd.node.state.store import NodeStore
-from healthd.steps import JobSteps
 
 # Makes the answers of the node's HTTP servers: JSON of the model, and errors as application/problem+json.
 
@@ -83,11 +83,11 @@ class NodeApi:
         self,
         store: NodeStore,
         task_errors: Mapping[str, int] | None = None,
-        jobs: Mapping[str, JobSteps] | None = None,
+        steps: StepSource | None = None,
     ) -> None:
-        """`task_errors` are those of `Tasks.errors`; None where no tasks run. `jobs` are those that report steps."""
+        """`task_errors` are those of `Tasks.errors`; None where no tasks run."""
         self._store = store
-        self._registry = registry_of(store, {} if task_errors is None else task_errors, {} if jobs is None else jobs)
+        self._registry = registry_of(store, {} if task_errors is None else task_errors, steps)
         self._cached_of: NodeState | None = None
         self._cache: dict[tuple[Demand | None, bool, bool], tuple[int, bytes]] = {}
         self._app = Starlette(

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from checks.accelerators import descriptors
-from healthd.node.occupancy.model import Reading, Workload
+from healthd.node.occupancy.model import JobScheduler, Reading, Workload
 from healthd.node.protobuf import ProtobufError, messages, text
 
-SCHEDULER = "Kubernetes"
+NAME, KIND = "Kubernetes", "pod"
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 PODS_LOG = "/var/log/pods"
 METHOD = "/v1.PodResourcesLister/List"
@@ -72,12 +72,12 @@ def read(root: Path, socket: Path | None, timeout_seconds: float) -> Reading:
     path = _socket(root, socket)
     try:
         answer = _list(path, timeout_seconds)
-        return Reading(scheduler=SCHEDULER, workloads=parse_pods(answer, read_uids(root)))
+        return Reading(scheduler=NAME, kind=KIND, workloads=parse_pods(answer, read_uids(root)))
     except ProtobufError as error:
         why = f"the kubelet's answer at {path} is not understood ({error})"
     except OSError as error:
         why = str(error)
-    return Reading(scheduler=SCHEDULER, workloads=None, unseen=why)
+    return Reading(scheduler=NAME, kind=KIND, workloads=None, unseen=why)
 
 
 def read_names(root: Path, socket: Path | None, timeout_seconds: float, *, namespace: str | None) -> frozenset[str]:
@@ -161,3 +161,14 @@ def own_namespace(root: Path, environ: Mapping[str, str]) -> str | None:
         return path.read_text(errors="replace").strip() or None
     except OSError:
         return None
+
+
+SCHEDULER = JobScheduler(
+    name=NAME,
+    kind=KIND,
+    read=lambda look: read(look.root, look.settings.kubelet_socket, look.settings.timeout_seconds),
+    own=own_pods,
+    processes=("kubelet",),
+    paths=("var/lib/kubelet/config.yaml", "var/lib/kubelet/pod-resources"),
+    variables=("KUBERNETES_SERVICE_HOST",),
+)

@@ -4,17 +4,16 @@ Records of what the host's job schedulers have allocated, and of the devices' us
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from healthd.core.model import Allocation, Lease
 from healthd.core.workload import names_of
+from healthd.node.settings import AllocationSettings
 
 # More holders are summed up: on a node with 64 devices one job would be 64 lines in every outlet.
 MAX_HOLDERS = 8
-# Prefix of a workload's name in leases and gates -> the scheduler that can see such workloads.
-KINDS = {"pod": "Kubernetes", "ecs": "ECS", "slurm": "Slurm"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,8 @@ class Reading:
     """One look at one scheduler."""
 
     scheduler: str
+    kind: str = ""
+    """How the names of its workloads begin: `slurm` of `slurm:123`."""
     workloads: tuple[Workload, ...] | None
     """Those that are seen now, without our own; None where nothing could be read."""
     unseen: str = ""
@@ -85,11 +86,51 @@ class Scheduled:
 
     def of(self, workload: str | None) -> Reading | None:
         """The reading of the scheduler of this workload; None where there is no such scheduler on the host."""
-        wanted = KINDS.get((workload or "").partition(":")[0])
-        return next((reading for reading in self.readings if reading.scheduler == wanted), None)
+        kind, separator, _ = (workload or "").partition(":")
+        return next((reading for reading in self.readings if separator and reading.kind == kind), None)
 
 
 NO_SCHEDULERS = Scheduled(readings=(), read_at=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a scheduler may be read with. `processes` are those of the host, whose files are below `root`."""
+
+    root: Path
+    processes: Sequence[Process]
+    environ: Mapping[str, str]
+    settings: AllocationSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobScheduler:
+    """
+    A job scheduler that gives devices of hosts to jobs. An integration names it as `job_scheduler` in its descriptor.
+
+    It is on a host where one of its processes runs, one of its paths exists, or one of its variables is set.
+    """
+
+    name: str
+    """As people know it, and as readings have it."""
+
+    kind: str
+    """How the names of its workloads begin: `slurm` of `slurm:123`."""
+
+    read: Callable[[Look], Reading]
+    """Reads its allocations within `timeout_seconds` of the settings, in a thread. Raises nothing."""
+
+    own: Callable[[Path, Mapping[str, str]], frozenset[str]] = lambda root, environ: frozenset()
+    """Names of the workload that this process belongs to, by the files below a root and its variables."""
+
+    processes: tuple[str, ...] = ()
+    """Names as the kernel has them: cut after 15 characters."""
+
+    paths: tuple[str, ...] = ()
+    """Files and folders below the host's root."""
+
+    variables: tuple[str, ...] = ()
+    """What it sets in its containers, where nothing else of the host may be visible."""
 
 
 def allocations(

@@ -7,11 +7,12 @@ What they say is recorded in the store. The job that a run was ordered for may h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import fnmatch
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,9 +23,10 @@ from healthd.core.threads import in_thread
 from healthd.node.checks.active_run import CheckRunner, DeviceUse, OrderedRun, SchedulerReader
 from healthd.node.checks.catalogue import under_rule, unprompted_by
 from healthd.node.clock import Clock
-from healthd.node.occupancy import ecs, kubelet, slurm
 from healthd.node.occupancy.model import (
     NO_SCHEDULERS,
+    JobScheduler,
+    Look,
     Process,
     Reading,
     Scheduled,
@@ -33,7 +35,7 @@ from healthd.node.occupancy.model import (
     foreign,
     read_processes,
 )
-from healthd.node.occupancy.own import own_jobs
+from healthd.node.occupancy.own import job_schedulers, own_jobs
 from healthd.node.settings import AllocationSettings, Unprompted
 from healthd.node.state.store import NodeStore
 from healthd.runner.settings import Survey
@@ -175,54 +177,36 @@ class Occupancy:
 # Finds the job schedulers of this host by their processes, their files, or the variables of their containers.
 
 
-# Names of processes as the kernel has them: cut after 15 characters.
-_PROCESSES = {
-    "slurmd": "Slurm",
-    "slurmstepd": "Slurm",  # jobs go on while slurmd is restarted, which has no file of its process then
-    "kubelet": "Kubernetes",
-    "ecs-agent": "ECS",
-    "amazon-ecs-agent"[:15]: "ECS",
-    "amazon-ecs-init": "ECS",
-}
-_PATHS = {
-    "run/slurmd.pid": "Slurm",
-    "var/run/slurmd.pid": "Slurm",
-    "var/lib/kubelet/config.yaml": "Kubernetes",
-    "var/lib/kubelet/pod-resources": "Kubernetes",
-    "var/lib/ecs": "ECS",
-}
-# Variables that a scheduler sets in its containers, where nothing else of the host may be visible.
-_VARIABLES = {
-    "KUBERNETES_SERVICE_HOST": "Kubernetes",
-    "ECS_CONTAINER_METADATA_URI": "ECS",
-    "ECS_CONTAINER_METADATA_URI_V4": "ECS",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Present:
     """A job scheduler that is on this host, and what tells so."""
 
-    scheduler: str
+    scheduler: JobScheduler
     why: str
 
 
-def find_schedulers(root: Path, processes: Sequence[Process], environ: Mapping[str, str]) -> tuple[Present, ...]:
-    """The job schedulers of this host, each once."""
-    found: dict[str, str] = {}
+def find_schedulers(
+    root: Path, processes: Sequence[Process], environ: Mapping[str, str], known: Sequence[JobScheduler]
+) -> tuple[Present, ...]:
+    """Those of the known job schedulers that are on this host."""
+    signs = ((one, next(_signs(one, root, processes, environ), None)) for one in known)
+    return tuple(
+        Present(scheduler=one, why=f"{one.name} is on this host: {sign}") for one, sign in signs if sign is not None
+    )
+
+
+def _signs(
+    scheduler: JobScheduler, root: Path, processes: Sequence[Process], environ: Mapping[str, str]
+) -> Iterator[str]:
+    """What tells that a scheduler is here."""
     for process in processes:
-        if process.name in _PROCESSES and not process.zombie:
-            found.setdefault(_PROCESSES[process.name], f"process {process.pid} ({process.name})")
-    for path, scheduler in _PATHS.items():
-        try:
+        if process.name in scheduler.processes and not process.zombie:
+            yield f"process {process.pid} ({process.name})"
+    for path in scheduler.paths:
+        with contextlib.suppress(OSError):
             (root / path).lstat()
-        except OSError:
-            continue
-        found.setdefault(scheduler, f"/{path}")
-    for name, scheduler in _VARIABLES.items():
-        if environ.get(name):
-            found.setdefault(scheduler, f"the variable {name}")
-    return tuple(Present(scheduler=name, why=f"{name} is on this host: {why}") for name, why in found.items())
+            yield f"/{path}"
+    yield from (f"the variable {name}" for name in scheduler.variables if environ.get(name))
 
 
 # Asks the job schedulers of this host for their allocations: finds them anew each time, asks all, in bounded time.
@@ -244,13 +228,15 @@ class Schedulers:
         *,
         clock: Clock,
         environ: Mapping[str, str] = os.environ,
+        known: Sequence[JobScheduler] | None = None,
     ) -> None:
+        """`known` None: those of all integrations."""
         self._settings = settings
+        self._known = job_schedulers() if known is None else known
         self._root = host_root or Path("/")
         self._clock = clock
         self._environ = dict(environ)
-        self._own_containers = ecs.own_containers(Path("/proc"), self._environ.get("HOSTNAME"))
-        self._own = kubelet.own_pods(Path("/"), self._environ) | own_jobs(Path("/proc"), self._environ)
+        self._own = own_jobs(self._known, self._environ)
         self._latest: Scheduled | None = None
         self._turn = asyncio.Lock()
         self._under_way: dict[str, asyncio.Future[Any]] = {}
@@ -274,7 +260,7 @@ class Schedulers:
         timeout = self._settings.timeout_seconds + SLACK_SECONDS
         processes = await self._bounded("the process table", lambda: read_processes(self._root / "proc"), timeout)
         present = await self._bounded(
-            "files", lambda: find_schedulers(self._root, processes or (), self._environ), timeout
+            "files", lambda: find_schedulers(self._root, processes or (), self._environ, self._known), timeout
         )
         if processes is None or present is None:
             before = self._latest or NO_SCHEDULERS
@@ -291,20 +277,16 @@ class Schedulers:
 
     async def _ask(self, present: Present, processes: tuple[Process, ...]) -> Reading:
         """One scheduler. A reader that is still stuck is not started a second time."""
-        name = present.scheduler
+        name = present.scheduler.name
         if not self._settings.read:
             why = f"{present.why}, and node.allocations.read is false"
-            return Reading(scheduler=name, workloads=None, unseen=why)
+            return Reading(scheduler=name, kind=present.scheduler.kind, workloads=None, unseen=why)
+        look = Look(root=self._root, processes=processes, environ=self._environ, settings=self._settings)
         timeout = self._settings.timeout_seconds
-        read: dict[str, Callable[[], Reading]] = {
-            kubelet.SCHEDULER: lambda: kubelet.read(self._root, self._settings.kubelet_socket, timeout),
-            ecs.SCHEDULER: lambda: ecs.read(self._settings.ecs_url, self._own_containers, timeout),
-            slurm.SCHEDULER: lambda: slurm.read(self._root, processes),
-        }
-        reading = await self._bounded(name, read[name], timeout + SLACK_SECONDS)
+        reading = await self._bounded(name, lambda: present.scheduler.read(look), timeout + SLACK_SECONDS)
         if reading is None:
             why = f"{name} does not respond within {timeout:g} s"
-            return Reading(scheduler=name, workloads=None, unseen=why)
+            return Reading(scheduler=name, kind=present.scheduler.kind, workloads=None, unseen=why)
         return reading
 
     async def _bounded(self, name: str, work: Callable[[], T], seconds: float) -> T | None:
@@ -346,7 +328,7 @@ class Schedulers:
 def _unanswered(before: Reading, unseen: str) -> Reading:
     """The reading of a scheduler that does not answer now and answered `before`."""
     remembered = before.remembered if before.workloads is None else before.workloads
-    return Reading(scheduler=before.scheduler, workloads=None, unseen=unseen, remembered=remembered)
+    return dataclasses.replace(before, workloads=None, unseen=unseen, remembered=remembered, ended=())
 
 
 def _complain(name: str, future: asyncio.Future[Any]) -> None:

@@ -1,0 +1,1 @@
+"""AWS Batch: its jobs."""

@@ -1,0 +1,1 @@
+"""Amazon ECS: the tasks on a host."""

@@ -1,0 +1,1 @@
+"""Open MPI: jobs that mpirun starts."""

@@ -1,0 +1,1 @@
+"""Slurm: its jobs on a host."""

@@ -1,0 +1,1 @@
+"""The steps of running jobs, which their ranks report."""
