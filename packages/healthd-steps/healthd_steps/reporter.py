@@ -1,5 +1,5 @@
 """
-Reports each step of a rank to the daemon of its node, as a datagram (see `healthd.steps`).
+Reports each step of a rank to the daemon of its node, as a datagram (docs/stragglers.md describes it).
 
 It never blocks, never raises and starts no thread: where no daemon listens, or it is busy, a report is dropped.
 """

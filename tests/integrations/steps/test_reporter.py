@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from healthd.steps import RankEnd, StepReport, parse, parse_end
-from healthd.training import StepReporter
-from healthd.training.callbacks import LightningCallback, TrainerCallback
+from healthd_steps import StepReporter
+from healthd_steps.callbacks import LightningCallback, TrainerCallback
 from tests import prepared
+from tests.job import IN_A_JOB
 
 
 @pytest.fixture
@@ -95,14 +96,12 @@ def test_environment_says_who_reports(daemon: socket.socket, tmp_path: Path, mon
 
 def test_import_brings_neither_torch_nor_the_service() -> None:
     code = (
-        "import sys; before = set(sys.modules); import healthd.training, healthd.training.callbacks\n"
+        "before = set(sys.modules); import healthd_steps, healthd_steps.callbacks\n"
         "print(sorted({name.partition('.')[0] for name in set(sys.modules) - before}\n"
-        "    - set(sys.stdlib_module_names)), [n for n in sys.modules if n.startswith('healthd.')])"
+        "    - set(sys.stdlib_module_names)), 'asyncio' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split("]")[0] == "['healthd'"
-    for room in ("healthd.core", "healthd.node", "healthd.steps", "asyncio"):
-        assert room not in done.stdout
+    done = subprocess.run([sys.executable, "-c", IN_A_JOB + code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['healthd_steps'] False\n"
 
 
 def test_callbacks_report_the_steps_of_their_frameworks(daemon: socket.socket, mine: StepReporter) -> None:
@@ -135,9 +134,11 @@ def test_a_fork_of_the_job_does_not_confuse_the_reports(daemon: socket.socket, m
     assert [received(daemon).step, received(daemon).step] == [1, 2]
 
 
-END = """
+END = (
+    IN_A_JOB
+    + """
 import os, sys
-from healthd.training import StepReporter
+from healthd_steps import StepReporter
 reporter = StepReporter(job="j", rank=3, size=4, path=sys.argv[1])
 reporter.report(1, 0.1, 0.0)
 if os.fork() == 0:
@@ -145,6 +146,7 @@ if os.fork() == 0:
 os.wait()
 reporter.report(2, 0.1, 0.0)
 """
+)
 
 
 def test_the_end_of_the_rank_is_said_once_by_close_by_the_frameworks_and_by_the_process(
@@ -166,14 +168,16 @@ def test_the_end_of_the_rank_is_said_once_by_close_by_the_frameworks_and_by_the_
         daemon.recv(512)
 
 
-DDP = """
+DDP = (
+    IN_A_JOB
+    + """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from healthd.training import StepReporter
-from healthd.training.callbacks import gradient_hook
+from healthd_steps import StepReporter
+from healthd_steps.callbacks import gradient_hook
 rank, path, meet = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 distributed.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=2)
 reporter = StepReporter(job="ddp", rank=rank, size=2, path=path)
@@ -198,6 +202,7 @@ plain, hooked = gradients(False), gradients(True)
 assert all(torch.equal(a, b) for a, b in zip(plain, hooked))
 distributed.destroy_process_group()
 """
+)
 
 
 def test_hook_of_gradients_averages_as_the_default_and_tells_waiting_from_own_work(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from healthd.training.reporter import StepReporter
+from healthd_steps.reporter import StepReporter
 
 
 def gradient_hook(reporter: StepReporter) -> Callable[[Any, Any], Any]:
