@@ -18,7 +18,7 @@ from checks.contract import Status
 from healthd.core.http.client import why_unanswered
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted, plain, span
-from healthd.kueue.workloads import (
+from healthd.integrations.kueue.workloads import (
     ATTEMPT,
     GATE,
     POOL,
