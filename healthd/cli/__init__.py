@@ -24,7 +24,7 @@ from healthd.core.errors import ConfigError, HealthdError, OutputError
 from healthd.core.redaction import redact
 from healthd.integrations import INTEGRATIONS
 
-__all__ = ["fleet.line", "main", "terminal.output"]
+__all__ = ["fleet.line", "main", "services", "settings.options", "terminal.output"]
 
 OF_INTEGRATIONS = {command.name: command for one in INTEGRATIONS for command in one.commands}
 
@@ -33,7 +33,6 @@ COMMANDS = {
     "check": "check",
     "node": "services",
     "aggregator": "services",
-    "kueue": "services",
     "gate": "hooks.gate",
     "preflight": "hooks.preflight",
     "run": "run",
