@@ -305,7 +305,20 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
 
 
 # What integrations may use, whether or not one of them does.
-FOR_LEAVES = {"healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"}}
+FOR_LEAVES = {
+    "healthd.cli": {
+        "fleet.line",
+        "hooks.readiness",
+        "settings.gate",
+        "settings.options",
+        "settings.tree",
+        "support.doctor",
+        "terminal.output",
+        "terminal.render",
+    },
+    "healthd.hooks": {"stopping"},
+    "healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"},
+}
 
 
 def test_modules_import_each_other_in_no_cycle() -> None:
