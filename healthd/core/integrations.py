@@ -29,6 +29,9 @@ class Integration:
     commands: tuple[CommandAt, ...] = ()
     """Its commands."""
 
+    settings: tuple[str, str] | None = None
+    """Key of its table at the top of the file, for its commands, and where the record of the table is."""
+
     node_settings: tuple[str, str] | None = None
     """Key of its table below `[node]`, and where the record of the table is."""
 
@@ -98,6 +101,11 @@ class Callers(Protocol):
     @property
     def on(self) -> bool:
         """Whether it lets any in."""
+
+
+def top_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key at the top of the file -> where the record is."""
+    return dict(one.settings for one in integrations if one.settings is not None)
 
 
 def node_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:

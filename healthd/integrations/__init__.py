@@ -39,6 +39,11 @@ INTEGRATIONS = (
         actuator_settings=("kubernetes", "healthd.integrations.kubernetes.settings:KubernetesActuatorSettings"),
     ),
     Integration(
+        name="kueue",
+        commands=(CommandAt(name="kueue", place="healthd.integrations.kueue.command:kueue"),),
+        settings=("kueue", "healthd.integrations.kueue.settings:KueueSettings"),
+    ),
+    Integration(
         name="nvrx",
         node_settings=("nvrx", "healthd.integrations.nvrx.settings:NvrxSettings"),
         node_service="healthd.integrations.nvrx.hook:service",

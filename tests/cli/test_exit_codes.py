@@ -26,6 +26,7 @@ ASKS = {
     "fleet rekey": ("n1",),
     "fleet release": ("n1",),
     "fleet release-lease": ("n1",),
+    "fleet repairs": ("done", "n1", "--reason", "r"),
     "fleet report": (),
     "fleet show": ("n1",),
     "fleet status": (),

@@ -36,6 +36,7 @@ from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine import Accusation, Accusations
 from healthd.aggregator.quarantine.records import Breaker, RuleRecord
+from healthd.aggregator.quarantine.repair_records import Repair
 from healthd.aggregator.screening.service import Screening
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import HistoryEvent, PutOutcome
@@ -597,6 +598,13 @@ class BreakersReset:
     """The pools whose breaker was open."""
 
     reset: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairList:
+    """Repairs that healthd advises: the open ones, oldest finding first, then closed ones, newest first."""
+
+    repairs: tuple[Repair, ...]
 
 
 # --- for machines ----------------------------------------------------------------------------------------------------

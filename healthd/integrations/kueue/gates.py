@@ -12,7 +12,7 @@ from healthd.core.errors import BadInputError, UnreachableError
 from healthd.core.http.client import Aggregator, Endpoint, RefusedError
 from healthd.core.model import Claim, ClaimList, Decision, GateRequest, Health
 from healthd.core.threads import in_thread
-from healthd.kueue.judge import Answer, Refusal
+from healthd.integrations.kueue.judge import Answer, Refusal
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class KueueSettings:
-    """Settings of `healthd kueue`. Aggregator, token and CA are those of `[gate]`."""
+    """The controller of Kueue's AdmissionChecks, `healthd kueue`."""
 
     aggregator: str = "http://127.0.0.1:8090"
     """URL of the aggregator. If there are several, list all, separated by commas."""

@@ -12,7 +12,7 @@ import contextlib
 import datetime
 import logging
 import urllib.parse
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
 from healthd.clients.kubernetes import (
@@ -27,9 +27,9 @@ from healthd.clients.kubernetes import (
     watch_seconds,
 )
 from healthd.core.tasks import LogOnce
-from healthd.kueue.controller import Queues
-from healthd.kueue.judge import Write
-from healthd.kueue.workloads import (
+from healthd.integrations.kueue.controller import Queues
+from healthd.integrations.kueue.judge import Write
+from healthd.integrations.kueue.workloads import (
     API_VERSION,
     ATTEMPT,
     GATE,
@@ -54,7 +54,6 @@ FOLLOWED = ("admissionchecks", "resourceflavors", "workloads")
 MANAGER = "healthd-kueue"
 # A Workload of many pod sets is some 100 KB; a page stays below 10 MB.
 PAGE = 100
-MOST_PAGES = 400
 NODE_PAGE = 50
 POD_PAGE = 500
 GATES_AT_ONCE = 50
@@ -145,7 +144,7 @@ class KueueCluster:
         )
 
     async def write_state(self, workload: Workload, check: str, write: Write) -> bool:
-        """See `healthd.kueue.controller.Cluster`."""
+        """See `healthd.integrations.kueue.controller.Cluster`."""
         path = f"{BASE}/namespaces/{_quoted(workload.namespace)}/workloads/{_quoted(workload.name)}/status"
         body = {
             "apiVersion": API_VERSION,
@@ -167,7 +166,7 @@ class KueueCluster:
         return True
 
     async def write_condition(self, check: AdmissionCheck, condition: Condition) -> None:
-        """See `healthd.kueue.controller.Cluster`."""
+        """See `healthd.integrations.kueue.controller.Cluster`."""
         changed = check.condition is None or check.condition.active != condition.active
         entry = {
             "type": "Active",
@@ -191,7 +190,7 @@ class KueueCluster:
                 raise
 
     async def labels(self, node: str) -> Mapping[str, str] | None:
-        """See `healthd.kueue.controller.Cluster`."""
+        """See `healthd.integrations.kueue.controller.Cluster`."""
         try:
             found = await self._server.get(node_path(node), needs="get on nodes")
         except KubernetesError as error:
@@ -204,43 +203,36 @@ class KueueCluster:
         )
 
     async def bind(self, node: str, gate: str) -> None:
-        """See `healthd.kueue.controller.Cluster`."""
+        """See `healthd.integrations.kueue.controller.Cluster`."""
         await self._label(node, gate)
 
     async def bound(self) -> Mapping[str, str]:
-        """See `healthd.kueue.controller.Cluster`."""
+        """See `healthd.integrations.kueue.controller.Cluster`."""
         found: dict[str, str] = {}
-        for item in await self._listed("nodes", GATE, NODE_PAGE):
+        async for item in self._listed("nodes", GATE, NODE_PAGE):
             name, labels = members(item, "metadata", "name"), members(item, "metadata", "labels")
             if isinstance(name, str) and isinstance(labels, dict):
                 found[name] = str(labels.get(GATE))
         return found
 
     async def pods(self, gates: Collection[str]) -> tuple[GatedPod, ...]:
-        """See `healthd.kueue.controller.Cluster`."""
+        """See `healthd.integrations.kueue.controller.Cluster`."""
         found: list[GatedPod] = []
         names = sorted(gates)
         for first in range(0, len(names), GATES_AT_ONCE):
             some = ",".join(names[first : first + GATES_AT_ONCE])
-            listed = await self._listed("pods", f"{GATE} in ({some})", POD_PAGE)
-            found += [pod for item in listed if (pod := parse_pod(item)) is not None]
+            listed = self._listed("pods", f"{GATE} in ({some})", POD_PAGE)
+            found += [pod async for item in listed if (pod := parse_pod(item)) is not None]
         return tuple(found)
 
-    async def _listed(self, resource: str, selector: str, page_size: int) -> list[Mapping[str, object]]:
+    def _listed(self, resource: str, selector: str, page: int) -> AsyncIterator[Mapping[str, object]]:
         """All objects of a resource of Kubernetes itself that a label selector takes, as they are now."""
-        query = {"labelSelector": selector, "limit": str(page_size)}
-        found: list[Mapping[str, object]] = []
-        for _ in range(MOST_PAGES):
-            page = await self._server.get(f"/api/v1/{resource}", query, needs=f"list on {resource}")
-            found += records(page, "items")
-            more = members(page, "metadata", "continue")
-            if not isinstance(more, str) or not more:
-                return found
-            query = {**query, "continue": more}
-        raise KubernetesError(f"API server: more than {page_size * MOST_PAGES} {resource} have the label {GATE}")
+        return self._server.items(
+            f"/api/v1/{resource}", {"labelSelector": selector}, page=page, needs=f"list on {resource}"
+        )
 
     async def unbind(self, node: str, gate: str) -> None:
-        """See `healthd.kueue.controller.Cluster`."""
+        """See `healthd.integrations.kueue.controller.Cluster`."""
         try:
             found = await self._server.get(node_path(node), needs="get on nodes")
             labels = members(found, "metadata", "labels")

@@ -3,10 +3,5 @@ Gates in front of the jobs of Kueue: the controller of its AdmissionChecks `heal
 
 It is a client of the aggregator, as a hook is, and keeps nothing of its own: what it has to know after a restart is in
 the Workloads, and in the claims that the aggregator lists. What may be written when is decided purely in
-`healthd.kueue.judge`. What the gate itself decides must not enter here.
+`healthd.integrations.kueue.judge`. What the gate itself decides must not enter here.
 """
-
-__all__ = [
-    "run",
-    "settings",
-]

@@ -24,8 +24,16 @@ from healthd.core.model import Claim, Decision, GateRequest
 from healthd.core.tasks import LogOnce
 from healthd.core.text import counted, moment, plain
 from healthd.core.workload import KUEUE
-from healthd.kueue.judge import Answer, Ending, Known, Retried, Step, Write, judge, may_evict, workload_id
-from healthd.kueue.workloads import AdmissionCheck, CheckState, Condition, Flavor, GatedPod, Terms, Workload
+from healthd.integrations.kueue.judge import Answer, Ending, Known, Retried, Step, Write, judge, may_evict, workload_id
+from healthd.integrations.kueue.workloads import (
+    AdmissionCheck,
+    CheckState,
+    Condition,
+    Flavor,
+    GatedPod,
+    Terms,
+    Workload,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +67,7 @@ FAILURES = 3
 
 
 class Gates(Protocol):
-    """The aggregator; see `healthd.kueue.gates`. HealthdError where it gives no answer."""
+    """The aggregator; see `healthd.integrations.kueue.gates`. HealthdError where it gives no answer."""
 
     async def claims(self, prefix: str) -> tuple[Claim, ...]:
         """The open gates and the leases of workloads whose names begin so."""
@@ -97,7 +105,7 @@ class Queues:
 
 
 class Cluster(Protocol):
-    """The API server; see `healthd.kueue.cluster`. HealthdError where it gives no answer."""
+    """The API server; see `healthd.integrations.kueue.cluster`. HealthdError where it gives no answer."""
 
     async def write_state(self, workload: Workload, check: str, write: Write) -> bool:
         """Write the state of a check onto this version of a Workload; False where it has changed or is gone."""

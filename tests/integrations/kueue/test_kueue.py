@@ -18,9 +18,9 @@ from tests.aggregator.cluster import AGGREGATOR, HEALTHD
 from tests.aggregator.cluster import Cluster as Fleet
 from tests.aggregator.service import Service
 from tests.deploy.manifests import ROOT
+from tests.integrations.kueue import player
+from tests.integrations.kueue.kueue_kit import BASE, Kueue, kueue
 from tests.kubernetes.kit import Cluster, until
-from tests.kubernetes.kueue_kit import BASE, Kueue, kueue
-from tests.kueue import player
 
 pytestmark = pytest.mark.kubernetes
 

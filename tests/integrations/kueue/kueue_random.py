@@ -14,10 +14,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.integrations.kueue import player
+from tests.integrations.kueue.site_kit import KueueSite, moment
 from tests.kubernetes.jobs_kit import JOBS, node_of
 from tests.kubernetes.kit import SYSTEM
-from tests.kubernetes.site_kit import Site, moment
-from tests.kueue import player
 from tests.patience import PATIENCE
 
 BAD_SECONDS = 15.0
@@ -31,7 +31,7 @@ KILLED = {"healthd-kueue": SYSTEM, "healthd-aggregator": SYSTEM, "kueue": "kueue
 class Minutes:
     """See the module. `wrong` are violations, `done` counts what was done and seen."""
 
-    site: Site
+    site: KueueSite
     rng: random.Random
     local_queue: str
     """One for the whole run: both have quota for the same nodes."""
@@ -178,7 +178,7 @@ class Minutes:
         )
 
 
-def random_minutes(site: Site, seed: int, seconds: float, local_queue: str) -> Minutes:
+def random_minutes(site: KueueSite, seed: int, seconds: float, local_queue: str) -> Minutes:
     """So many seconds with this seed, in one of the queues."""
     minutes = Minutes(site, random.Random(seed), local_queue)
     minutes.run(seconds)

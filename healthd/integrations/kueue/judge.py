@@ -18,7 +18,7 @@ from checks.contract import Status
 from healthd.core.http.client import why_unanswered
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted, plain, span
-from healthd.kueue.workloads import (
+from healthd.integrations.kueue.workloads import (
     ATTEMPT,
     GATE,
     POOL,
@@ -40,7 +40,7 @@ during a pause, so that a long one keeps others waiting."""
 EVICT_SECONDS = 1
 """The pause before a running Workload is evicted whose node turned bad: Kueue evicts at its end. The node is marked by
 then, so that nothing has to be waited for."""
-WATCH_SECONDS = 5.0
+WATCH_SECONDS = 2.0
 """How often the nodes of a running Workload are looked at that is evicted when one of them turns bad."""
 MARK_SECONDS = 60
 """So often at most a running Workload's bad nodes are asked about by another gate."""

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integrations.kueue.kueue_random import random_minutes
+from tests.integrations.kueue.site_kit import PLACED, PLAIN, KueueSite, created, moment, site, slow_to_end
 from tests.kubernetes.jobs_kit import FOR_EVER, JOBS, node_of
 from tests.kubernetes.kit import SYSTEM, Cluster, until
-from tests.kubernetes.kueue_random import random_minutes
-from tests.kubernetes.site_kit import PLACED, PLAIN, STORY_SECONDS, Site, created, moment, site, slow_to_end
+from tests.kubernetes.site_kit import STORY_SECONDS
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -19,13 +20,13 @@ NODES = 3
 
 
 @pytest.fixture(scope="module", name="kueue")
-def _kueue(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def _kueue(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KueueSite]:
     with site(cluster, image, tmp_path_factory.mktemp("site")) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
-def empty_again(kueue: Site) -> Iterator[None]:
+def empty_again(kueue: KueueSite) -> Iterator[None]:
     yield
     kueue.empty()
     kueue.healthy()
@@ -35,7 +36,7 @@ def note(what: str, seconds: float) -> None:
     print(f"{what}: {seconds:.1f} s")
 
 
-def test_a_job_is_admitted_and_its_nodes_are_free_once_it_has_ended(kueue: Site) -> None:
+def test_a_job_is_admitted_and_its_nodes_are_free_once_it_has_ended(kueue: KueueSite) -> None:
     kueue.submit("train", NODES)
     kueue.admitted("train")
     workload = kueue.workload("train")
@@ -50,7 +51,7 @@ def test_a_job_is_admitted_and_its_nodes_are_free_once_it_has_ended(kueue: Site)
     assert not marked
 
 
-def pods_apart(kueue: Site, *jobs: str) -> None:
+def pods_apart(kueue: KueueSite, *jobs: str) -> None:
     """No node has pods of two jobs that have not ended."""
     on: dict[str, set[str]] = {}
     for pod in kueue.cluster.items("pods", "-n", JOBS):
@@ -60,7 +61,7 @@ def pods_apart(kueue: Site, *jobs: str) -> None:
     assert jobs
 
 
-def test_preempted_pods_keep_their_nodes_until_they_have_ended(kueue: Site) -> None:
+def test_preempted_pods_keep_their_nodes_until_they_have_ended(kueue: KueueSite) -> None:
     kueue.submit("low", NODES, command=slow_to_end(10), grace_seconds=60)
     kueue.runs("low", NODES)
     kueue.submit("high", NODES, command=FOR_EVER, urgent=True)
@@ -78,7 +79,7 @@ def test_preempted_pods_keep_their_nodes_until_they_have_ended(kueue: Site) -> N
     kueue.runs("high", NODES)
 
 
-def test_a_bad_node_rejects_a_job_and_it_starts_once_the_node_is_healthy(kueue: Site) -> None:
+def test_a_bad_node_rejects_a_job_and_it_starts_once_the_node_is_healthy(kueue: KueueSite) -> None:
     kueue.fault("node-2")
     kueue.submit("train", NODES)
     until("it is rejected", lambda: kueue.state("train").get("state") == "Retry", STORY_SECONDS, told=kueue.told)
@@ -92,7 +93,7 @@ def test_a_bad_node_rejects_a_job_and_it_starts_once_the_node_is_healthy(kueue: 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("local_queue", [PLAIN, PLACED])
-def test_a_job_whose_node_turns_bad_goes_on_elsewhere(kueue: Site, local_queue: str) -> None:
+def test_a_job_whose_node_turns_bad_goes_on_elsewhere(kueue: KueueSite, local_queue: str) -> None:
     kueue.submit("train", NODES - 1, command=FOR_EVER, local_queue=local_queue)
     before = kueue.runs("train", NODES - 1)
     bad = min(before.values())
@@ -109,7 +110,7 @@ def test_a_job_whose_node_turns_bad_goes_on_elsewhere(kueue: Site, local_queue: 
 
 
 @pytest.mark.nightly
-def test_a_job_that_is_evicted_when_all_its_pods_have_succeeded_completes(kueue: Site) -> None:
+def test_a_job_that_is_evicted_when_all_its_pods_have_succeeded_completes(kueue: KueueSite) -> None:
     """The Job controller is down meanwhile, so that the Job does not complete before Kueue evicts it."""
     cluster = kueue.cluster
     kueue.submit("done", 2, command=("sleep", "8"))
@@ -135,7 +136,7 @@ def test_a_job_that_is_evicted_when_all_its_pods_have_succeeded_completes(kueue:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("killed", ["healthd-kueue", "healthd-aggregator", "kueue"])
-def test_whoever_is_killed_no_job_is_lost(kueue: Site, killed: str) -> None:
+def test_whoever_is_killed_no_job_is_lost(kueue: KueueSite, killed: str) -> None:
     kueue.submit("first", 2, command=("sleep", "15"))
     kueue.runs("first", 2)
     kueue.submit("second", 2)
@@ -151,7 +152,7 @@ def test_whoever_is_killed_no_job_is_lost(kueue: Site, killed: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("local_queue", [PLAIN, PLACED])
-def test_minutes_of_random_jobs_faults_and_kills(kueue: Site, local_queue: str) -> None:
+def test_minutes_of_random_jobs_faults_and_kills(kueue: KueueSite, local_queue: str) -> None:
     """TESTS_RANDOM_MINUTES and TESTS_RANDOM_SEED choose others."""
     minutes = float(os.environ.get("TESTS_RANDOM_MINUTES", "5"))
     seed = int(os.environ.get("TESTS_RANDOM_SEED", "1"))

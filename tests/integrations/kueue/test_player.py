@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.every import every
-from tests.kueue import player
+from tests.integrations.kueue import player
 
 FOLDER = Path(__file__).parent / "recordings"
 RECORDINGS = sorted(FOLDER.glob("*.jsonl"))

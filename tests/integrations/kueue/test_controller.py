@@ -12,7 +12,7 @@ from checks.contract import Status
 from healthd.core.evidence import reason
 from healthd.core.http.client import RefusedError
 from healthd.core.model import Claim, Decision, ExcludedNode, GateRequest, Verdict
-from healthd.kueue.controller import (
+from healthd.integrations.kueue.controller import (
     FAILURES,
     LABELS_SECONDS,
     MESSAGE_SECONDS,
@@ -20,10 +20,10 @@ from healthd.kueue.controller import (
     REFUSED_SECONDS,
     Queues,
 )
-from healthd.kueue.judge import READY_SECONDS, Answer, Write
-from healthd.kueue.workloads import GatedPod, Terms, Workload
-from tests.kueue import player
-from tests.kueue.world import World, sentence
+from healthd.integrations.kueue.judge import READY_SECONDS, Answer, Write
+from healthd.integrations.kueue.workloads import GatedPod, Terms, Workload
+from tests.integrations.kueue import player
+from tests.integrations.kueue.world import World, sentence
 
 
 def world(**more: Any) -> World:

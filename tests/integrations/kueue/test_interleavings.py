@@ -13,9 +13,9 @@ import random
 
 import pytest
 
-from healthd.kueue.workloads import Terms
-from tests.kueue import player
-from tests.kueue.world import World
+from healthd.integrations.kueue.workloads import Terms
+from tests.integrations.kueue import player
+from tests.integrations.kueue.world import World
 from tests.profile import THOROUGH
 
 RUNS = int(os.environ.get("TESTS_KUEUE_INTERLEAVINGS", "10000" if THOROUGH else "800"))
@@ -58,7 +58,7 @@ async def play(seed: int) -> World:
 def test_no_order_admits_on_an_answer_for_another_time_or_leaves_a_workload_stuck(
     part: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "healthd.kueue.controller")  # a million lines
+    caplog.set_level(logging.CRITICAL, "healthd.integrations.kueue.controller")  # a million lines
 
     async def run() -> None:
         for seed in range(part * RUNS // PARTS, (part + 1) * RUNS // PARTS):

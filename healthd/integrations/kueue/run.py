@@ -15,10 +15,10 @@ from healthd.core.http.addresses import aggregators_in
 from healthd.core.http.client import Endpoint
 from healthd.core.tasks import LogOnce, Tasks, wait_for
 from healthd.core.threads import use_daemon_threads
-from healthd.kueue.cluster import KueueCluster
-from healthd.kueue.controller import Controller
-from healthd.kueue.gates import AggregatorGates
-from healthd.kueue.settings import KueueSettings
+from healthd.integrations.kueue.cluster import KueueCluster
+from healthd.integrations.kueue.controller import Controller
+from healthd.integrations.kueue.gates import AggregatorGates
+from healthd.integrations.kueue.settings import KueueSettings
 
 log = logging.getLogger(__name__)
 

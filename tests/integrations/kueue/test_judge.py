@@ -9,8 +9,8 @@ import pytest
 
 from healthd.core.evidence import reason
 from healthd.core.model import AdmittedNode, Decision, GateRequest, Verdict
-from healthd.kueue.judge import READY_SECONDS, Known, Refusal, Step, attempt_of, judge
-from healthd.kueue.workloads import (
+from healthd.integrations.kueue.judge import READY_SECONDS, Known, Refusal, Step, attempt_of, judge
+from healthd.integrations.kueue.workloads import (
     AdmissionCheck,
     Flavor,
     Terms,
@@ -19,7 +19,7 @@ from healthd.kueue.workloads import (
     parse_flavor,
     parse_workload,
 )
-from tests.kueue import player
+from tests.integrations.kueue import player
 
 NOW = 1_800_000_000.0
 CHECK = AdmissionCheck(name="healthd", generation=1, terms=Terms())

@@ -18,8 +18,8 @@ import httpx
 import pytest
 import yaml
 
+from tests.integrations.kueue import player
 from tests.kubernetes.kit import CHART, HELM, SYSTEM, Cluster, until
-from tests.kueue import player
 
 DEFINITIONS = ("admissionchecks", "clusterqueues", "localqueues", "resourceflavors", "workloads")
 BASE = "/apis/kueue.x-k8s.io/v1beta2"

@@ -2,7 +2,7 @@
 Kueue's part in the life of a Workload, as the recordings show it (recordings/README.md): what it may do next. Pure.
 
 `moves` says what Kueue may make of an object; who plays chooses one of them, and may do in between what people and jobs
-do: `preempted`, `finished`, `activated`. tests/kueue/test_player.py holds it against every recording.
+do: `preempted`, `finished`, `activated`. tests/integrations/kueue/test_player.py holds it against every recording.
 """
 
 from __future__ import annotations

@@ -12,11 +12,19 @@ from typing import Any
 
 from healthd.core.errors import UnreachableError
 from healthd.core.model import AdmittedNode, Claim, Decision, GateRequest, Reason, Verdict
-from healthd.kueue.cluster import state_object
-from healthd.kueue.controller import LABELS_SECONDS, Controller, Queues
-from healthd.kueue.judge import READY_SECONDS, Answer, Refusal, Write
-from healthd.kueue.workloads import AdmissionCheck, Condition, Flavor, GatedPod, Terms, Workload, parse_workload
-from tests.kueue import player
+from healthd.integrations.kueue.cluster import state_object
+from healthd.integrations.kueue.controller import LABELS_SECONDS, Controller, Queues
+from healthd.integrations.kueue.judge import READY_SECONDS, Answer, Refusal, Write
+from healthd.integrations.kueue.workloads import (
+    AdmissionCheck,
+    Condition,
+    Flavor,
+    GatedPod,
+    Terms,
+    Workload,
+    parse_workload,
+)
+from tests.integrations.kueue import player
 
 POOL = "a"
 SETTLE_ROUNDS = 40
