@@ -19,7 +19,7 @@ from healthd.core.errors import ConfigError
 from tests.aggregator.parts import result
 from tests.ui.stage import Stage, stage, tokens
 
-PATHS = ("/", "/?part=top", "/nodes/n1", "/gates", "/reasons", "/reasons/WrongResult")
+PATHS = ("/", "/?part=top", "/nodes/n1", "/gates", "/reasons", "/reasons/WrongResult", "/repairs")
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +284,32 @@ def test_the_form_of_one_visitor_is_no_good_for_another(closed: tuple[Stage, dic
         kept = boss.get("/v1/nodes/n1", headers={"authorization": f"Bearer {made['boss']}"}).json()["quarantine"]
         assert (kept["owner"], kept["until"]) == ("boss", None)
         assert boss.post("/nodes/n1/release", data={"word": word, "reason": "done"}).status_code == 303
+
+
+def test_repair_is_decided_on_the_page_by_who_may_release_and_shows_who_when_and_why(
+    closed: tuple[Stage, dict[str, str]],
+) -> None:
+    found, made = closed
+    found.say("n7", status=Status.FAIL)
+    with found.http() as boss, found.http() as other:
+        log_in(boss, made["boss"])
+        log_in(other, made["looker"])
+        text = boss.get("/repairs").text
+        assert "→ Replace the node" in text_of(text)
+        assert "Repair advised" in text_of(boss.get("/nodes/n7").text)
+        form = {"word": word_of(text), "device": "node", "reason": "part 4 is ordered", "decision": "accept"}
+        assert 'name="word"' not in other.get("/repairs").text
+        assert other.post("/nodes/n7/repairs", data=form).status_code == 403
+        assert boss.post("/nodes/n7/repairs", data={**form, "decision": "later"}).status_code == 400
+        assert boss.post("/nodes/n7/repairs", data={**form, "device": "gpu:9"}).status_code == 404
+        answer = boss.post("/nodes/n7/repairs", data=form)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/repairs?done=accept")
+        assert "accepted by boss" in text_of(other.get("/repairs").text)
+        assert boss.post("/nodes/n7/repairs", data={**form, "decision": "done"}).status_code == 303
+        assert boss.post("/nodes/n7/repairs", data={**form, "decision": "reject"}).status_code == 409
+        text = text_of(other.get("/repairs?done=done").text)
+        assert "stays quarantined until it passes the deep tier" in text
+        assert "part 4 is ordered" in text
 
 
 def test_reasons_link_to_the_runbooks_where_a_team_publishes_them(tmp_path: Path, open_stage: Stage) -> None:

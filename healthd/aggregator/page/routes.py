@@ -85,6 +85,7 @@ async def node(
         quarantine=view.node.quarantine,
         accused=parts.accusations.of(node),
         removed=None if parts.drain is None else parts.drain.out().get(node),
+        repairs=[one for one in parts.engine.repairs() if one.node == node],
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         speeds_note=speeds_note(state.results) if state else None,
         tiles=node_view.tiles(state) if state else [],
