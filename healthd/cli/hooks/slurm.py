@@ -52,7 +52,7 @@ from healthd.hooks.launchers.slurm import expand
 from healthd.hooks.stopping import Stopped, stoppable
 
 if TYPE_CHECKING:
-    from healthd.core.http.client import GateClient
+    from healthd.core.http.gates import GateClient
 
 
 # What slurmctld tells its prolog and epilog of a job, as a request to the aggregator. Pure but for the host names.
@@ -194,7 +194,7 @@ def ask_readiness(url: str, query: Mapping[str, str]) -> Fitness:
 def _ask_daemon(url: str, query: Mapping[str, str]) -> Fitness:
     import httpx
 
-    from healthd.core.http.client import verification
+    from healthd.core.http.trust import verification
 
     path = f"{url.rstrip('/')}/readyz"
     end = time.monotonic() + TIMEOUT_SECONDS
@@ -569,7 +569,7 @@ def gate(drain: bool, **options: Any) -> int:
     Exit code 0: it may. 75: it may not; slurmctld requeues a batch job and cancels a job of srun or salloc. 2: usage,
     or the token lacks permission, with the same effect.
     """
-    from healthd.core.http.client import NotAdmittedError
+    from healthd.core.http.gates import NotAdmittedError
 
     settings = load_settings(options, section="gate")
     scontrol = Scontrol()
