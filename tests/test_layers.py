@@ -305,8 +305,19 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
 # What integrations may use, whether or not one of them does.
 FOR_LEAVES = {
     "healthd.aggregator.drain": {"plan", "settings", "targets"},
-    "healthd.cli": {"fleet.line", "services", "settings.options", "terminal.output"},
+    "healthd.cli": {
+        "fleet.line",
+        "hooks.readiness",
+        "services",
+        "settings.gate",
+        "settings.options",
+        "settings.tree",
+        "support.doctor",
+        "terminal.output",
+        "terminal.render",
+    },
     "healthd.clients": {"kubernetes"},
+    "healthd.hooks": {"stopping"},
     "healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"},
 }
 
