@@ -28,6 +28,7 @@ ASKS = {
     "fleet release-lease": ("n1",),
     "fleet repairs": ("done", "n1", "--reason", "r"),
     "fleet report": (),
+    "fleet screening": (),
     "fleet show": ("n1",),
     "fleet status": (),
     "fleet steps": (),
