@@ -25,7 +25,6 @@ ROOMS = {
     "healthd.steps": set[str](),
     "healthd.localize": {"core"},
     "healthd.baselines": {"core"},
-    "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
     "healthd.clients": {"core"},
     "healthd.integrations": {"steps", "core", "clients", "node", "aggregator", "hooks", "cli"},
@@ -33,18 +32,15 @@ ROOMS = {
     "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
-    "healthd.kueue": {"core", "clients"},
     "healthd.cli": {
         "integrations",
         "core",
         "baselines",
-        "record",
         "runner",
         "node",
         "aggregator",
         "hooks",
         "postmortem",
-        "kueue",
     },
 }
 
@@ -307,7 +303,23 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
 
 
 # What integrations may use, whether or not one of them does.
-FOR_LEAVES = {"healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"}}
+FOR_LEAVES = {
+    "healthd.aggregator.drain": {"plan", "settings", "targets"},
+    "healthd.cli": {
+        "fleet.line",
+        "hooks.readiness",
+        "services",
+        "settings.gate",
+        "settings.options",
+        "settings.tree",
+        "support.doctor",
+        "terminal.output",
+        "terminal.render",
+    },
+    "healthd.clients": {"kubernetes"},
+    "healthd.hooks": {"stopping"},
+    "healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"},
+}
 
 
 def test_modules_import_each_other_in_no_cycle() -> None:
