@@ -10,7 +10,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar of
 STAMP := $(VENV)/.installed
 XLA_VENV := .venv-xla
 XLA_STAMP := $(XLA_VENV)/.installed
-FORMATTED := checks healthd tests
+FORMATTED := checks healthd packages tests
 # Python starts several times faster where it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -184,6 +184,7 @@ tag-is-version: # fails unless TAG is v and the version of the package, as of th
 release: $(STAMP) # the files of a release in dist (docs/release.md)
 	@rm -rf dist build/lib
 	@REPOSITORY_URL="$(REPOSITORY_URL)" $(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' >/dev/null
+	@cd packages/healthd-steps && $(abspath $(BIN))/python -c 'from setuptools import build_meta as b; b.build_sdist("../../dist"); b.build_wheel("../../dist")' >/dev/null
 	@$(BIN)/python -m deploy.release.sbom "$(VERSION)" > dist/healthd-$(VERSION).cdx.json
 	@rm -rf build/charts && mkdir -p build/charts && cp -r deploy/helm/healthd deploy/helm/healthd-job build/charts
 	@test -z "$(REPOSITORY_URL)" || for chart in build/charts/*; do \

@@ -12,12 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from healthd import __version__
 from healthd.aggregator.application import Application
-from healthd.aggregator.page.rendering import swagger_ui
 
 ROOT = Path(__file__).parent.parent
 WHOLE = ("docs", "deploy")
@@ -27,14 +27,6 @@ NOT_SHOWN = shutil.ignore_patterns("__pycache__", "*.pyc", "generate.py", "site.
 REFERENCE = """# API reference
 
 As a file: [openapi.json](openapi.json). How it is meant to be used: [HTTP API](api.md).
-A running aggregator has this page at `/docs`.
-
-<link rel="stylesheet" href="swagger-ui.css">
-<div id="swagger-ui" data-md-color-scheme="default"><noscript>The reference needs script.</noscript></div>
-<script src="swagger-ui-bundle.js"></script>
-<script>
-SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null, supportedSubmitMethods: []});
-</script>
 """
 
 
@@ -49,12 +41,35 @@ def collect(folder: Path) -> None:
     shutil.copy(ROOT / "README.md", folder / "index.md")
     described = Application(preflight=False).openapi()
     (folder / "docs/openapi.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
-    (folder / "docs/api-reference.md").write_text(REFERENCE, encoding="utf-8")
-    for path in swagger_ui():
-        shutil.copy(path, folder / "docs")
+    (folder / "docs/api-reference.md").write_text(reference(described), encoding="utf-8")
     (folder / "version.txt").write_text(version(ROOT) + "\n", encoding="utf-8")
     for page in folder.rglob("*.md"):
         page.write_text("".join(_linked(page, folder)), encoding="utf-8")
+
+
+def reference(described: Mapping[str, Any]) -> str:
+    """Every operation of the API in a section, by subject; schemas are in the file alone."""
+    parts = [REFERENCE]
+    operations = [
+        (one["tags"], _operation(method.upper(), path, one))
+        for path, methods in described["paths"].items()
+        for method, one in methods.items()
+    ]
+    for tag in described["tags"]:
+        found = [text for tags, text in operations if tags == [tag["name"]]]
+        parts += [f"## {tag['name'].capitalize()}\n\n{tag['description']}\n", *found] if found else []
+    return "\n".join(parts)
+
+
+def _operation(method: str, path: str, one: Mapping[str, Any]) -> str:
+    lines = [f"### `{method} {path}`\n", f"{one['summary']}\n"]
+    if "description" in one:
+        lines.append(f"{one['description']}\n")
+    for parameter in one.get("parameters", ()):
+        needed = ", required" if parameter["required"] else ""
+        about = f": {parameter['description']}" if "description" in parameter else ""
+        lines.append(f"- `{parameter['name']}` ({parameter['in']}{needed}){about}")
+    return "\n".join(lines) + "\n"
 
 
 def version(tree: Path) -> str:

@@ -22,7 +22,7 @@ from tests.ci import (
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
-from tests.collecting import pytest_ignore_collect
+from tests.collecting import can_be_chosen, pytest_ignore_collect
 from tests.hosts.temporary import memory_folder
 from tests.limits import heed_interrupts, pytest_collection_modifyitems, pytest_runtest_teardown
 from tests.profile import examples
@@ -64,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
     heed_interrupts()
     config.pluginmanager.register(Failures(config))
+    if not config.option.markexpr or can_be_chosen(config.option.markexpr, "kubernetes"):
+        config.pluginmanager.import_plugin("tests.kubernetes.fixtures")
 
 
 @pytest.hookimpl(tryfirst=True)

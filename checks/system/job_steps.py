@@ -28,7 +28,7 @@ def job_steps(ctx: Context[Params]) -> Iterator[Finding]:
     """
     No rank of a running job on this node is slower by its own time than the others.
 
-    Reads:   what the ranks report of each step (healthd.training.StepReporter), as the daemon has recorded it.
+    Reads:   what the ranks report of each step (healthd_steps.StepReporter), as the daemon has recorded it.
     Judges:  warn SlowRank: by its own time, without waiting, a rank took more than 5 % longer than the median of its
              peers on this node, in 4 of the last 5 windows of 50 steps; or a step is over its limit
              (`job_step_seconds`). Never a fail: data may be to blame, and any process of the host may report. Ranks

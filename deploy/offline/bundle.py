@@ -3,7 +3,7 @@ Collect healthd and everything it needs for machines without a network: `make of
 
     python -m deploy.offline.bundle FOLDER --python 3.12 [--extra nvidia ...]
 
-FOLDER gets `wheels/` (healthd, what it requires, pip, and pytest for the tests on accelerators), `install.sh`, and
+FOLDER gets `wheels/` (healthd, healthd-steps for the interpreter of jobs, what healthd requires, pip, and pytest for the tests on accelerators), `install.sh`, and
 `SHA256SUMS`. The versions are those of requirements.txt. torch is left out: probes use the interpreter of the jobs.
 """
 
@@ -20,6 +20,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+STEPS = ROOT / "packages/healthd-steps"
 INSTALLER = Path(__file__).with_name("install.sh")
 EXTRAS = ("nvidia", "kubernetes", "postgresql")
 """Left out by default: aws and object-store, which are useless without a network and have 20 MB."""
@@ -59,7 +60,7 @@ def build(folder: Path, python: str, machine: str, chosen: tuple[str, ...] | lis
     wheels.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip"]
     quiet = ["--quiet", "--disable-pip-version-check"]
-    run([*pip, "wheel", *quiet, "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, ROOT])
+    run([*pip, "wheel", *quiet, "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, ROOT, STEPS])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *(line for name in chosen for line in extras()[name])]
     platforms = [word for name in PLATFORMS for word in ("--platform", f"{name}_{machine}")]

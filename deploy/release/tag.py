@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Each place where a release has its version (docs/release.md, step 1).
 PLACES = (
     ("healthd/__init__.py", r'^__version__ = "(.+)"$'),
+    ("packages/healthd-steps/healthd_steps/__init__.py", r'^__version__ = "(.+)"$'),
     ("deploy/helm/healthd/Chart.yaml", r"^(?:version|appVersion): (.+)$"),
     ("deploy/helm/healthd-job/Chart.yaml", r"^(?:version|appVersion): (.+)$"),
     ("deploy/kubernetes/components/image/kustomization.yaml", r"^\s+newTag: (.+)$"),

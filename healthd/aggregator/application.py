@@ -78,7 +78,7 @@ class Application(FastAPI):
 
     def __init__(self, *, preflight: bool) -> None:
         routers = (*ROUTERS, *((gates.preflight_router,) if preflight else ()), *PAGE_ROUTERS)
-        # FastAPI's documentation pages load scripts from elsewhere and need no token; ours: `ui.docs`.
+        # FastAPI's documentation pages load scripts from elsewhere and need no token: `/openapi.json` is what there is.
         # A path with a slash at its end is no other path: nobody is sent to where a Host header points.
         super().__init__(
             title="healthd aggregator",

@@ -369,6 +369,7 @@ def build(terms: Terms, store: Store) -> Parts:
         holding=lambda: len(engine.open_gates()),
         overrides=lambda: len(engine.overrides()),
         breakers=lambda: len(engine.breakers()),
+        repairs=lambda: len(engine.repairs()),
         words=engine.rule_words,
         waits=engine.waits,
         recovering=lambda: engine.recovering() is not None,
@@ -386,6 +387,7 @@ def build(terms: Terms, store: Store) -> Parts:
     drain = make_drain_controller(terms.actuator, engine, fleet)
     metrics.add(ActuatorCollector(drain))
     engine.on_ready.append(metrics.gate_ready)
+    engine.on_repaired.append(metrics.repair_closed)
     engine.on_decided += [metrics.gate_decided, accusations.gate_decided]
     if drain is not None:
         engine.on_decided.append(drain.gate_decided)

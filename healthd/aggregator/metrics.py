@@ -20,7 +20,8 @@ from healthd.aggregator.fleet import Fleet, Standing
 from healthd.aggregator.gate.records import Gate
 from healthd.aggregator.jobs.calibration import device_seconds
 from healthd.aggregator.jobs.outcome_records import STARTED, Ended
-from healthd.aggregator.quarantine.records import Rule, RuleMode
+from healthd.aggregator.quarantine.records import HARD_ACTIONS, Rule, RuleMode
+from healthd.aggregator.quarantine.repair_records import Repair
 from healthd.core.http.server import exposition, task_errors_metric
 from healthd.core.model import Health, Verdict
 
@@ -184,18 +185,20 @@ def _labelled(name: str, about: str, label: str, values: Mapping[str, float]) ->
 GATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0)
 # A validation starts processes on every node and runs several rounds.
 VALIDATION_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# A reboot takes minutes, a part of a vendor weeks.
+REPAIR_BUCKETS = tuple(3600.0 * hours for hours in (0.25, 1, 4, 12, 24, 72, 168, 336, 672))
 # Grants whose moment is remembered for the answer to the one who asked.
 REMEMBERED_GRANTS = 1000
 
 
 class FleetMetrics:
     """
-    Counts what the engine tells (`on_ready`, `on_decided`), and renders everything.
+    Counts what the engine tells (`on_ready`, `on_decided`, `on_repaired`), and renders everything.
 
     `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
-    breakers that have tripped, `words` how often each rule came to a word and what came of it, `errors` how often
-    something failed in an unforeseen way, by what it stopped, `task_errors` how often each supervised task did. `now`
-    is the clock that quarantines go by.
+    breakers that have tripped, `repairs` that of open repairs, `words` how often each rule came to a word and what came
+    of it, `errors` how often something failed in an unforeseen way, by what it stopped, `task_errors` how often each
+    supervised task did. `now` is the clock that quarantines go by.
     """
 
     def __init__(
@@ -205,6 +208,7 @@ class FleetMetrics:
         holding: Callable[[], int],
         overrides: Callable[[], int],
         breakers: Callable[[], int] = lambda: 0,
+        repairs: Callable[[], int] = lambda: 0,
         words: Callable[[], Mapping[tuple[str, str], int]] = dict,
         waits: Callable[[], Sequence[float]] = tuple,
         recovering: Callable[[], bool] = lambda: False,
@@ -246,6 +250,15 @@ class FleetMetrics:
             buckets=VALIDATION_BUCKETS,
             registry=self._registry,
         )
+        self._repairs = Histogram(
+            "healthd_repair_seconds",
+            "Time from the finding to the end of a repair that was made, by the action that healthd advised.",
+            ("advice",),
+            buckets=REPAIR_BUCKETS,
+            registry=self._registry,
+        )
+        for action in HARD_ACTIONS:
+            self._repairs.labels(advice=action.value)
         self._outcomes = Counter(
             "healthd_job_outcomes",
             "Reported job outcomes, by outcome and by how the gate had admitted the job.",
@@ -284,6 +297,7 @@ class FleetMetrics:
                 "Pools in which the quarantine rules are stopped until an operator resets their breaker.",
                 breakers,
             ),
+            "healthd_repairs_open": ("Repairs that healthd advises and that are not finished.", repairs),
             "healthd_fleet_recovering": (
                 "1 while nothing is admitted because the aggregator waits for its nodes to report.",
                 recovering,
@@ -360,6 +374,11 @@ class FleetMetrics:
         for validation in gate.validations:
             if validation.ended_at is not None:
                 self._validations.observe(max(0.0, validation.ended_at - validation.started_at))
+
+    def repair_closed(self, repair: Repair) -> None:
+        """Count a repair whose end is on disk; one that was not made does not count."""
+        if repair.repaired_seconds is not None:
+            self._repairs.labels(advice=repair.advice.value).observe(repair.repaired_seconds)
 
     def job_ended(self, ended: Ended) -> None:
         """Count the end of a job; of a gate that did not admit it nothing is counted."""

@@ -26,12 +26,12 @@ from healthd.aggregator.screening.settings import ScreeningSettings
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import Leadership, Store, Watch, is_shared
+from healthd.clients.kubernetes import api_server
 from healthd.core.config import record_at
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, ListenError, Server, address_of, bind, closing_on_error
 from healthd.core.model import GateTerm
-from healthd.core.platforms.kubernetes import api_server
 from healthd.core.tasks import LogOnce, OnEnd, Tasks
 from healthd.core.threads import use_daemon_threads
 from healthd.integrations import INTEGRATIONS

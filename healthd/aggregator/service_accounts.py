@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 from checks.printable import some
 from healthd.aggregator.identity.tokens import IMPLIED, PEER, AuthError, Caller, Scope
 from healthd.aggregator.settings import KubernetesCallers
+from healthd.clients.kubernetes import ApiServer, KubernetesError, members
 from healthd.core import wire
 from healthd.core.errors import BadInputError
 from healthd.core.node_name import can_name
-from healthd.core.platforms.kubernetes import ApiServer, KubernetesError, members
 from healthd.core.workload import Pod
 
 log = logging.getLogger(__name__)

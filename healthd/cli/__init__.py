@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import os
 import shlex
 import signal
@@ -20,23 +19,36 @@ import click
 
 from healthd import __version__
 from healthd.cli.terminal.output import guard_streams
+from healthd.core.config import record_at
 from healthd.core.errors import ConfigError, HealthdError, OutputError
 from healthd.core.redaction import redact
+from healthd.integrations import INTEGRATIONS
 
-__all__ = ["main"]
+__all__ = [
+    "fleet.line",
+    "hooks.readiness",
+    "main",
+    "services",
+    "settings.gate",
+    "settings.options",
+    "settings.tree",
+    "support.doctor",
+    "terminal.output",
+    "terminal.render",
+]
 
-# Command -> module in this package that holds it (function of the same name, dashes as underscores).
+OF_INTEGRATIONS = {command.name: command for one in INTEGRATIONS for command in one.commands}
+
+# Command -> where it is: a module in this package with a function of that name, or `module:name` of an integration.
 COMMANDS = {
     "check": "check",
     "node": "services",
     "aggregator": "services",
-    "kueue": "services",
     "gate": "hooks.gate",
     "preflight": "hooks.preflight",
     "run": "run",
     "postmortem": "postmortem",
-    "slurm": "hooks.slurm",
-    "kubernetes": "support.kubernetes",
+    **{name: command.place for name, command in OF_INTEGRATIONS.items()},
     "fleet": "fleet.fleet",
     "override": "fleet.fleet",
     "fault": "local",
@@ -46,7 +58,7 @@ COMMANDS = {
     "warm": "warm",
     "baseline": "fleet.baseline",
     "doctor": "support.doctor",
-    "bundle": "support.bundle",
+    "bundle": "support.record",
     "record": "support.record",
     "demo": "demo",
     "completion": "completion",
@@ -59,12 +71,12 @@ EXIT_CODES: Mapping[tuple[str, ...], tuple[int, int, int]] = {
     ("check",): (2, 3, 3),
     ("gate",): (2, 75, 75),
     ("preflight",): (2, 75, 75),
-    ("slurm",): (2, 75, 75),
     ("fleet", "breaker"): (2, 3, 3),
     ("fleet", "stragglers"): (2, 3, 3),
     ("fleet", "digests"): (2, 3, 3),
     ("fleet", "steps"): (2, 3, 3),
     ("fleet", "validate"): (2, 3, 3),
+    **{(name,): one.exit_codes for name, one in OF_INTEGRATIONS.items() if one.exit_codes is not None},
 }
 CANNOT_TELL = 3
 
@@ -85,8 +97,8 @@ class Lazy(click.Group):
         """The command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"healthd.cli.{COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
+        place = COMMANDS[cmd_name]
+        command: click.Command = record_at(place if ":" in place else f"healthd.cli.{place}:{cmd_name}")
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

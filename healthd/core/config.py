@@ -59,6 +59,11 @@ def tables_of(tables: Callable[[], Mapping[str, str]]) -> Any:
     return dataclasses.field(default_factory=dict, metadata={"tables": tables})
 
 
+def choice(default: str, choices: Callable[[], Sequence[str]]) -> Any:
+    """A field of a word out of those that `choices` says when the settings are read."""
+    return dataclasses.field(default=default, metadata={"choices": choices})
+
+
 class Tables:
     """
     Base of a schema whose fields are `table` or `free_table`, or "internal" and None unless given.
@@ -86,7 +91,9 @@ class Tables:
             if field is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             later = vars(self)["_later"]
-            if name in later:
+            if "tables" in field.metadata:
+                value = {}
+            elif name in later:
                 value = later[name]()
             elif field.metadata.get("internal"):
                 value = None
@@ -169,6 +176,8 @@ def annotation_of(schema: Any, field: dataclasses.Field[Any]) -> Any:
         return types.GenericAlias(dict, (str, record)) if field.metadata["named"] else record
     if "type" in field.metadata:
         return field.metadata["type"]
+    if (choices := field.metadata.get("choices")) is not None:
+        return typing.Literal[tuple(choices())]
     annotation = _hints(schema)[field.name]
     if field.name.endswith("_seconds") and annotation in (float, float | None):
         return Seconds | None if is_union(annotation) else Seconds
@@ -594,7 +603,13 @@ def _tables(
     """The tables that are `given` are built, and checked, at once; the others when they are asked for."""
     now: dict[str, Any] = {}
     later: dict[str, Callable[[], Any]] = {}
+    others = fields(schema).others(tree)
+    for field in dataclasses.fields(schema):  # type: ignore[arg-type]
+        if "tables" in field.metadata:
+            now[field.name] = {name: _build(record, inner, (name,)) for name, (record, inner) in others.items()}
     for key, value in tree.items():
+        if key in others:
+            continue
         make = functools.partial(_field, schema, key, value, ())
         if key in given:
             now[key] = make()

@@ -10,11 +10,27 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
+class CommandAt:
+    """A command of `healthd`, and where its click command is."""
+
+    name: str
+    place: str
+    exit_codes: tuple[int, int, int] | None = None
+    """What wrong usage or settings, any other error of ours, and an unforeseen one come to; None: as most commands."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Integration:
     """One line of `healthd.integrations`. Places are `module:name`, imported when they are used; None: it has none."""
 
     name: str
     """Its folder in `healthd/integrations` and `tests/integrations`."""
+
+    commands: tuple[CommandAt, ...] = ()
+    """Its commands."""
+
+    settings: tuple[str, str] | None = None
+    """Key of its table at the top of the file, for its commands, and where the record of the table is."""
 
     node_settings: tuple[str, str] | None = None
     """Key of its table below `[node]`, and where the record of the table is."""
@@ -59,6 +75,24 @@ class Integration:
     """Who says whose a token is that no file has: a function of the aggregator's settings that gives a
     `healthd.aggregator.identity.tokens.Platform`, None where it is off. Its table is a `Callers`."""
 
+    hooked_job: str | None = None
+    """The job that a workload is, by the name of the workload, where the scheduler's hook asks a gate for every job: a
+    function that gives a `healthd.aggregator.jobs.ungated.HookedJob`, None for other workloads."""
+
+    actuator: str | None = None
+    """What takes nodes out of the scheduler `name`, where `actuator.kind` is that: a
+    `healthd.aggregator.drain.targets.MakeActuator`."""
+
+    actuator_settings: tuple[str, str] | None = None
+    """Key of its table below `[actuator]`, and where the record of the table is."""
+
+    device_actuator: str | None = None
+    """What takes out single devices before an actuator takes out their node: a
+    `healthd.aggregator.drain.targets.MakeDeviceActuator`."""
+
+    device_settings: tuple[str, str] | None = None
+    """Key of the settings for that in the table of an actuator (`NAME_*`: NAME_KEY each), and where the record is."""
+
 
 @runtime_checkable
 class Callers(Protocol):
@@ -67,6 +101,11 @@ class Callers(Protocol):
     @property
     def on(self) -> bool:
         """Whether it lets any in."""
+
+
+def top_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key at the top of the file -> where the record is."""
+    return dict(one.settings for one in integrations if one.settings is not None)
 
 
 def node_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
@@ -82,6 +121,21 @@ def allocation_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
 def aggregator_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
     """Key below `[aggregator]` -> where the record is."""
     return dict(one.aggregator_settings for one in integrations if one.aggregator_settings is not None)
+
+
+def actuators(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Name of a scheduler -> where its actuator is made."""
+    return {one.name: one.actuator for one in integrations if one.actuator is not None}
+
+
+def actuator_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key below `[actuator]` -> where the record is."""
+    return dict(one.actuator_settings for one in integrations if one.actuator_settings is not None)
+
+
+def device_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key in the table of an actuator -> where the record of what takes out devices is."""
+    return dict(one.device_settings for one in integrations if one.device_settings is not None)
 
 
 def table_of(tables: Mapping[str, Any], key: str, record: type[R]) -> R:

@@ -5,13 +5,20 @@ Nothing outside imports a leaf, and a leaf imports no other leaf. The core finds
 and its two folders (here and in `tests/integrations`) a leaf is gone, and everything else works.
 """
 
-from healthd.core.integrations import Integration
+from healthd.core.integrations import CommandAt, Integration
 
 INTEGRATIONS = (
     Integration(
         name="batch",
+        actuator="healthd.integrations.batch.actuator:make",
+        actuator_settings=("batch", "healthd.integrations.batch.settings:BatchActuatorSettings"),
         job_variables=("AWS_BATCH_JOB_ID",),
         launcher="healthd.integrations.batch.launcher:LAUNCHER",
+    ),
+    Integration(
+        name="dra",
+        device_actuator="healthd.integrations.dra.actuator:device_actuator",
+        device_settings=("device_*", "healthd.integrations.dra.settings:DeviceTaintSettings"),
     ),
     Integration(
         name="ec2",
@@ -24,6 +31,17 @@ INTEGRATIONS = (
         allocation_settings=("ecs_*", "healthd.integrations.ecs.settings:EcsSettings"),
         job_scheduler="healthd.integrations.ecs.occupancy:SCHEDULER",
         job_variables=("ECS_CONTAINER_METADATA_URI", "ECS_CONTAINER_METADATA_URI_V4"),
+    ),
+    Integration(
+        name="kubernetes",
+        commands=(CommandAt(name="kubernetes", place="healthd.integrations.kubernetes.command:kubernetes"),),
+        actuator="healthd.integrations.kubernetes.actuator:make",
+        actuator_settings=("kubernetes", "healthd.integrations.kubernetes.settings:KubernetesActuatorSettings"),
+    ),
+    Integration(
+        name="kueue",
+        commands=(CommandAt(name="kueue", place="healthd.integrations.kueue.command:kueue"),),
+        settings=("kueue", "healthd.integrations.kueue.settings:KueueSettings"),
     ),
     Integration(
         name="nvrx",
@@ -46,9 +64,13 @@ INTEGRATIONS = (
     ),
     Integration(
         name="slurm",
+        commands=(CommandAt(name="slurm", place="healthd.integrations.slurm.command:slurm", exit_codes=(2, 75, 75)),),
+        actuator="healthd.integrations.slurm.actuator:make",
+        hooked_job="healthd.integrations.slurm.jobs:hooked_job",
         job_scheduler="healthd.integrations.slurm.occupancy:SCHEDULER",
         job_variables=("SLURM_JOB_ID",),
         job_workload=("SLURM_JOB_ID", "slurm:"),
+        launcher="healthd.integrations.slurm.launcher:LAUNCHER",
     ),
     Integration(
         name="steps",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from healthd.localize.judge import Evidence
+from healthd.localize.evidence import Evidence
 from healthd.localize.model import (
     Culprit,
     GroupOutcome,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from healthd.localize.judge import SILENT, Evidence, Ids, Judged, Parts, judge
+from healthd.localize.evidence import SILENT, Evidence, Ids, Parts, Trunk
+from healthd.localize.judge import Group, Judged, judge
 from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, TrunkFault, ValidationVerdict
 from healthd.localize.rounds import Found, in_doubt, passed_parts, rest_of, rest_state
 
@@ -16,13 +17,8 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> ValidationVerdict:
     """What rounds of disjoint groups have shown. `spent`: ended by a bound or by the caller."""
     judged = judge(ev)
     remain = rest_of(ev, judged)
-    rest = found.grown or remain
-    if spent and rest_state(ev, rest) is False:  # the largest group of it that passed can run
-        largest = passed_parts(ev, rest, {*judged.paths, *judged.odd})[0]
-        rest = largest if len(largest) > 2 else rest
+    rest = _rest(ev, judged, found.grown or remain, spent=spent)
     passed = rest_state(ev, rest)
-    silent = tuple(v for v in ev.job if ev.silent[v] >= SILENT and not ev.passes[v] and v not in judged.blamed())
-    one_of = _untold(ev, judged, rest if passed is True else ())
     # No fault of scale if one of its members turned out to be the cause after all.
     scale = found.scale if found.scale and set(ev.say(judged.blamed())).isdisjoint(found.scale.members) else None
     verdict = ValidationVerdict(
@@ -32,18 +28,12 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> ValidationVerdict:
             for a, b in sorted(judged.paths)
         ),
         groups=tuple(
-            LabelFault(label=label, value=value, members=ev.say(members), inside=inside or (False if met else None))
-            for label, value, members, inside in sorted(judged.groups, key=lambda one: (one[:2], sorted(one[2])))
-            for met in [any(o in members for v in members for o in ev.met[v])]
+            _group(ev, group) for group in sorted(judged.groups, key=lambda group: (group[:2], sorted(group[2])))
         ),
-        trunks=tuple(
-            TrunkFault(label=trunk[0], values=trunk[1:], members=(ev.say(one), ev.say(other)), failed=failed)
-            for trunk, failed in judged.trunks.items()
-            for one, other in [ev.sides(trunk)]
-        ),
+        trunks=tuple(_trunk(ev, trunk, failed) for trunk, failed in judged.trunks.items()),
         scale=scale,
-        one_of=tuple(map(ev.say, one_of)),
-        not_measured=ev.say(silent),
+        one_of=tuple(map(ev.say, _untold(ev, judged, rest if passed is True else ()))),
+        not_measured=ev.say(_silent(ev, judged)),
         rest=ev.say(rest),
         rest_passed=passed,
         decided=False,
@@ -52,19 +42,14 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> ValidationVerdict:
         tests=ev.asked,
     )
     reasons = list(_faults(verdict, len(ev.job)))
-    failed = any(test.bad for test in ev.tests)
-    named = bool(judged.accused or judged.paths or judged.groups or judged.trunks or scale)
-    # A failure came and went where the whole passes now, and chance fails tests in this fleet.
-    gone = rest == ev.job and any(pair in ev.good_pairs for pair in ev.bad_pairs)
-    decided = not one_of and not silent and rest == remain and (named or not failed or gone)
-    decided = decided and (passed is True or scale is not None or (named and not rest))
     if rest != remain:
         reasons.append(
             f"the {len(remain)} remaining members fail together; the largest group that passed has {len(rest)}"
         )
-    reasons += _of_rest(ev, rest, passed, named=named, failed=failed)
+    reasons += _of_rest(ev, rest, passed, named=_is_named(verdict), failed=_has_failed(ev))
     if spent:
         reasons.append("stopped by the limit on rounds, or by the caller: this is the result so far")
+    decided = rest == remain and _is_decided(ev, verdict, whole=rest == ev.job)
     return replace(verdict, decided=decided, reasons=tuple(reasons))
 
 
@@ -75,21 +60,40 @@ def names(members: Iterable[str]) -> str:
     return ", ".join(listed[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _is_slow(ev: Evidence, tests: Iterable[int]) -> bool:
-    kept = [n for n in tests if n not in ev.dropped]
-    return bool(kept) and all(ev.tests[n].slow for n in kept)
+def _is_decided(ev: Evidence, verdict: ValidationVerdict, *, whole: bool) -> bool:
+    """Whether each failure has a name, and all who remain are known to be healthy. `whole`: all remain."""
+    named, passed = _is_named(verdict), verdict.rest_passed is True
+    failure_explained = named or not _has_failed(ev) or (whole and _passed_since(ev))
+    rest_explained = passed or verdict.scale is not None or (named and not verdict.rest)
+    return not verdict.one_of and not verdict.not_measured and failure_explained and rest_explained
 
 
-def _culprit(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> Culprit:
-    failed = len(ev.counted(v))
-    slow = _is_slow(ev, [n for _, n in counted])
-    return Culprit(
-        member=ev.names[v],
-        manner=Manner.SLOW if slow else Manner.SOMETIMES if ev.passes[v] else Manner.ALWAYS,
-        failed_with=ev.say({o for o, _ in counted if o != v}),
-        failed=failed,
-        passed=ev.pair_tests[v] - failed,
-    )
+def _is_named(verdict: ValidationVerdict) -> bool:
+    """Whether anything is at fault that has a name."""
+    return bool(verdict.culprits or verdict.paths or verdict.groups or verdict.trunks or verdict.scale)
+
+
+def _has_failed(ev: Evidence) -> bool:
+    return any(test.bad for test in ev.tests)
+
+
+def _passed_since(ev: Evidence) -> bool:
+    """Whether a failure came and went: a pair that failed has passed, too. Chance fails tests in this fleet."""
+    return any(pair in ev.good_pairs for pair in ev.bad_pairs)
+
+
+def _rest(ev: Evidence, judged: Judged, rest: Ids, *, spent: bool) -> Ids:
+    """Who remains; of a rest that fails, the largest group that passed can run where the tests have ended."""
+    if not spent or rest_state(ev, rest) is not False:
+        return rest
+    largest = passed_parts(ev, rest, {*judged.paths, *judged.odd})[0]
+    return largest if len(largest) > 2 else rest
+
+
+def _silent(ev: Evidence, judged: Judged) -> Ids:
+    """Who never gave a result."""
+    blamed = judged.blamed()
+    return tuple(v for v in ev.job if ev.silent[v] >= SILENT and not ev.passes[v] and v not in blamed)
 
 
 def _untold(ev: Evidence, judged: Judged, passed: Ids) -> list[list[int]]:
@@ -108,6 +112,36 @@ def _untold(ev: Evidence, judged: Judged, passed: Ids) -> list[list[int]]:
             links.join(left)
             ends.update(left)
     return list(links.of(sorted(ends)).values())
+
+
+def _culprit(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> Culprit:
+    failed = len(ev.counted(v))
+    slow = _is_slow(ev, [n for _, n in counted])
+    return Culprit(
+        member=ev.names[v],
+        manner=Manner.SLOW if slow else Manner.SOMETIMES if ev.passes[v] else Manner.ALWAYS,
+        failed_with=ev.say({o for o, _ in counted if o != v}),
+        failed=failed,
+        passed=ev.pair_tests[v] - failed,
+    )
+
+
+def _is_slow(ev: Evidence, tests: Iterable[int]) -> bool:
+    kept = [n for n in tests if n not in ev.dropped]
+    return bool(kept) and all(ev.tests[n].slow for n in kept)
+
+
+def _group(ev: Evidence, group: Group) -> LabelFault:
+    label, value, members, inside = group
+    met_inside = any(o in members for v in members for o in ev.met[v])
+    return LabelFault(
+        label=label, value=value, members=ev.say(members), inside=inside or (False if met_inside else None)
+    )
+
+
+def _trunk(ev: Evidence, trunk: Trunk, failed: int) -> TrunkFault:
+    one, other = ev.sides(trunk)
+    return TrunkFault(label=trunk[0], values=trunk[1:], members=(ev.say(one), ev.say(other)), failed=failed)
 
 
 def _faults(verdict: ValidationVerdict, whole: int) -> Iterator[str]:

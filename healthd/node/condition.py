@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 from checks.contract import Action, Blame, Status
 from checks.printable import printable
+from healthd.clients.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
 from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError
 from healthd.core.model import CheckSpec, Health, NodeState, Reason
-from healthd.core.platforms.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
 from healthd.core.tasks import LogOnce, wait_for
 from healthd.node.clock import Clock
 from healthd.node.settings import KubernetesSettings

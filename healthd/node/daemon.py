@@ -15,9 +15,9 @@ from pathlib import Path
 
 from checks.collective.nccom.run import lnc_of
 from checks.host.machine import Host
+from healthd.clients.kubernetes import ApiServer, api_server
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.http import server as web
-from healthd.core.platforms.kubernetes import ApiServer, api_server
 from healthd.core.tasks import Tasks
 from healthd.core.threads import use_daemon_threads
 from healthd.node.checks.catalogue import enabled_checks

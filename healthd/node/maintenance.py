@@ -13,7 +13,7 @@ import contextlib
 import logging
 
 from checks.printable import printable_line
-from healthd.core.platforms.kubernetes import (
+from healthd.clients.kubernetes import (
     FIRST_PAUSE_SECONDS,
     ApiServer,
     KubernetesError,

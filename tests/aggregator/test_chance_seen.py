@@ -9,7 +9,8 @@ from healthd.aggregator.validation import records as model
 from healthd.aggregator.validation.plan import MOST_TESTS, add
 from healthd.aggregator.validation.records import NO_CHANCE_SEEN, ChanceSeen
 from healthd.core.model import Decision, Order, OrderReport, Verdict
-from healthd.localize.judge import Evidence, chance_of
+from healthd.localize.evidence import Evidence
+from healthd.localize.judge import chance_of
 from healthd.localize.model import Outcome, Problem
 from tests.aggregator.chance_seen_kit import FOUR, validation
 from tests.aggregator.engine_kit import Running, running

@@ -46,6 +46,8 @@ CONTRACT = {
     "healthd_store_failing": "gauge",
     "healthd_internal_errors": "counter",
     "healthd_task_errors": "counter",
+    "healthd_repair_seconds": "histogram",
+    "healthd_repairs_open": "gauge",
     "healthd_job_outcomes": "counter",
     "healthd_gate_false_alarms": "counter",
     "healthd_gate_misses": "counter",

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from healthd.aggregator.drain.controller import observe
 from healthd.aggregator.drain.plan import Candidate, make_plan
-from healthd.aggregator.drain.settings import KubernetesActuatorSettings
 from healthd.aggregator.policy import Policy, Tuning
-from healthd.aggregator.process import aggregator
-from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Quarantine
-from tests.aggregator.actuators_fleet_kit import until
-from tests.aggregator.actuators_kit import ACT, Scene, Scheduler, fleet_of, suspect
+from tests.aggregator.actuators_kit import Scene, Scheduler, fleet_of, suspect
 from tests.aggregator.actuators_kit import kept as kept_out
-from tests.aggregator.api_kit import living
 from tests.aggregator.engine_kit import Running, running
 from tests.aggregator.rules_engine_kit import kept, kinds, measured
 from tests.aggregator.world import NOW, POLICY, World, with_wrong
-from tests.node.api_server_kit import Cluster, cluster
-from tests.patience import PATIENCE
 
 DAY = 86400.0
 
@@ -181,40 +170,6 @@ async def test_fresh_database_gives_nothing_back_until_it_has_proved_itself(tmp_
         assert observe(run.engine, world, {}).unsure, "it has just started"
         world.now += policy.tuning.settle_seconds + 1
         assert not observe(run.engine, world, {}).unsure
-
-
-def test_aggregator_that_has_lost_its_database_leaves_the_marks_of_the_one_before_it(tmp_path: Path) -> None:
-    async def main(kube: Cluster) -> None:
-        where = KubernetesActuatorSettings(service_account=kube.folder, api_server=kube.url)
-        actuator = dataclasses.replace(ACT, kubernetes=where)
-        policy = dataclasses.replace(POLICY, recovery_seconds=600.0)
-
-        @contextlib.asynccontextmanager
-        async def running(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-            settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=folder)
-            async with (
-                aggregator(settings, policy, actuator=actuator) as (address, _),
-                httpx.AsyncClient(base_url=f"http://{address}", timeout=60.0, verify=False) as client,
-            ):
-                yield client
-
-        async with running(tmp_path / "first") as client, living(client, "n1"):
-            assert (await client.put("/v1/nodes/n1/quarantine", json={"reason": "fan"})).status_code == 200
-            await until(lambda: bool(kube.taints("n1")))
-        listed = len(kube.calls)
-        async with running(tmp_path / "second") as client:
-            await until(lambda: len(kube.calls) > listed)
-            await asyncio.sleep(10 * actuator.look_seconds)
-            assert kube.taints("n1"), "nobody has said anything for it"
-            async with living(client, "n1"):
-                await asyncio.sleep(10 * actuator.look_seconds)
-                assert kube.taints("n1"), "others may yet tell who took it out"
-                assert (await client.post("/v1/fleet/recover")).status_code == 200
-                await until(lambda: not kube.taints("n1"))
-
-    with cluster(tmp_path / "account") as kube:
-        kube.add("n1")
-        asyncio.run(asyncio.wait_for(main(kube), 30 * PATIENCE))
 
 
 async def test_what_this_process_took_out_itself_is_given_back_however_new_its_database_is() -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests import prepared
 from tests.aggregator.cluster import HEALTHD, Cluster, ask
 from tests.aggregator.service import ROOT, Command, Said, until
-from tests.node import api_server_kit
+from tests.clients import api_server_kit
 
 NODES = ("n1", "n2")
 WITHIN_SECONDS = 10.0

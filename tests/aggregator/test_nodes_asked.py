@@ -11,7 +11,7 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.aggregator.policy import Policy
-from healthd.cli.terminal import render
+from healthd.cli.terminal import decisions
 from healthd.core.model import Decision, OrderReport
 from healthd.core.wire import decode
 from tests.aggregator.api_kit import POLICY, living, scenario
@@ -108,10 +108,10 @@ def test_collectives_that_the_deadline_cut_off_make_nobody_well() -> None:
 def test_what_people_read_names_all_nodes_what_was_asked_and_what_was_applied() -> None:
     fleet = (node("n1"), node("n2", state("n2", with_wrong())), node("n3"), node("n4", state("n4", STALE)))
     decision = decided(*fleet, nodes=("n1", "n2", "n3", "n4"), tier=Tier.QUICK, max_age_seconds=60.0)
-    in_short = plain(*render.decision_report(decision))
+    in_short = plain(*decisions.decision_report(decision))
     assert "n2: WrongResult" in in_short[1]
     assert in_short[2:] == ["  not verified: n4 (Stale)", "  passed: n1, n3"]
-    whole = plain(*render.decision_report(decision, whole=True))
+    whole = plain(*decisions.decision_report(decision, whole=True))
     assert whole[1] == "  asked for: n1, n2, n3, n4"
     assert "tier quick (asked for), maximum age of the evidence 60 s (asked for), wait 5 s, " in whole[2]
     assert "  left out: n2 (see above)" in whole
@@ -148,7 +148,7 @@ def test_a_pool_gate_that_replaced_a_bad_node_says_so_in_its_answer_and_on_its_p
             decision = decode(answer.content, Decision, what="decision")
             assert [one.node for one in decision.nodes] == ["n2"]
             assert [(one.node, one.reasons[0].code) for one in decision.excluded] == [("n1", "WrongResult")]
-            assert "  left out: n1" in plain(*render.decision_report(decision))
+            assert "  left out: n1" in plain(*decisions.decision_report(decision))
             text = (await client.get(f"/gates/{decision.id}")).text
             assert "WrongResult" in text[text.index("<h3>Left out</h3>") :]
             assert "Nothing speaks against it" not in text

@@ -59,7 +59,7 @@ def test_every_path_says_its_statuses_with_the_one_error_record(method: str, pat
     assert told["summary"]
     assert "`" not in told["summary"], "a summary is plain text"
     for one in told.get("security", ()):
-        assert told["description"].endswith(f"Scope: `{one['token'][0]}`."), "Swagger UI shows no scopes by itself"
+        assert told["description"].endswith(f"Scope: `{one['token'][0]}`."), "viewers show no scopes by themselves"
     assert {"200", "400", "500", "503"} <= told["responses"].keys()
     assert "422" not in told["responses"]
     assert ("security" in told) == ("401" in told["responses"]) == (path not in ("/livez", "/readyz"))

@@ -20,11 +20,14 @@ from tests import prepared
 from tests.aggregator.cluster import Cluster, ask
 from tests.aggregator.parts import KEY, Clock, fleet, result, spec, state
 from tests.aggregator.service import ROOT, Service, until
+from tests.job import IN_A_JOB
 
 # Says to each daemon what a rank on its node would: its own time, and that it waits for the slowest.
-RANKS = """
+RANKS = (
+    IN_A_JOB
+    + """
 import sys, time
-from healthd.training import StepReporter
+from healthd_steps import StepReporter
 run_dirs, slow = sys.argv[2:], int(sys.argv[1])
 ranks = [
     StepReporter(job="train-9", rank=rank, size=len(run_dirs), path=path + "/steps.sock")
@@ -38,6 +41,7 @@ while True:
     step += 1
     time.sleep(0.02)
 """
+)
 
 
 class Nodes:

@@ -221,6 +221,7 @@ def test_a_database_of_the_first_schema_gets_the_tables_of_today(url: str) -> No
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE aggregators")
         connection.exec_driver_sql("DROP TABLE quarantined")
+        connection.exec_driver_sql("DROP TABLE repairs")
         make_tables_of_facts(connection)
         connection.exec_driver_sql("DROP TABLE notes")
         connection.exec_driver_sql("DROP TABLE postmortems")
@@ -254,6 +255,7 @@ async def test_a_database_of_the_sixth_schema_keeps_the_facts_of_its_gates(url: 
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         make_tables_of_facts(connection)
+        connection.exec_driver_sql("DROP TABLE repairs")
         connection.exec_driver_sql("CREATE TABLE placements (node VARCHAR(253) PRIMARY KEY, shard VARCHAR(253))")
         for number in range(3):
             facts = f"'{ended(number).id}', {NOW + number}, 'observed', 'reject', TRUE, FALSE, 2.5, 8.0"
@@ -305,6 +307,7 @@ def test_a_database_of_the_third_schema_keeps_its_term(url: str) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE aggregators")
         connection.exec_driver_sql("DROP TABLE quarantined")
+        connection.exec_driver_sql("DROP TABLE repairs")
         make_tables_of_facts(connection)
         connection.exec_driver_sql("DROP TABLE leadership")
         columns = "id INTEGER PRIMARY KEY, term INTEGER, holder VARCHAR(300), renewed DOUBLE PRECISION"

@@ -17,7 +17,7 @@ from typing import Any
 
 from healthd.aggregator.service_accounts import PATH
 from healthd.aggregator.settings import KubernetesCallers
-from tests.node.api_server_kit import Call, Cluster, cluster, failure
+from tests.clients.api_server_kit import Call, Cluster, cluster, failure
 from tests.patience import PATIENCE
 
 AUDIENCE = "healthd"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 import statistics
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from healthd.training import StepReporter
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, spread
+from tests.job import FOLDER
 
 STEPS = 20_000
 ROUNDS = 5
@@ -31,6 +32,10 @@ def measure(scale: Scale) -> Iterator[Reading]:
 
 
 def _seconds(figure: Figure, path: str, steps: int) -> float:
+    if FOLDER not in sys.path:
+        sys.path.insert(0, FOLDER)
+    from healthd_steps import StepReporter
+
     Path(path).unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         if figure is not NONE:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.machine import HEALTHY, INVENTORY
+from tests.pythons import find_python
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-def find_python() -> str | None:
-    """A Python 3.10 that starts; a shim of a version manager may be on PATH and not."""
-    places = [*sorted(Path.home().glob(".pyenv/versions/3.10*/bin/python3.10")), shutil.which("python3.10")]
-    for place in places:
-        if place is None:
-            continue
-        done = subprocess.run([str(place), "-V"], capture_output=True, text=True, timeout=20, check=False)
-        if done.returncode == 0 and "3.10" in done.stdout:
-            return str(place)
-    return None
-
-
 @pytest.fixture(scope="module")
 def python() -> str:
-    found = find_python()
+    found = find_python("3.10")
     if found is None:
         pytest.skip("no Python 3.10 here; install one as python3.10 on PATH")
     return found

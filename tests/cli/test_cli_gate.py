@@ -485,6 +485,18 @@ def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> No
     assert "pool 'tran' has no nodes; did you mean 'train'?" in slip.err
 
 
+def test_repairs_are_listed_and_decided(world: World) -> None:
+    listed = world.run("fleet", "repairs")
+    assert (listed.code, "WrongResult" in listed.out) == (0, True), listed.err
+    said = world.run("fleet", "repairs", "accept", "bad", "--reason", "part ordered")
+    assert said.out.startswith("bad: 1 repair accepted"), said.err
+    (one,) = world.run("fleet", "repairs", "--json").json["repairs"]
+    assert (one["state"], one["steps"][-1]["why"]) == ("accepted", "part ordered")
+    assert world.run("fleet", "repairs", "accept", "bad").code == 2
+    assert world.run("fleet", "repairs", "list", "bad").code == 2
+    assert world.run("fleet", "repairs", "done", "bad", "--device", "gpu:9", "--reason", "r").code == 1
+
+
 @pytest.mark.parametrize("what", ["stragglers", "digests", "steps"])
 def test_that_nothing_was_compared_is_not_said_to_be_well(world: World, what: str) -> None:
     said = world.run("fleet", what)
@@ -521,7 +533,6 @@ def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
         (("fleet", "status", "--no-such-option"), "--no-such-option"),
         (("gate", "--job", "j"), "choose the nodes"),
         (("preflight", "--no-such-option"), "--no-such-option"),
-        (("slurm", "gate", "--no-such-option"), "--no-such-option"),
         (("baseline", "/no/such/file"), "/no/such/file"),
     ],
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-import healthd.cli.fleet.fleet as status
+import healthd.cli.fleet.status as status
 from healthd.core import wire
 from tests.cli.cli_kit import environment
 from tests.core.client_kit import answer, server

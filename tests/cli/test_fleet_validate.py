@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-import healthd.cli.fleet.fleet as fleet_commands
+import healthd.cli.fleet.gates as fleet_commands
 from checks.contract import Action, Blame, Status
 from healthd.core import wire
 from healthd.core.model import Reason, Verdict

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from checks.contract import Action, Blame, Finding, Status, Tier
-from healthd.cli.terminal import render
+from healthd.cli.terminal import decisions, render
 from healthd.cli.terminal.console import Terminal
 from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
 from tests.aggregator.parts import state
@@ -127,7 +127,7 @@ def test_what_gate_prints_of_a_rejection_has_each_sentence_once() -> None:
         decided_at=0.0,
         duration_seconds=1.0,
     )
-    assert "".join(plain(*render.decision_report(decision))).count(PRODUCT) == 1
+    assert "".join(plain(*decisions.decision_report(decision))).count(PRODUCT) == 1
 
 
 def test_a_rejection_refers_to_nothing_that_it_does_not_print() -> None:
@@ -138,13 +138,15 @@ def test_a_rejection_refers_to_nothing_that_it_does_not_print() -> None:
     )
     decision = rejected(replace(own, message=f"waiting for: {said}"))
     decision = replace(decision, excluded=(ExcludedNode(node="n1", reasons=(own,)),))
-    _, why, unjudged = plain(*render.decision_report(decision))
+    _, why, unjudged = plain(*decisions.decision_report(decision))
     assert why == f"  ? n1: NotYetRun waiting for: {said} → retry"
     assert unjudged == "  not verified: n1 (NotYetRun)"
     faults = [reason("n2", f"cpu:{n}", f"product {n} is wrong, as is told in {PRODUCT}", Status.FAIL) for n in range(3)]
     cut = reason("n2", "cpu:3", PRODUCT, Status.FAIL)
     printed = "".join(
-        plain(*render.decision_report(replace(decision, excluded=(ExcludedNode(node="n2", reasons=(*faults, cut)),))))
+        plain(
+            *decisions.decision_report(replace(decision, excluded=(ExcludedNode(node="n2", reasons=(*faults, cut)),)))
+        )
     )
     assert "see " not in printed
     assert PRODUCT in printed
@@ -248,7 +250,7 @@ def test_a_warning_accuses_nobody_where_a_gate_says_no() -> None:
         decided_at=0.0,
         duration_seconds=1.0,
     )
-    said = plain(*render.decision_report(decision))
+    said = plain(*decisions.decision_report(decision))
     assert said[-1] == "  not verified: n1 (ColdCache)"
     assert not any("left out" in line for line in said)
 
@@ -277,10 +279,10 @@ WRONG = replace(
 
 
 def test_a_drill_is_said_first_and_nobody_is_told_to_replace_a_node() -> None:
-    first, why = plain(*render.decision_report(rejected(WRONG)))
+    first, why = plain(*decisions.decision_report(rejected(WRONG)))
     assert first.startswith("✗ REJECT  DRILL  no node")
     assert why == "  ✗ DRILL n2: WrongResult matmul cpu:1: product is wrong (injected)"
-    first, second, *_ = plain(*render.decision_report(rejected(WRONG, decision=Verdict.ADMIT, would=Verdict.REJECT)))
+    first, second, *_ = plain(*decisions.decision_report(rejected(WRONG, decision=Verdict.ADMIT, would=Verdict.REJECT)))
     assert first.startswith("✓ ADMIT  no node")
     assert second.endswith("✗ REJECT  DRILL")
 
@@ -296,7 +298,7 @@ def test_a_gate_that_only_watched_says_so_once(would: Verdict) -> None:
     )
     why = () if would is Verdict.ADMIT else (replace(WRONG, injected=False),)
     decision = replace(rejected(*why, decision=Verdict.ADMIT, would=would), reasons=(watched, *why))
-    said = plain(*render.decision_report(decision))
+    said = plain(*decisions.decision_report(decision))
     signs = {Verdict.ADMIT: "✓ ADMIT", Verdict.REJECT: "✗ REJECT"}
     assert said[1] == f"  observe mode; enforce mode would have said: {signs[would]}"
     assert len(said) == 2 + len(why)
@@ -305,7 +307,7 @@ def test_a_gate_that_only_watched_says_so_once(would: Verdict) -> None:
 
 def test_a_real_fault_beside_a_drill_is_no_drill_and_keeps_its_advice() -> None:
     real = replace(WRONG, node="n3", injected=False, message="matmul cpu:1: product is wrong")
-    first, *whys = plain(*render.decision_report(rejected(WRONG, real)))
+    first, *whys = plain(*decisions.decision_report(rejected(WRONG, real)))
     assert "DRILL" not in first
     assert whys[0].startswith("  ✗ DRILL n2: ")
     assert whys[1] == "  ✗ n3: WrongResult matmul cpu:1: product is wrong → replace"

@@ -5,16 +5,19 @@ A stand-in for ssh between network namespaces: the client that mpirun calls, and
     python remote_shell.py [-x] [-o OPTION]... HOST WORD...
 
 The server runs the words by a shell, in a session of its own, as sshd does; the client ends with their exit code.
+Of the options ConnectionAttempts counts: it tries once a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,11 +50,13 @@ def _answer(line: socket.socket) -> None:
 
 
 def call(words: Sequence[str]) -> int:
-    rest = list(words)
+    rest, attempts = list(words), 1
     while rest[0].startswith("-"):
-        del rest[: 2 if rest[0] == "-o" else 1]
+        option = rest.pop(0)
+        name, _, value = rest.pop(0).partition("=") if option == "-o" else ("", "", "")
+        attempts = int(value) if name == "ConnectionAttempts" else attempts
     try:
-        with socket.create_connection((rest[0], _PORT), timeout=10) as line:
+        with _connection(rest[0], attempts) as line:
             line.settimeout(None)
             line.sendall(json.dumps(" ".join(rest[1:])).encode() + b"\n")
             with line.makefile() as lines:
@@ -59,6 +64,14 @@ def call(words: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"ssh: {rest[0]}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 255
+
+
+def _connection(host: str, attempts: int) -> socket.socket:
+    for _ in range(attempts - 1):
+        with contextlib.suppress(OSError):
+            return socket.create_connection((host, _PORT), timeout=10)
+        time.sleep(1.0)
+    return socket.create_connection((host, _PORT), timeout=10)
 
 
 if __name__ == "__main__":

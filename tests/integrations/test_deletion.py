@@ -15,7 +15,7 @@ from healthd.integrations import INTEGRATIONS
 from tests.profile import THOROUGH
 
 ROOT = Path(__file__).parents[2]
-KEPT = ("healthd", "checks", "tests", "docs", "pyproject.toml")
+KEPT = ("healthd", "checks", "packages", "tests", "docs", "deploy", "pyproject.toml", "mkdocs.yml")
 LIST = "healthd/integrations/__init__.py"
 
 # Every module of the service is imported, and the settings of every command are read.
@@ -55,6 +55,7 @@ def without(name: str, copy: Path) -> None:
         call
         for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call)
+        and ast.unparse(call.func) == "Integration"
         and any(one.arg == "name" and ast.literal_eval(one.value) == name for one in call.keywords)
     )
     del lines[found.lineno - 1 : found.end_lineno]

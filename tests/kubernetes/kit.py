@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 import healthd
-from healthd.core.platforms.kubernetes import ApiServer
+from healthd.clients.kubernetes import ApiServer
 from tests.deploy.manifests import ROOT
 from tests.kubernetes.cluster import VARIABLE
 from tests.patience import PATIENCE

@@ -20,7 +20,7 @@ from healthd.aggregator.policy import Policy
 from healthd.aggregator.process import aggregator
 from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
-from healthd.core.platforms.kubernetes import ApiServer
+from healthd.clients.kubernetes import ApiServer
 from tests.aggregator.identity_kit import sync
 from tests.kubernetes.chart_kit import rolled_out
 from tests.kubernetes.cluster_kit import phase

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from healthd.core.platforms.kubernetes import ApiServer
+from healthd.clients.kubernetes import ApiServer
 from healthd.node.maintenance import MaintenanceWatch
 from healthd.node.settings import MAINTENANCE
 from healthd.node.state.store import NodeStore

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from healthd.aggregator.drain.plan import Removal, Why
-from healthd.core.platforms.kubernetes import ApiServer
+from healthd.clients.kubernetes import ApiServer
 from tests.kubernetes import kit
 from tests.kubernetes.kit import Cluster
 

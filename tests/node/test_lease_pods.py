@@ -16,9 +16,9 @@ from healthd.node.occupancy.pods import ApiPod, PodFate, PodLooks, PodWatch, Sou
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, AllocationSettings, Unprompted
+from tests.clients.api_server_kit import Cluster, cluster
 from tests.every import every
 from tests.node.allocation_kit import kubelet_at, pod
-from tests.node.api_server_kit import Cluster, cluster
 from tests.node.node_kit import World, eventually, lease, lease_order, quiet, run
 
 UID, OTHER = "0b8e3f6c-8f3e-4b53-9a3b-5d0c6d1f7a11", "0b8e3f6c-8f3e-4b53-9a3b-000000000000"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from healthd.core.platforms.kubernetes import ApiServer, KubernetesError
+from healthd.clients.kubernetes import ApiServer, KubernetesError
 from healthd.node.http.health import readiness
 from healthd.node.maintenance import NEEDS, MaintenanceWatch, maintenance_of
 from healthd.node.settings import MAINTENANCE, KubernetesSettings, parse_maintenance_sign

@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 from checks.contract import Action, Blame, Status
 from checks.discover import builtin_checks
 from checks.system.kernel_log import kernel_log
+from healthd.clients.kubernetes import STRATEGIC, KubernetesError, api_server
 from healthd.core.errors import ConfigError
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckSpec, Health, NodeState, Quarantine, Reason
-from healthd.core.platforms.kubernetes import STRATEGIC, KubernetesError, api_server
 from healthd.node.condition import ACCELERATED_HARDWARE_READY, ConditionWriter, conditions
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
+from tests.clients.api_server_kit import Cluster, cluster
 from tests.every import every
 from tests.hosts.machine import Machine
-from tests.node.api_server_kit import Cluster, cluster
 from tests.node.node_kit import BOOT, MovedClock, result, settings, specs, state
 from tests.patience import PATIENCE
 
@@ -434,7 +434,7 @@ async def _until(true: Any, seconds: float = 10.0) -> None:
     )
 )
 def test_whatever_the_node_looks_like_it_is_read_or_it_is_a_clear_error(answer: object) -> None:
-    from healthd.core.platforms.kubernetes import records
+    from healthd.clients.kubernetes import records
 
     for one in records(json.loads(json.dumps(answer)), "status", "conditions"):
         assert isinstance(one, dict)

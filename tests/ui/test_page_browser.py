@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.identity.tokens import Scope
 from healthd.aggregator.page import events
 from healthd.core.model import DeviceRecord, Inventory
-from tests.aggregator.described import description
 from tests.aggregator.parts import result
-from tests.ui.stage import Stage, Watch, stage, tokens
+from tests.ui.stage import Stage, Watch, stage
 
 pytestmark = [pytest.mark.system("chromium")]
 
@@ -168,36 +165,6 @@ def test_the_keyboard_gets_everywhere_and_is_seen_to(browser: Any, found: Stage)
     page.keyboard.press("Enter")
     page.wait_for_url("**/nodes/node-003")
     page.close()
-
-
-def test_the_page_of_the_api_shows_and_calls_every_path_and_loads_nothing_from_elsewhere(
-    browser: Any, tmp_path: Path
-) -> None:
-    file, made = tokens(tmp_path, looker=Scope.READ)
-    with stage(tmp_path, token_table=file) as closed:
-        page = browser.new_page()
-        watch, asked = Watch(page), list[str]()
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(f"{closed.url}/docs")
-        page.fill("input[name=token]", made["looker"])
-        page.keyboard.press("Enter")
-        page.wait_for_selector(".opblock")
-        assert page.url == f"{closed.url}/docs"
-        shown = page.locator(".opblock-summary-path").evaluate_all("all => all.map(e => e.dataset.path)")
-        paths = {path: one for path, one in description()["paths"].items() if not path.startswith("/v1/preflight")}
-        assert sorted(shown) == sorted(path for path, methods in paths.items() for _ in methods)
-        # With a token of its own, which stays in the tab, it also makes the requests.
-        page.click("button.authorize")
-        page.fill("input[aria-label=auth-bearer-value]", made["looker"])
-        page.click(".auth-btn-wrapper button.authorize")
-        page.click(".auth-btn-wrapper button.btn-done")
-        page.click("[data-path='/v1/fleet']")
-        page.click("button.try-out__btn")
-        page.click("button.execute")
-        page.wait_for_selector(".live-responses-table .response-col_status:has-text('200')")
-        assert [url for url in asked if not url.startswith((f"{closed.url}/", "data:", "blob:"))] == []
-        watch.clean()
-        page.close()
 
 
 def test_everything_but_live_updates_works_without_script(browser: Any, found: Stage) -> None:

@@ -36,6 +36,8 @@ from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine import Accusation, Accusations
 from healthd.aggregator.quarantine.records import Breaker, RuleRecord
+from healthd.aggregator.quarantine.repair_records import Repair
+from healthd.aggregator.screening.records import Listed
 from healthd.aggregator.screening.service import Screening
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import HistoryEvent, PutOutcome
@@ -231,7 +233,7 @@ class ApiRoute(APIRoute):
     - a body is validated as JSON, strictly: "1" is no number, and no member is unknown. FastAPI validates the objects
       that Python has read from it, of which pydantic's strict mode takes neither lists for tuples nor texts for enums;
     - control characters in an answer are escaped (see `checks.printable`);
-    - the first sentence of its docstring is the summary, and the description names the scope, which Swagger UI hides.
+    - the first sentence of its docstring is the summary, and the description names the scope, which most viewers hide.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -597,6 +599,25 @@ class BreakersReset:
     """The pools whose breaker was open."""
 
     reset: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairList:
+    """Repairs that healthd advises: the open ones, oldest finding first, then closed ones, newest first."""
+
+    repairs: tuple[Repair, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreeningList:
+    """
+    Nodes in the order of their risk, the highest first; `more` are left out. `tier` is what free nodes run, null where
+    screening is off: then no node is listed.
+    """
+
+    tier: str | None
+    nodes: tuple[Listed, ...]
+    more: int
 
 
 # --- for machines ----------------------------------------------------------------------------------------------------

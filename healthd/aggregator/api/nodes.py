@@ -27,6 +27,8 @@ from healthd.aggregator.api.handling import (
     Recovered,
     Rekeyed,
     Released,
+    RepairList,
+    ScreeningList,
     Unquarantined,
     parts_of,
     problems,
@@ -35,6 +37,7 @@ from healthd.aggregator.fleet import NodeView
 from healthd.aggregator.gate import eligibility
 from healthd.aggregator.identity.tokens import Caller
 from healthd.aggregator.policy import HISTORY_DAYS
+from healthd.aggregator.quarantine.repair_records import RepairDecision
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name
@@ -320,3 +323,66 @@ async def breaker(request: Request) -> OpenBreakers:
 async def reset_breaker(request: Request, caller: Admin, pool: str | None = None) -> BreakersReset:
     """Let the rules quarantine again, everywhere or in one pool. Safe to repeat."""
     return BreakersReset(reset=await parts_of(request).engine.reset_breaker(caller.name, pool))
+
+
+# The repairs that healthd advises.
+
+
+MOST_REPAIRS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairWord:
+    """What a person decides about the repairs of a node, or of one of its devices."""
+
+    __pydantic_config__ = FROM_OUTSIDE
+
+    decision: RepairDecision
+    """`accept`: it will be made. `reject`: it will not. `done`: it was made; the node has to pass the deep tier."""
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_LENGTH)]
+    """One line that people read."""
+    device: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """The device, or `node`, as the list names it. None: every open repair of the node."""
+    owner: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Who decides. None: the name of the caller's token."""
+
+
+@router.get("/fleet/repairs", dependencies=[READ], tags=["fleet"])
+async def repairs(
+    request: Request, closed: Annotated[int, Query(ge=0, le=MOST_REPAIRS, description="Closed repairs to list.")] = 0
+) -> RepairList:
+    """List the repairs that healthd advises and what people decided about them."""
+    engine = parts_of(request).engine
+    return RepairList(repairs=(*engine.repairs(), *(await engine.closed_repairs(limit=closed) if closed else ())))
+
+
+@router.put("/nodes/{node}/repairs", tags=["nodes"], responses=problems(409))
+async def decide_repair(request: Request, node: str, caller: Admin, body: RepairWord) -> RepairList:
+    """
+    Accept or reject the repairs of a node, or mark them as done. The answer lists the open ones. Safe to repeat.
+
+    A node whose repair is done stays quarantined until it has passed the deep tier. 409 for a repair that is done.
+    """
+    if not body.reason.strip() or not body.reason.isprintable():
+        raise BadInputError(f"'reason' must be one line of 1 to {MAX_REASON_LENGTH} characters")
+    parts = parts_of(request)
+    name = _meant(parts, node).node.node
+    found = await parts.engine.decide_repair(
+        name, body.decision, device=body.device, by=owner_of(body.owner, caller), why=body.reason
+    )
+    return RepairList(repairs=found)
+
+
+# Screening in idle hours.
+
+
+@router.get("/fleet/screening", dependencies=[READ], tags=["fleet"])
+async def screening(
+    request: Request, pool: str | None = None, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100
+) -> ScreeningList:
+    """List the nodes that are screened in idle hours by risk, with the terms of each risk."""
+    found = parts_of(request).screening
+    if found is None:
+        return ScreeningList(tier=None, nodes=(), more=0)
+    listed = found.listed(pool)
+    return ScreeningList(tier=found.settings.tier, nodes=listed[:limit], more=max(0, len(listed) - limit))

@@ -2,9 +2,9 @@
 Takes bad nodes out of the scheduler that places jobs: a taint, a drain. Off unless it is configured.
 
 `healthd.aggregator.drain.plan` says, purely, which nodes are to be out. `healthd.aggregator.drain.controller` applies
-this plan to the scheduler, slowly and within bounds. One module for each scheduler says how: it implements
-`healthd.aggregator.drain.plan.Actuator` and makes it with `make(settings)`. What judges nodes, and what a gate decides,
-must not enter here.
+this plan to the scheduler, slowly and within bounds. Integrations say how: each has a
+`healthd.aggregator.drain.plan.Actuator`, which `healthd.aggregator.drain.targets` makes. What judges nodes, and what a
+gate decides, must not enter here.
 """
 
-__all__ = ["controller", "kubernetes", "settings"]
+__all__ = ["controller", "plan", "settings", "targets"]

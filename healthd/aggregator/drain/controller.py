@@ -21,7 +21,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from checks.contract import Status
-from healthd.aggregator.drain import batch, kubernetes, slurm
 from healthd.aggregator.drain.plan import (
     Actuator,
     ActuatorError,
@@ -37,6 +36,7 @@ from healthd.aggregator.drain.plan import (
     make_plan,
 )
 from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.aggregator.drain.targets import make_actuator, with_devices
 from healthd.aggregator.engine import Engine
 from healthd.aggregator.fleet import Fleet
 from healthd.aggregator.gate.records import Gate
@@ -596,22 +596,13 @@ class ActuatorCollector(Collector):
 # Makes the drain controller of an aggregator from its settings and what it sees of the fleet.
 
 
-def make_actuator(settings: ActuatorSettings) -> Actuator | None:
-    """The one that is configured; None where none is. ConfigError says what is missing for it."""
-    makers: Mapping[str, Callable[[ActuatorSettings], Actuator]] = {
-        "kubernetes": kubernetes.make,
-        "slurm": slurm.make,
-        "batch": batch.make,
-    }
-    return None if settings.kind == "none" else makers[settings.kind](settings)
-
-
 def make_drain_controller(settings: ActuatorSettings, source: Engine, nodes: Fleet) -> DrainController | None:
     """None where nothing outside of healthd is to be touched."""
-    actuator = make_actuator(settings)
-    if actuator is None:
+    nodes_of = make_actuator(settings)
+    if nodes_of is None:
         return None
-    by_device = settings.kind == "kubernetes" and settings.kubernetes.device_taints != "off"
+    actuator = with_devices(nodes_of)
+    by_device = actuator is not nodes_of
     return DrainController(
         actuator,
         settings,

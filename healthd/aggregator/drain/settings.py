@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+from healthd.core.config import choice, tables_of
+from healthd.core.integrations import actuator_tables, actuators, table_of
+from healthd.integrations import INTEGRATIONS
+
+R = TypeVar("R")
+
 _OWNER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class KubernetesActuatorSettings:
-    """The taint on nodes of Kubernetes."""
-
-    taint_key: str = "healthd.internal/removed"
-    """Key of the taint. `.internal` is reserved for private use, so no one else owns this domain."""
-
-    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-    """Directory with `token` and `ca.crt`, where Kubernetes puts it. Both are read again for each request."""
-
-    api_server: str | None = None
-    """URL of the API server; None: from the variables of every pod (KUBERNETES_SERVICE_HOST)."""
-
-    device_taints: Literal["off", "None", "NoSchedule"] = "off"
-    """Effect of the DeviceTaintRule for a device that is the only fault of its node, if devices are allocated by
-    DRA. None: the rule only informs, and the node is tainted as without it. NoSchedule: new claims get other
-    devices, and the node is not tainted. off: no rules, and none of the rights that they need. Begin with None."""
-
-    def __post_init__(self) -> None:
-        if not _KEY.fullmatch(self.taint_key):
-            raise ValueError(f"taint_key: {self.taint_key!r} is not a taint key; write domain/name")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchActuatorSettings:
-    """Draining of ECS container instances, for AWS Batch. At least one cluster or compute environment must be named."""
-
-    clusters: tuple[str, ...] = ()
-    """ECS clusters, by name or ARN."""
-
-    compute_environments: tuple[str, ...] = ()
-    """Compute environments of Batch, by name; healthd asks Batch for their clusters."""
-
-    region: str | None = None
-    """AWS region; None: as boto3 finds it (AWS_DEFAULT_REGION, its files)."""
-
-    terminate: bool = False
-    """Terminate a machine that a rule has quarantined, once it is drained and empty, so that another one replaces
-    it. Off: healthd does nothing that a person cannot undo."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActuatorSettings:
     """Settings of the drain controller. ValueError names a value that is not allowed."""
 
-    kind: Literal["none", "kubernetes", "slurm", "batch"] = "none"
+    kind: str = choice("none", lambda: ("none", *actuators(INTEGRATIONS)))
     """Which scheduler. none: healthd changes nothing outside of itself, and only gates keep jobs off a node."""
 
     mode: Literal["observe", "act"] = "observe"
@@ -86,11 +50,8 @@ class ActuatorSettings:
     backoff_max_seconds: float = 300.0
     """Longest pause after failed calls. Five minutes: a scheduler that is back is soon up to date again."""
 
-    kubernetes: KubernetesActuatorSettings = field(default_factory=KubernetesActuatorSettings)
-    """Where `kind` is kubernetes."""
-
-    batch: BatchActuatorSettings = field(default_factory=BatchActuatorSettings)
-    """Where `kind` is batch."""
+    integrations: Mapping[str, Any] = tables_of(lambda: actuator_tables(INTEGRATIONS))
+    """The tables of integrations that are set, by key; see `of`."""
 
     def __post_init__(self) -> None:
         if not _OWNER.fullmatch(self.owner):
@@ -102,3 +63,7 @@ class ActuatorSettings:
                 raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name)}")
         if not 0 <= self.answer_seconds <= 120:
             raise ValueError(f"answer: must be from 0 s to 120 s, not {self.answer_seconds:g} s")
+
+    def of(self, key: str, record: type[R]) -> R:
+        """The table of an integration; with its defaults where nothing is set."""
+        return table_of(self.integrations, key, record)

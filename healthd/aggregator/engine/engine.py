@@ -45,6 +45,7 @@ from healthd.aggregator.jobs.calibration import counts_of, word_of
 from healthd.aggregator.jobs.outcome_records import Counts, Ended
 from healthd.aggregator.policy import HISTORY_DAYS, Policy
 from healthd.aggregator.quarantine.records import Breaker, RuleRecord
+from healthd.aggregator.quarantine.repair_records import Repair, RepairDecision
 from healthd.aggregator.store import (
     ANSWER_SECONDS,
     LONG_SECONDS,
@@ -150,6 +151,8 @@ class Engine:
         self.removed: Callable[[], Mapping[str, str]] = dict
         # Told when quarantines that were set or lifted are on disk.
         self.on_quarantined: list[Callable[[], None]] = []
+        # Told of repairs whose end is on disk.
+        self.on_repaired: list[Callable[[Repair], None]] = []
         self._bulkheads = Bulkheads()
         self._requests = Requests()
         self._changed_nodes: set[str] = set()
@@ -517,7 +520,7 @@ class Engine:
         def act(batch: Batch) -> Quarantine | None:
             stored = None
             if quarantine is None:
-                self._memory.rules.release(batch, node)
+                self._memory.rules.release(batch, node, why)
             if quarantine is not None or node in self._memory.fleet_state.quarantines:
                 stored = self._memory.fleet_state.put_quarantine(batch, node, quarantine, why=why)
             self._memory.rules.look_again(batch, node)
@@ -544,6 +547,31 @@ class Engine:
     async def reset_breaker(self, owner: str, pool: str | None) -> tuple[str, ...]:
         """Let the rules quarantine again where their breaker has tripped; the pools where it had ("": no pool)."""
         return await self.submit(lambda batch: self._memory.rules.breakers.reset(batch, owner, pool))
+
+    # --- repairs ------------------------------------------------------------------------------------------------------
+
+    def repairs(self) -> tuple[Repair, ...]:
+        """The open repairs, the oldest finding first."""
+        return self._memory.rules.open_repairs()
+
+    async def closed_repairs(self, *, limit: int) -> tuple[Repair, ...]:
+        """Repairs that are closed, the newest first."""
+        return await self._store.read(functools.partial(reading.read_closed_repairs, limit=limit))
+
+    async def decide_repair(
+        self, node: str, decision: RepairDecision, *, device: str | None, by: str, why: str
+    ) -> tuple[Repair, ...]:
+        """
+        A person decides about the open repairs of a node, or of one device; returns the open repairs of the node.
+
+        A node whose repair is done has to pass the deep tier before it is admitted. NotFoundError where no repair is
+        open; ConflictError for one that is done already.
+        """
+
+        def act(batch: Batch) -> tuple[Repair, ...]:
+            return self._memory.rules.decide_repair(batch, node, decision, device, by=by, why=why)
+
+        return await self.submit(act)
 
     # --- screenings ---------------------------------------------------------------------------------------------------
 
@@ -854,6 +882,9 @@ class Engine:
         for gate in done.batch.decided:
             for tell_decided in self.on_decided:
                 tell_decided(gate)
+        for repair in done.batch.repaired:
+            for tell_repaired in self.on_repaired:
+                tell_repaired(repair)
         if done.batch.quarantined:
             for tell_quarantined in self.on_quarantined:
                 tell_quarantined()

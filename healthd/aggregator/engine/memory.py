@@ -29,6 +29,7 @@ from healthd.aggregator.gate.records import (
 )
 from healthd.aggregator.jobs.calibration import facts_of
 from healthd.aggregator.policy import Policy
+from healthd.aggregator.quarantine.repair_records import Repair
 from healthd.aggregator.store import (
     Change,
     Kind,
@@ -72,6 +73,8 @@ class Batch:
     """Nodes that are gone for good."""
     quarantined: bool = False
     """Whether a quarantine was set or lifted."""
+    repaired: list[Repair] = field(default_factory=list)
+    """Repairs that were closed."""
 
     def event(self, subject: str, kind: str, message: str) -> None:
         """Add a line to the audit trail; it is one line whatever a node has put into it."""

@@ -16,7 +16,7 @@ from healthd.aggregator.engine.memory import Batch, FleetState
 from healthd.aggregator.fleet import Fleet, differences, identities_in, machine_of
 from healthd.aggregator.fleet.records import FleetNode
 from healthd.aggregator.policy import HISTORY_DAYS, Policy
-from healthd.aggregator.quarantine import due_at, facts_of, judge, judge_inherited, released
+from healthd.aggregator.quarantine import due_at, facts_of, judge, judge_inherited, released, repairs
 from healthd.aggregator.quarantine.records import (
     Breaker,
     Effect,
@@ -32,7 +32,8 @@ from healthd.aggregator.quarantine.records import (
     RuleVerdict,
     SetQuarantine,
 )
-from healthd.aggregator.store import Kind, Loaded, PutMeta, PutRecord
+from healthd.aggregator.quarantine.repair_records import Repair, RepairDecision, RepairEnd, RepairState
+from healthd.aggregator.store import Kind, Loaded, PutMeta, PutRecord, PutRepair
 from healthd.core import wire
 from healthd.core.model import NodeState, Order, OrderKind, Quarantine, Reason, RunOrder
 
@@ -44,8 +45,8 @@ MOST_LATCHED = 20_000
 
 class QuarantineMemory:
     """
-    `records` and `machines` by node, `latches` by what they are on, `breakers` by pool: as on disk. `versions` are the
-    states that were looked at, `due` says when time alone may change a record.
+    `records`, `machines` and open `repairs` by node, `latches` by what they are on, `breakers` by pool: as on disk.
+    `versions` are the states that were looked at, `due` says when time alone may change a record.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -55,6 +56,9 @@ class QuarantineMemory:
         self.breakers: dict[str, Breaker] = wire.decode(
             loaded.meta.get(BREAKERS, "{}").encode(), dict[str, Breaker], what="breakers of the rules"
         )
+        self.repairs: dict[str, tuple[Repair, ...]] = {}
+        for repair in loaded.repairs:
+            self.repairs[repair.node] = (*self.repairs.get(repair.node, ()), repair)
         self.versions: dict[str, int] = {}
         self.due: dict[str, float] = {name: due_at(record) for name, record in self.records.items() if record.word}
         self._doubted: frozenset[str] | None = None
@@ -95,6 +99,28 @@ class QuarantineMemory:
             oldest = min(self.latches, key=lambda key: max(latch.last_at for latch in self.latches[key]))
             batch.event("fleet", "latch dropped", f"{oldest}: more than {MOST_LATCHED} are latched")
             self.put_latches(batch, oldest, ())
+
+    def put_repairs(self, batch: Batch, node: str, found: tuple[Repair, ...]) -> None:
+        """
+        All repairs of a node that were open, and new ones; what has changed is written and is in its history, where the
+        finding of a new one is already.
+        """
+        before = self.repairs.get(node, ())
+        if found == before:
+            return
+        for repair in found:
+            if repair in before:
+                continue
+            batch.changes.append(PutRepair(repair=repair))
+            known = next(
+                (one.state for one in before if (one.device, one.since) == (repair.device, repair.since)), None
+            )
+            if known not in (None, repair.state):
+                step, what = repair.steps[-1], f"{repair.advice.value} {repair.device}"
+                batch.event(node, f"repair {repair.state.value}", f"{what}: by {step.by}: {step.why}")
+            if repair.closed_at is not None:
+                batch.repaired.append(repair)
+        self.set(self.repairs, node, tuple(one for one in found if one.closed_at is None) or None)
 
     def put_breaker(self, batch: Batch, pool: str, breaker: Breaker | None) -> None:
         """A breaker opens; None closes it."""
@@ -355,6 +381,9 @@ class Quarantines:
         """Write down what has changed."""
         for identity in facts.identities:
             self._memory.put_latches(batch, identity, tuple(one for one in after.latches if one.identity == identity))
+        if after.latches or after.owed or after.node in self._memory.repairs:
+            open_repairs = self._memory.repairs.get(after.node, ())
+            self._memory.put_repairs(batch, after.node, repairs.follow(batch.now, open_repairs, after))
         slim = dataclasses.replace(after, latches=())
         # With a latch of its own the record stays active; it is composed anew each time.
         if slim != before or (slim.active and before.node not in self._memory.records):
@@ -400,6 +429,11 @@ class Quarantines:
             return None
         return dataclasses.replace(record, latches=tuple(self._held_by(record)))
 
+    def open_repairs(self) -> tuple[Repair, ...]:
+        """The open repairs of all nodes, the oldest finding first."""
+        found = (one for repairs_of in self._memory.repairs.values() for one in repairs_of)
+        return tuple(sorted(found, key=lambda one: (one.since, one.node, one.device)))
+
     # --- a person's word ----------------------------------------------------------------------------------------------
 
     def look_again(self, batch: Batch, name: str) -> None:
@@ -407,8 +441,31 @@ class Quarantines:
         if name in self._memory.records:
             self._memory.set(self._memory.due, name, batch.now)
 
-    def release(self, batch: Batch, name: str) -> None:
-        """A person lets the node in: its latches go wherever they are."""
+    def decide_repair(
+        self, batch: Batch, name: str, decision: RepairDecision, device: str | None, *, by: str, why: str
+    ) -> tuple[Repair, ...]:
+        """A person decides about the open repairs of a node, or of one of its devices; the open repairs after that."""
+        before = self._memory.repairs.get(name, ())
+        after = repairs.decided(batch.now, before, decision, device, by, why)
+        self._memory.put_repairs(batch, name, after)
+        made = [new for old, new in zip(before, after, strict=True) if new is not old and new.state is RepairState.DONE]
+        record = self.remembered(name)
+        if made and record is not None:
+            proved = repairs.repaired(batch.now, record, made)
+            for seat in record.seats:
+                left = tuple(one for one in proved.latches if one.identity == seat.identity)
+                self._memory.put_latches(batch, seat.identity, left)
+            self._memory.put_record(batch, name, dataclasses.replace(proved, latches=()))
+            self.look_again(batch, name)
+        return after
+
+    def _close_repairs(self, batch: Batch, name: str, end: RepairEnd, why: str) -> None:
+        before = self._memory.repairs.get(name, ())
+        self._memory.put_repairs(batch, name, tuple(repairs.closed(batch.now, one, end, why) for one in before))
+
+    def release(self, batch: Batch, name: str, why: str = "") -> None:
+        """A person lets the node in: its latches go wherever they are. `why` is for people."""
+        self._close_repairs(batch, name, RepairEnd.RELEASED, f"the node was released {why}".rstrip())
         record = self._memory.records.get(name)
         if record is None:
             return
@@ -423,6 +480,7 @@ class Quarantines:
 
     def forget(self, batch: Batch, name: str) -> None:
         """The node is gone: only what is latched on its machine and devices stays, for wherever they come again."""
+        self._close_repairs(batch, name, RepairEnd.GONE, "the node was forgotten")
         self._memory.put_latches(batch, f"node:{name}", ())
         for where in (self._memory.records, self._memory.machines, self._memory.versions, self._memory.due):
             self._memory.set(where, name, None)

@@ -1,4 +1,4 @@
-"""What people change by the page: log in and out, keep a node out, let it in again. Each by a form of ours alone."""
+"""What people change by the page: log in and out, quarantine, release, repairs. Each by a form of ours alone."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from healthd.aggregator.page.session import (
     review,
     visitor_of,
 )
+from healthd.aggregator.quarantine.repair_records import RepairDecision
 from healthd.core.errors import BadInputError, HealthdError, NotFoundError
 from healthd.core.model import Quarantine
 from healthd.core.node_name import check_name
@@ -146,6 +147,22 @@ async def release(request: Request, node: str) -> Response:
     known_node(request, node)
     await let_in(request, visitor, [node], fields)
     return to(f"/nodes/{quote(node, safe='')}?done=released")
+
+
+@router.post("/nodes/{node}/repairs")
+async def decide_repair(request: Request, node: str) -> Response:
+    """Accept or reject the repair of a device, or mark it as done."""
+    visitor = visitor_of(request, Scope.ADMIN)
+    fields = await form_of(request, {"word": 64, "reason": MAX_REASON_LENGTH, "device": 128, "decision": 8})
+    check_word(visitor, fields.get("word", ""))
+    known_node(request, node)
+    try:
+        decision = RepairDecision(fields.get("decision", ""))
+    except ValueError:
+        raise BadInputError(f"choose a decision: {', '.join(one.value for one in RepairDecision)}") from None
+    why, device = reason_of(fields.get("reason", "")), fields.get("device") or None
+    await parts_of(request).engine.decide_repair(node, decision, device=device, by=visitor.caller.name, why=why)
+    return to(f"/repairs?done={decision.value}")
 
 
 @router.post("/gates/{gate}/override")

@@ -25,6 +25,7 @@ from healthd.aggregator.page.samples import Reading
 from healthd.aggregator.page.session import Visitor, check_word, pairs_of, visitor_of
 from healthd.aggregator.page.views import events_view, fleet_view, gates_view, jobs_view, readings_view
 from healthd.aggregator.policy import HISTORY_DAYS
+from healthd.aggregator.quarantine.repair_records import RepairState
 from healthd.core.errors import BadInputError, NotFoundError
 from healthd.core.model import Health
 from healthd.core.node_name import check_name
@@ -332,7 +333,8 @@ def _compared(value: float, middle: float) -> str:
     return f", {abs(percent):.2g} % {'above' if percent > 0 else 'below'} the median" if abs(percent) < 1000 else ""
 
 
-# Pages over the whole fleet: the heat map of one measurement, what happened lately, gates, jobs that died, a reason.
+# Pages over the whole fleet: the heat map of one measurement, what happened lately, gates, jobs that died, repairs, a
+# reason.
 
 
 MOST_NODES_OF_REASON = 200
@@ -433,6 +435,35 @@ async def jobs(
         older=whole.older,
         before=before,
         job=job,
+    )
+
+
+# A repair that a person has accepted is under way; one that is done waits for its proof.
+REPAIR_TONES = {
+    RepairState.ADVISED: ("unhealthy", "✕"),
+    RepairState.ACCEPTED: ("degraded", "!"),
+    RepairState.REJECTED: ("none", "-"),
+    RepairState.DONE: ("unknown", "?"),
+}
+MOST_REPAIRS = 200
+MOST_CLOSED = 50
+
+
+@router.get("/repairs")
+async def repairs(
+    request: Request, done: Annotated[str | None, Query(pattern="^(accept|reject|done)$")] = None
+) -> Response:
+    """Repairs that healthd advises: what people decided, and the newest closed ones."""
+    visitor, engine = visitor_of(request), parts_of(request).engine
+    found = engine.repairs()
+    return rendering.page(
+        "repairs.html",
+        visitor=visitor,
+        repairs=found[:MOST_REPAIRS],
+        more=max(0, len(found) - MOST_REPAIRS),
+        closed=await engine.closed_repairs(limit=MOST_CLOSED),
+        tones=REPAIR_TONES,
+        done=done,
     )
 
 

@@ -7,7 +7,6 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable, Mapping
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -120,24 +119,19 @@ HERE = Path(__file__).parent
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 
-def policy(*, scripts: str = "'self'", images: str = "'self'") -> str:
-    """The Content-Security-Policy of a page that runs these scripts and shows these images."""
-    return "; ".join(
+HEADERS = {
+    "content-security-policy": "; ".join(
         (
             "default-src 'none'",
-            f"script-src {scripts}",
+            "script-src 'self'",
             "style-src 'self'",
-            f"img-src {images}",
+            "img-src 'self'",
             "connect-src 'self'",
             "form-action 'self'",
             "base-uri 'none'",
             "frame-ancestors 'none'",
         )
-    )
-
-
-HEADERS = {
-    "content-security-policy": policy(),
+    ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "same-origin",
@@ -147,17 +141,11 @@ HEADERS = {
 }
 
 
-def swagger_ui() -> tuple[Path, Path]:
-    """The script and the style sheet of Swagger UI. They are all that is used of this package; it is not imported."""
-    folder = Path(str(distribution("fastapi-offline").locate_file("fastapi_offline/static")))
-    return folder / "swagger-ui-bundle.js", folder / "swagger-ui.css"
-
-
 @functools.cache
 def statics() -> Mapping[str, tuple[bytes, str]]:
     """Static files by the name they are asked by (with a part of their hash, so that they may be kept for ever)."""
     found = {}
-    for path in (*sorted((HERE / "static").iterdir()), *swagger_ui()):
+    for path in sorted((HERE / "static").iterdir()):
         if path.suffix in TYPES:
             body = path.read_bytes()
             found[f"{path.stem}.{hashlib.sha256(body).hexdigest()[:12]}{path.suffix}"] = (body, TYPES[path.suffix])

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import Response
 
 from checks.reasons import REASONS
-from healthd.aggregator.api import MOST_ID, Parts, parts_of
+from healthd.aggregator.api import MOST_ID, ApiRoute, Parts, parts_of
 from healthd.aggregator.identity.tokens import AuthError
-from healthd.aggregator.page import actions, docs, gate_view, job_view, node_view, overview, rendering
+from healthd.aggregator.page import actions, gate_view, job_view, node_view, overview, rendering
 from healthd.aggregator.page.actions import PageRoute, feed_of
 from healthd.aggregator.page.events import FLEET, Feed, live
 from healthd.aggregator.page.rendering import WORST_FIRST
-from healthd.aggregator.page.session import MAX_TOKEN_LENGTH, visitor_of
+from healthd.aggregator.page.session import MAX_TOKEN_LENGTH, review, visitor_of
 from healthd.aggregator.policy import HISTORY_DAYS
+from healthd.core.asked import nodes_asked, terms_of
 from healthd.core.errors import NotFoundError
 from healthd.core.evidence import speeds_note
-from healthd.core.http.client import nodes_asked, terms_of
 from healthd.core.model import OrderKind
+from healthd.core.wire import encode
 
 # What one page may show; what is more is counted, or on the next page.
 MOST_EVENTS = 8
@@ -33,7 +35,18 @@ def add_to(app: FastAPI, parts: Parts) -> None:
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-ROUTERS = (overview.router, router, actions.router, docs.programs, docs.router)
+programs = APIRouter(route_class=ApiRoute, tags=["service"], include_in_schema=False)
+ROUTERS = (overview.router, router, actions.router, programs)
+
+
+@programs.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """The description of the API (OpenAPI 3.1)."""
+    await review(request)
+    visitor_of(request)
+    # Beside the loop: the first time it takes as long as some hundred syncs.
+    found: dict[str, Any] = await asyncio.to_thread(request.app.openapi)
+    return Response(encode(found), media_type="application/json", headers=rendering.HEADERS)
 
 
 @router.get("/nodes/{node}")
@@ -72,6 +85,7 @@ async def node(
         quarantine=view.node.quarantine,
         accused=parts.accusations.of(node),
         removed=None if parts.drain is None else parts.drain.out().get(node),
+        repairs=[one for one in parts.engine.repairs() if one.node == node],
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         speeds_note=speeds_note(state.results) if state else None,
         tiles=node_view.tiles(state) if state else [],

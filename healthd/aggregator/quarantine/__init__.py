@@ -1,9 +1,10 @@
 """
 Quarantine by rule: time in the verdict.
 
-`judge` decides for one node and is pure; `counting` says what it may see of a node, `records` what is remembered, and
-`accusations` what validations say of nodes. `healthd.aggregator.engine.quarantines` carries out what was decided. What
-one result says of a node, and what a gate makes of it, must not enter here.
+`judge` decides for one node and is pure; `counting` says what it may see of a node, `records` what is remembered,
+`accusations` what validations say of nodes, and `repairs` which repairs a node needs.
+`healthd.aggregator.engine.quarantines` carries out what was decided. What one result says of a node, and what a gate
+makes of it, must not enter here.
 """
 
 from healthd.aggregator.quarantine.accusations import (
@@ -28,4 +29,6 @@ __all__ = [
     "passed_in_validations",
     "records",
     "released",
+    "repair_records",
+    "repairs",
 ]

@@ -146,10 +146,10 @@ def _latched(latch: Latch, facts: Facts, policy: Policy) -> Cause:
 
 
 def _owed(owed: ReplacementProof, facts: Facts, policy: Policy) -> Cause:
-    reason = (
-        f"{owed.target}: {owed.identity} replaced the latched {owed.instead_of} and has not passed the deep tier "
-        f"since {moment(owed.since)}"
+    what = (
+        "the repair is marked as done" if owed.repaired else f"{owed.identity} replaced the latched {owed.instead_of}"
     )
+    reason = f"{owed.target}: {what} and has not passed the deep tier since {moment(owed.since)}"
     devices = (owed.target,) if owed.target in facts.serials else ()
     key = f"{owed.target} {owed.identity}"
     return _cause(Rule.HARD, "NotYetRun", key, reason, policy, injected=False, devices=devices)
@@ -219,7 +219,8 @@ def speak(
     mode = _mode(word if not begins else None, facts, first, effects, now)
     if begins or word.lead != first.key or mode is not word.mode or word.clear:
         nth = "" if repeats < 2 else f"; {repeats} times in {HISTORY_DAYS:g} days"
-        reason = f"{first.reason}; out for at least {span(word.until - word.since)}{nth}"
+        least = f"; out for at least {span(word.until - word.since)}" if word.until > word.since else ""
+        reason = f"{first.reason}{least}{nth}"
         word = dataclasses.replace(
             word, rule=first.rule, code=first.code, reason=reason, lead=first.key, mode=mode, clear=False
         )
@@ -320,7 +321,13 @@ def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, cau
         return dataclasses.replace(record, probe=None, probe_after=now + again)
     if not policy.rules or not causes or facts.allocated or now < record.probe_after:
         return record
-    if word is None or word.mode is not RuleMode.ENFORCED or now < word.until:
+    if word is None or now < word.until:
+        return record
+    # A node that a person keeps out is left alone, unless a person has said that it is repaired.
+    out = word.mode is RuleMode.ENFORCED or (
+        word.mode is RuleMode.SHADOWED and any(one.repaired for one in record.owed)
+    )
+    if not out:
         return record
     tiers = list(_tiers(record, facts))
     if not tiers or None in tiers:

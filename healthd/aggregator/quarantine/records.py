@@ -216,12 +216,16 @@ class DeviceSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacementProof:
-    """A device that replaced a latched one has to pass the deep tier, measured after `since`."""
+    """
+    A device that replaced a latched one has to pass the deep tier, measured after `since`. `repaired`: a person marked
+    the repair of the device, or of the node, as done.
+    """
 
     target: str
     identity: str
     instead_of: str
     since: float
+    repaired: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from healthd.aggregator.store.rows import (
     PutPostmortem,
     PutQuarantined,
     PutRecord,
+    PutRepair,
     apply_changes,
 )
 from healthd.aggregator.store.store import ANSWER_SECONDS, LONG_SECONDS, Store
@@ -55,6 +56,7 @@ __all__ = [
     "PutPostmortem",
     "PutQuarantined",
     "PutRecord",
+    "PutRepair",
     "RefusedWorkError",
     "Store",
     "UnsureError",

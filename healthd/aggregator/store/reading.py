@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, or_, select, text
+from sqlalchemy import Connection, Select, bindparam, delete, func, or_, select, text
 
 from healthd.aggregator.fleet.packed_records import unpack_all
 from healthd.aggregator.fleet.records import Duplicate
@@ -14,6 +14,7 @@ from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override
 from healthd.aggregator.jobs.outcome_records import GateFacts
 from healthd.aggregator.jobs.postmortem_records import Postmortem, PostmortemPhase
 from healthd.aggregator.quarantine.records import Latch, RuleRecord
+from healthd.aggregator.quarantine.repair_records import Repair
 from healthd.aggregator.screening.records import Screened
 from healthd.aggregator.store.rows import Kind, PutEvent, PutNotes, PutOutcome
 from healthd.aggregator.store.tables import (
@@ -28,6 +29,7 @@ from healthd.aggregator.store.tables import (
     POSTMORTEMS,
     QUARANTINED,
     RECORDS,
+    REPAIRS,
 )
 from healthd.core import wire
 from healthd.core.errors import BadInputError
@@ -35,6 +37,10 @@ from healthd.core.model import NodeState, Quarantine
 
 MOST_NOTED = 200
 """Jobs whose notes are kept, to be looked at again: at 64 nodes with 100 KB each some 1.3 GB at the very most."""
+
+
+REPAIRS_DAYS = 365
+"""How much longer than events closed repairs are kept: what failed a year ago still says something of a node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,8 @@ class Loaded:
     rules: Mapping[str, RuleRecord]
     latches: Mapping[str, tuple[Latch, ...]]
     machines: Mapping[str, str]
+    repairs: tuple[Repair, ...] = ()
+    """The open ones."""
 
 
 _RECORDS: Mapping[Kind, Any] = {
@@ -117,7 +125,19 @@ def load(connection: Connection) -> Loaded:
         rules=records[Kind.RULES],
         latches=records[Kind.LATCHES],
         machines=records[Kind.MACHINE],
+        repairs=_repairs(connection, select(REPAIRS).where(REPAIRS.c.closed_at.is_(None)).order_by(REPAIRS.c.since)),
     )
+
+
+def _repairs(connection: Connection, query: Select[Any]) -> tuple[Repair, ...]:
+    rows = connection.execute(query)
+    return tuple(wire.decode(r.record.encode(), Repair, what=f"repair of {r.node} {r.device}") for r in rows)
+
+
+def read_closed_repairs(connection: Connection, *, limit: int) -> tuple[Repair, ...]:
+    """Repairs that are closed, the newest first."""
+    query = select(REPAIRS).where(REPAIRS.c.closed_at.is_not(None)).order_by(REPAIRS.c.closed_at.desc()).limit(limit)
+    return _repairs(connection, query)
 
 
 def read_screened(connection: Connection) -> dict[str, Screened]:
@@ -234,7 +254,8 @@ def prune(
     gates); decided gates older than `before` or beyond `most_gates`, unless a lease of theirs is open; closed leases of
     gates that are gone; all but the newest `most_events` events of each subject, those of nodes older than
     `history_before`, those of jobs older than `before`, and those of jobs without a gate that are older than all of the
-    newest `most_gates`. Returns the ids of the gates dropped.
+    newest `most_gates`; repairs that were closed REPAIRS_DAYS before `history_before`. Returns the ids of the gates
+    dropped.
     """
     leased = select(LEASES.c.gate).where(LEASES.c.state != LeaseState.CLOSED.value)
     newest = select(GATES.c.id).order_by(GATES.c.id.desc()).limit(most_gates)
@@ -245,6 +266,7 @@ def prune(
     older_than_kept: float | None = connection.execute(beyond).scalar()
     noted = select(POSTMORTEMS.c.gate).order_by(POSTMORTEMS.c.gate.desc()).limit(most_noted)
     connection.execute(delete(NOTES).where(NOTES.c.gate.not_in(noted)))
+    connection.execute(delete(REPAIRS).where(REPAIRS.c.closed_at < history_before - REPAIRS_DAYS * 86400.0))
     connection.execute(delete(GATES).where(where))
     of_gone = (RECORDS.c.kind == Kind.FACTS.value) & RECORDS.c.key.not_in(select(GATES.c.id))
     connection.execute(delete(RECORDS).where(of_gone))

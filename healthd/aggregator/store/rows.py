@@ -17,6 +17,7 @@ from healthd.aggregator.gate.records import Gate, LeaseRow, Override
 from healthd.aggregator.jobs.outcome_records import GateFacts
 from healthd.aggregator.jobs.postmortem_records import Postmortem
 from healthd.aggregator.quarantine.records import Latch, RuleRecord
+from healthd.aggregator.quarantine.repair_records import Repair
 from healthd.aggregator.screening.records import Screened
 from healthd.aggregator.store.tables import (
     EVENTS,
@@ -30,6 +31,7 @@ from healthd.aggregator.store.tables import (
     POSTMORTEMS,
     QUARANTINED,
     RECORDS,
+    REPAIRS,
     fit,
 )
 from healthd.core import wire
@@ -133,6 +135,13 @@ class PutQuarantined:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PutRepair:
+    """A repair, open or closed."""
+
+    repair: Repair
+
+
+@dataclass(frozen=True, kw_only=True)
 class PutEvent:
     """
     A line of the audit trail; `subject` is a node's name, `job:NAME` or `fleet`. The one change that is not an upsert.
@@ -195,6 +204,7 @@ Change = (
     | PutDuplicate
     | ForgetNode
     | PutQuarantined
+    | PutRepair
     | PutEvent
     | PutMeta
     | PutRecord
@@ -320,6 +330,21 @@ def _lease(row: LeaseRow) -> Mapping[str, Any]:
     }
 
 
+def _put_repairs(connection: Connection, changes: Sequence[PutRepair]) -> None:
+    last = {(c.repair.node, c.repair.device, c.repair.since): c.repair for c in changes}
+    rows = [
+        {
+            "node": repair.node,
+            "device": repair.device,
+            "since": repair.since,
+            "closed_at": repair.closed_at,
+            "record": wire.encode(repair).decode(),
+        }
+        for repair in last.values()
+    ]
+    upsert(connection, REPAIRS, rows)
+
+
 _WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {
     PutMeta: lambda to, changes: upsert(to, META, [vars(c) for c in changes]),
     ForgetNode: _forget_nodes,
@@ -334,6 +359,7 @@ _WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {
     PutLease: lambda to, changes: upsert(to, LEASES, [_lease(c.row) for c in changes]),
     PutRecord: _put_records,
     PutQuarantined: _put_quarantined,
+    PutRepair: _put_repairs,
     PutEvidence: lambda to, changes: upsert(
         to, EVIDENCE, [{"gate": c.gate, "states": pack_all(c.states)} for c in changes]
     ),

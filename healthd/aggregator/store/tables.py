@@ -130,6 +130,18 @@ RECORDS = Table(
 )
 """What is read and written whole, by the name of what it is about; the kinds: `healthd.aggregator.store.rows.Kind`."""
 
+REPAIRS = Table(
+    "repairs",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("device", String(128), primary_key=True),
+    Column("since", Double, primary_key=True),
+    Column("closed_at", Double),
+    Column("record", Text, nullable=False),
+    Index("repairs_by_end", "closed_at"),
+)
+"""`record` is the whole `Repair`; `closed_at` is empty while it is open."""
+
 OUTCOMES = Table(
     "outcomes",
     METADATA,

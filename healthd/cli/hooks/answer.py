@@ -85,7 +85,7 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
     }
     if request.workload:
         query["workload"] = request.workload
-    from healthd.cli.hooks.slurm import ask_readiness
+    from healthd.cli.hooks.readiness import ask_readiness
 
     found = ask_readiness(asked.local_url, query)
     if found.fit:
@@ -132,9 +132,9 @@ def show(decision: Decision, asked: GateSettings, *, as_json: bool) -> None:
             why = " ".join(decision.reasons[0].message.split()) if decision.reasons else admitted
             click.echo(f"{decision.decision.value}: {why}")
         else:
-            from healthd.cli.terminal import render
+            from healthd.cli.terminal import decisions, render
 
-            render.show(render.out(), render.decision_report(decision))
+            render.show(render.out(), decisions.decision_report(decision))
             if text := lease_line(decision):
                 click.echo(f"  {text}")
 

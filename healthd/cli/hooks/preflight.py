@@ -217,7 +217,7 @@ def _this_machine_alone(main: str = LOOPBACK) -> Place:
 
 
 def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
-    from healthd.cli.terminal import render
+    from healthd.cli.terminal import decisions, render
     from healthd.core import wire
     from healthd.hooks.preflight.hook import with_hosts
 
@@ -226,7 +226,7 @@ def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
             sys.stdout.write(wire.encode(outcome.decision).decode() + "\n")
     elif outcome.decision is not None:
         console = render.err()
-        report = render.decision_report(outcome.decision)
+        report = decisions.decision_report(outcome.decision)
         render.show(console, [with_hosts(line, outcome.hosts_of) for line in report])
     if outcome.message:
         sys.stderr.write(f"healthd: rank {place.rank}: {with_hosts(outcome.message, outcome.hosts_of)}\n")

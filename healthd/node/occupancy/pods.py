@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from healthd.core.platforms.kubernetes import (
+from healthd.clients.kubernetes import (
     FIRST_PAUSE_SECONDS,
     ApiServer,
     KubernetesError,

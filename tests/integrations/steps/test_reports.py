@@ -22,14 +22,17 @@ from healthd.integrations.steps import reports as step_reports
 from healthd.integrations.steps.reports import FILE, MAX_JOBS, MAX_RANK_SERIES, MAX_RANKS, StepReports
 from healthd.steps import WINDOW_STEPS, JobSteps
 from tests import prepared
+from tests.job import IN_A_JOB
 
 RANKS = 4
-RANK = """
+RANK = (
+    IN_A_JOB
+    + """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
 import torch
 from torch import distributed
-from healthd.training import StepReporter
+from healthd_steps import StepReporter
 rank, size, path, slow, steps = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 torch.set_num_threads(1)
 distributed.init_process_group("gloo", init_method="file://" + sys.argv[6], rank=rank, world_size=size)
@@ -46,6 +49,7 @@ for step in range(steps):
         break
 distributed.destroy_process_group()
 """
+)
 
 
 def context(file: Path, **params: Any) -> Context[Params]:
@@ -180,13 +184,16 @@ async def test_a_job_that_says_nothing_more_is_forgotten_although_no_other_repor
     await follow(tmp_path, is_over, 30)
 
 
-STEP = """
+STEP = (
+    IN_A_JOB
+    + """
 import sys
-from healthd.training import StepReporter
+from healthd_steps import StepReporter
 reporter = StepReporter(job="train", rank=int(sys.argv[1]), size=4, path=sys.argv[2])
 reporter.report(1, 0.1, 0.0)
 sys.stdin.read()  # for ever
 """
+)
 
 
 def test_a_job_is_over_when_its_last_process_is_and_nothing_of_it_stays(tmp_path: Path) -> None:

@@ -1,0 +1,3 @@
+"""Clients of systems outside that several integrations use."""
+
+__all__ = ["kubernetes"]

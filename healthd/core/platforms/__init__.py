@@ -1,1 +1,0 @@
-"""Kubernetes' API server and Slurm's programs, as both the services and the hooks use them."""
