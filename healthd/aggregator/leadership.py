@@ -355,6 +355,7 @@ def build(terms: Terms, store: Store) -> Parts:
         enrol=lambda node, key: store.enrol(node, key, now=clock()),
         silent_seconds=policy.silent_seconds,
         max_nodes=settings.max_nodes,
+        hold_max_seconds=settings.hold_max_seconds,
         clock=clock,
         first_seq=store.term * ANSWERS_EACH_START,
         keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from checks.contract import Tier
+from healthd.core.errors import ConfigError
 from healthd.core.model import Mode, ValidationKind
 
 RUN_SECONDS: Mapping[Tier, float] = {
@@ -28,6 +30,19 @@ OUT_LEAST = 2
 """Nodes of a pool that healthd may keep out by itself however small the pool is: a tenth of a small pool is nobody."""
 
 
+SILENT_SECONDS = 60.0
+
+
+def silent_after(hold_max_seconds: float) -> float:
+    """
+    How long a node may be silent where its requests are held for so long: one that was lost, the next, and the way.
+
+    A new leader knows nobody, and its nodes come back once they notice that the old one is gone: at worst when the
+    request that it held is over. So this is also the least that a takeover must wait for a node.
+    """
+    return max(SILENT_SECONDS, 2 * hold_max_seconds + 10.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """
@@ -35,7 +50,7 @@ class Tuning:
     has a reason to set them: not a part of the settings. Tests and simulations pass their own.
     """
 
-    settle_seconds: float = 60.0
+    settle_seconds: float = SILENT_SECONDS
     """After a start nothing is called impossible for so long. Two held syncs: each node could have reported twice."""
 
     member_seconds: float = 60.0
@@ -107,8 +122,9 @@ class Policy:
     join_seconds: float = 1200.0
     """Time for the members of a group to join. Twenty minutes, because images are pulled."""
 
-    silent_seconds: float = 60.0
-    """A node that has not reported for this long is excluded. A little more than two syncs of 25 s."""
+    silent_seconds: float = SILENT_SECONDS
+    """A node that has not reported for this long is excluded. A little more than two syncs of 25 s; unless it is set,
+    it follows from `aggregator.hold_max`: two of these and 10 s."""
 
     run_seconds: Mapping[Tier, float] = field(default_factory=lambda: RUN_SECONDS)
     """Time limit of an ordered run, by tier; tiers that are not named keep their default. Generous, because the run has
@@ -211,6 +227,23 @@ class Policy:
             raise ValueError(f"runtime: must be from 0 to a year, not {self.runtime_seconds:g} s")
         if not 0 < self.lease_seconds <= LONGEST_LEASE_SECONDS:
             raise ValueError(f"lease: must be more than 0 s and at most 30 d, not {self.lease_seconds:g} s")
+
+    def with_hold(self, hold_max_seconds: float) -> Policy:
+        """
+        The policy of an aggregator that holds requests for so long. ConfigError where nodes would be silent while held.
+        """
+        if self.tuning.settle_seconds == SILENT_SECONDS:
+            tuning = dataclasses.replace(self.tuning, settle_seconds=silent_after(hold_max_seconds))
+            self = dataclasses.replace(self, tuning=tuning)
+        if self.silent_seconds == SILENT_SECONDS:
+            return dataclasses.replace(self, silent_seconds=silent_after(hold_max_seconds))
+        if self.silent_seconds <= hold_max_seconds:
+            raise ConfigError(
+                f"policy.silent ({self.silent_seconds:g} s) must be more than aggregator.hold_max "
+                f"({hold_max_seconds:g} s), or nodes are taken for silent while they wait; leave it out, and it is "
+                f"{silent_after(hold_max_seconds):g} s"
+            )
+        return self
 
     def checks_over_nodes(self, kind: ValidationKind, tier: Tier) -> tuple[str, ...]:
         """What nodes run together. Never empty: without deep checks a validation of training runs collectives."""
