@@ -17,6 +17,7 @@ __all__ = [
     "model",
     "model.results",
     "node_name",
+    "pseudonyms",
     "redaction",
     "tasks",
     "text",
