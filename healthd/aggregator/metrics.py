@@ -381,7 +381,7 @@ def _gauges(fleet: Fleet, engine: EngineFigures, store: StoreFigures) -> Iterato
     yield (
         "healthd_fleet_slow_ranks_nodes",
         "Nodes that are slow in a running job by their own time, compared with the job's other nodes.",
-        lambda: len({one.node for one in peers.jobs.slow}),
+        lambda: len(peers.jobs.slow_nodes),
     )
 
 
