@@ -33,7 +33,6 @@ ROOMS = {
     "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
-    "healthd.kueue": {"core", "clients"},
     "healthd.cli": {
         "integrations",
         "core",
@@ -44,7 +43,6 @@ ROOMS = {
         "aggregator",
         "hooks",
         "postmortem",
-        "kueue",
     },
 }
 
@@ -305,7 +303,23 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
 
 
 # What integrations may use, whether or not one of them does.
-FOR_LEAVES = {"healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"}}
+FOR_LEAVES = {
+    "healthd.aggregator.drain": {"plan", "settings", "targets"},
+    "healthd.cli": {
+        "fleet.line",
+        "hooks.readiness",
+        "services",
+        "settings.gate",
+        "settings.options",
+        "settings.tree",
+        "support.doctor",
+        "terminal.output",
+        "terminal.render",
+    },
+    "healthd.clients": {"kubernetes"},
+    "healthd.hooks": {"stopping"},
+    "healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"},
+}
 
 
 def test_modules_import_each_other_in_no_cycle() -> None:

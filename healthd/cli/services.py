@@ -1,4 +1,4 @@
-"""`healthd node`, `healthd aggregator` and `healthd kueue`: the services."""
+"""`healthd node` and `healthd aggregator`: the services."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import click
 
 from healthd.cli.settings.options import (
     Command,
-    aggregator_option,
     common_options,
     common_options_of_aggregator,
     load_settings,
@@ -71,7 +70,7 @@ def node(
         raise ConfigError(f"--name: {error}") from None
     from healthd.node.daemon import run_node
 
-    _log(log_format)
+    log_lines(log_format)
     # A daemon looks after the node for all jobs, also where a scheduler has started it (a DaemonSet).
     asyncio.run(run_node(settings.node, settings.runner(in_job=False)))
     return 0
@@ -118,7 +117,7 @@ def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "j
         return 0
     from healthd.aggregator.process import run_aggregator
 
-    _log(log_format)
+    log_lines(log_format)
     asyncio.run(
         run_aggregator(
             settings.aggregator,
@@ -131,27 +130,7 @@ def aggregator(mode: str | None, step_down: bool, log_format: Literal["text", "j
     return 0
 
 
-@click.command(cls=Command, short_help="Gate the jobs of Kueue, as the controller of its AdmissionChecks.")
-@common_options
-@log_format_option
-@aggregator_option
-@click.option("--api-server", metavar="URL", help="URL of the API server (default: as in every pod).")
-def kueue(log_format: Literal["text", "json"], **options: Any) -> int:
-    """
-    Gate the jobs of Kueue: the controller of AdmissionChecks with controllerName healthd.internal/gate.
-
-    It runs in the cluster, beside the aggregator. Exit code: 0 after SIGTERM, 2 for usage or configuration, 1
-    otherwise.
-    """
-    settings = load_settings(options, section="kueue")
-    from healthd.kueue.run import run_kueue
-
-    _log(log_format)
-    asyncio.run(run_kueue(settings.kueue))
-    return 0
-
-
-def _log(form: Literal["text", "json"]) -> None:
+def log_lines(form: Literal["text", "json"]) -> None:
     """One line an event on standard error; text has no time of its own where the journal adds it."""
     journal = form == "text" and goes_to_the_journal(sys.stderr, os.environ)
     log_to_stderr(logging.INFO, "plain" if journal else form)

@@ -14,7 +14,6 @@ __all__ = [
     "model",
     "model.results",
     "node_name",
-    "platforms.slurm",
     "redaction",
     "tasks",
     "text",

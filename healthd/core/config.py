@@ -91,7 +91,9 @@ class Tables:
             if field is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             later = vars(self)["_later"]
-            if name in later:
+            if "tables" in field.metadata:
+                value = {}
+            elif name in later:
                 value = later[name]()
             elif field.metadata.get("internal"):
                 value = None
@@ -601,7 +603,13 @@ def _tables(
     """The tables that are `given` are built, and checked, at once; the others when they are asked for."""
     now: dict[str, Any] = {}
     later: dict[str, Callable[[], Any]] = {}
+    others = fields(schema).others(tree)
+    for field in dataclasses.fields(schema):  # type: ignore[arg-type]
+        if "tables" in field.metadata:
+            now[field.name] = {name: _build(record, inner, (name,)) for name, (record, inner) in others.items()}
     for key, value in tree.items():
+        if key in others:
+            continue
         make = functools.partial(_field, schema, key, value, ())
         if key in given:
             now[key] = make()

@@ -29,6 +29,9 @@ class Integration:
     commands: tuple[CommandAt, ...] = ()
     """Its commands."""
 
+    settings: tuple[str, str] | None = None
+    """Key of its table at the top of the file, for its commands, and where the record of the table is."""
+
     node_settings: tuple[str, str] | None = None
     """Key of its table below `[node]`, and where the record of the table is."""
 
@@ -72,6 +75,10 @@ class Integration:
     """Who says whose a token is that no file has: a function of the aggregator's settings that gives a
     `healthd.aggregator.identity.tokens.Platform`, None where it is off. Its table is a `Callers`."""
 
+    hooked_job: str | None = None
+    """The job that a workload is, by the name of the workload, where the scheduler's hook asks a gate for every job: a
+    function that gives a `healthd.aggregator.jobs.ungated.HookedJob`, None for other workloads."""
+
     actuator: str | None = None
     """What takes nodes out of the scheduler `name`, where `actuator.kind` is that: a
     `healthd.aggregator.drain.targets.MakeActuator`."""
@@ -94,6 +101,11 @@ class Callers(Protocol):
     @property
     def on(self) -> bool:
         """Whether it lets any in."""
+
+
+def top_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:
+    """Key at the top of the file -> where the record is."""
+    return dict(one.settings for one in integrations if one.settings is not None)
 
 
 def node_tables(integrations: Iterable[Integration]) -> Mapping[str, str]:

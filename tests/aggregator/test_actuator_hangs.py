@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.aggregator.cluster import AGGREGATOR, Cluster
-from tests.aggregator.service import Service, until
-
-PROMISED_SECONDS = 5.0
-SCONTROL = "#!/bin/sh\ntouch {file}\nsleep 600\n"
+from tests.aggregator.ends_kit import ends_in_time
 
 
 @pytest.fixture
@@ -40,27 +34,6 @@ def account(folder: Path) -> Path:
     (folder / "account").mkdir()
     (folder / "account/token").write_text("secret")
     return folder / "account"
-
-
-def ends_in_time(service: Service, cluster: Cluster) -> None:
-    began = time.monotonic()
-    service.signal(signal.SIGTERM)
-    assert service.ended(10) == 0, service.said()
-    assert time.monotonic() - began < PROMISED_SECONDS
-    assert "Traceback" not in service.said()
-    until(lambda: not cluster.alive(), 1.0, lambda: str(cluster.alive()))
-
-
-def test_aggregator_ends_in_time_with_the_scontrol_that_hangs(cluster: Cluster, tmp_path: Path) -> None:
-    called = tmp_path / "called"
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/scontrol").write_text(SCONTROL.format(file=called))
-    (tmp_path / "bin/scontrol").chmod(0o755)
-    service = cluster.aggregator(config=AGGREGATOR + '[actuator]\nkind = "slurm"\nmode = "act"\n')
-    service.env["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    service.start()
-    until(called.exists)
-    ends_in_time(service, cluster)
 
 
 def test_aggregator_ends_in_time_while_the_api_server_never_answers(cluster: Cluster, tmp_path: Path) -> None:

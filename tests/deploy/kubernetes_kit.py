@@ -56,6 +56,14 @@ def assert_bound(items: tuple[dict[str, Any], ...], name: str, account: str) -> 
     the(items, "ServiceAccount", account)
 
 
+def projected(pod: dict[str, Any]) -> dict[str, Any]:
+    """The token of its service account that a pod has projected into it."""
+    sources = [source for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", ())]
+    (found,) = [source["serviceAccountToken"] for source in sources if "serviceAccountToken" in source]
+    assert isinstance(found, dict)
+    return found
+
+
 def node_pod(overlay: str) -> dict[str, Any]:
     spec: dict[str, Any] = the(built(overlay), "DaemonSet", "healthd-node")["spec"]["template"]["spec"]
     return spec

@@ -20,7 +20,7 @@ VERSIONS = ("1.30", "1.33", "1.35", "1.37")
 NEWEST = VERSIONS[-1:]
 # Kinds that older versions do not have.
 SINCE = {"MutatingAdmissionPolicy": NEWEST, "MutatingAdmissionPolicyBinding": NEWEST}
-# Kinds that a server with their definitions takes in other tests: tests/kubernetes/test_kueue.py, test_operators.py.
+# Kinds that a server with their definitions takes in other tests: test_kueue.py, test_operators.py.
 KUEUE = ("ResourceFlavor", "AdmissionCheck", "ClusterQueue", "LocalQueue")
 TAKEN = {**dict.fromkeys(KUEUE, "kueue.x-k8s.io/v1beta2"), "TrainJob": "trainer.kubeflow.org/v1alpha1"}
 # Where jobs of other operators have their pods: each is held against the schema of a pod.

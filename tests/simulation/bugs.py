@@ -162,7 +162,7 @@ BUGS = (
         (
             Edit(
                 leases.LeaseReconciler,
-                "_adopt",
+                "_adopt_lease",
                 "state=LeaseState.ACKNOWLEDGED if taken else LeaseState.GRANTED,",
                 "state=LeaseState.ENDING,",
             ),

@@ -207,38 +207,35 @@ def _open_group(
     were replaced after the decision gets another gate. The attempt of the members tells restarts of the whole job
     apart.
     """
-    newest = fleet_state.newest.get(request.job)
-    key = fleet_state.keys.get((request.job, newest)) if newest is not None else None
-    gate = fleet_state.gates.get(key or "") or fleet_state.decided.get(key or "") or decided
-    group = None if gate is None else gate.group
-    if group is not None and group.asked_attempt > request.attempt:
-        text = f"attempt {request.attempt} of group {join.group} is over"
-        raise ConflictError(f"{text}: attempt {group.asked_attempt} was requested meanwhile")
-    if gate is not None and (group is None or group.asked_attempt == request.attempt):
-        if gate.decision is None:
-            rendezvous.check_same_question(gate, request)
-            return _add_member(batch, fleet_state, policy, gate, request, join, rights)
-        leases = [grant.lease_id for grant in gate.granted.values()]
-        over = bool(leases) and not any(fleet_state.lease_stands(lease_id) for lease_id in leases)
-        if group is not None and rendezvous.answers_member(gate, join, over=over):
-            check_same_request(gate, request, fleet_state)
-            return gate
+    group = _group_state(fleet_state, request, decided)
+    gate = group.answer(join, request.attempt)
+    if gate is not None and gate.decision is None:
+        rendezvous.check_same_question(gate, request)
+        return _add_member(batch, fleet_state, policy, gate, request, join, rights)
+    if gate is not None:
+        check_same_request(gate, request, fleet_state)
+        return gate
     _check_room(fleet_state, policy, request, asker)
-    attempt = request.attempt if newest is None else max(request.attempt, newest + 1)
+    attempt = group.next_attempt(request.attempt)
     if attempt > LARGEST_ATTEMPT:
         raise ConflictError(f"job {request.job} has used up its attempts ({LARGEST_ATTEMPT}); use another job name")
     opened = new_gate(fleet_state.new_id(batch.now), dataclasses.replace(request, attempt=attempt), policy, batch.now)
-    former: Mapping[str, int] = {}
-    if gate is not None and group is not None and group.asked_attempt == request.attempt:
-        ranks = {one.node: one.rank for one in group.members}
-        own = {grant.lease_id: ranks[node] for node, grant in gate.granted.items() if node in ranks}
-        former = {**group.former, **own}
+    former = group.former(request.attempt)
     opened = dataclasses.replace(opened, asker=asker)
     opened = rendezvous.with_group(opened, asked_attempt=request.attempt, former=former)
     fleet_state.add(opened)
     if not former:
-        opened = _supersede_earlier(batch, fleet_state, policy, opened, rights, first=newest is None)
+        opened = _supersede_earlier(batch, fleet_state, policy, opened, rights, first=group.newest is None)
     return _add_member(batch, fleet_state, policy, opened, request, join, rights)
+
+
+def _group_state(fleet_state: FleetState, request: GateRequest, decided: Gate | None) -> rendezvous.GroupState:
+    newest = fleet_state.newest.get(request.job)
+    key = "" if newest is None else fleet_state.keys.get((request.job, newest), "")
+    gate = fleet_state.gates.get(key) or fleet_state.decided.get(key) or decided
+    leases = [] if gate is None else [grant.lease_id for grant in gate.granted.values()]
+    over = bool(leases) and not any(map(fleet_state.lease_stands, leases))
+    return rendezvous.GroupState(newest=newest, gate=gate, over=over)
 
 
 def _add_member(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from healthd.aggregator.engine.bulkheads import Where, contained
 from healthd.aggregator.engine.memory import Batch, FleetState, orders_for
@@ -296,32 +296,52 @@ class LeaseReconciler:
         """Adopt leases and a quarantine that another database gave, or this one before an old copy was restored."""
         foreign = [lease for lease in state.leases if self._unknown(node, lease)]
         for lease in foreign:
-            report = node.orders.get(lease.id)
-            # While the node looks at who has the devices, nobody was told that the job may start.
-            taken = report is None or report.status == OrderStatus.ACCEPTED
-            row = LeaseRow(
-                node=node.node,
-                lease=dataclasses.replace(lease, age_seconds=0.0),
-                state=LeaseState.ACKNOWLEDGED if taken else LeaseState.GRANTED,
-                granted_at=batch.now - lease.age_seconds,
-                adopted=True,
-            )
-            self._fleet_state.put_lease(batch, row)
-        for ended in filter(None, (self._fleet_state.ended_lease(lease.id) for lease in state.leases)):
-            # As of a node that was forgotten while it was away: it has yet to be told.
+            self._adopt_lease(batch, node, lease)
+        self._end_again(batch, node, state.leases)
+        self._adopt_from_newer_copy(batch, node, state.quarantine, foreign)
+        self._adopt_from_other_database(batch, node, state.quarantine, foreign)
+
+    def _adopt_lease(self, batch: Batch, node: FleetNode, lease: Lease) -> None:
+        report = node.orders.get(lease.id)
+        # While the node looks at who has the devices, nobody was told that the job may start.
+        taken = report is None or report.status == OrderStatus.ACCEPTED
+        row = LeaseRow(
+            node=node.node,
+            lease=dataclasses.replace(lease, age_seconds=0.0),
+            state=LeaseState.ACKNOWLEDGED if taken else LeaseState.GRANTED,
+            granted_at=batch.now - lease.age_seconds,
+            adopted=True,
+        )
+        self._fleet_state.put_lease(batch, row)
+
+    def _end_again(self, batch: Batch, node: FleetNode, held: Iterable[Lease]) -> None:
+        """Leases that have ended here and that the node still holds, as one that was forgotten while it was away."""
+        for ended in filter(None, (self._fleet_state.ended_lease(lease.id) for lease in held)):
             if node.confirmed and self._is_of(node.node, ended.node):
                 again = dataclasses.replace(ended, node=node.node, state=LeaseState.ENDING, closed_at=None)
                 self._fleet_state.put_lease(batch, again)
+
+    def _adopt_from_newer_copy(
+        self, batch: Batch, node: FleetNode, quarantine: Quarantine | None, foreign: Sequence[Lease]
+    ) -> None:
+        """Where this database is an older copy of itself: the node knows what it said and has lost since."""
+        lost = node.issuer == self._fleet_state.store_id and self._not_in_this_copy(node.node, quarantine)
+        if lost and quarantine is not None:
+            self._fleet_state.count_quarantine(batch, node.node, quarantine.number)
+            self._take_over(batch, node.node, quarantine)
+        if lost or any(lease.issuer == self._fleet_state.store_id for lease in foreign):
+            self._recovery.witness(node.node, has_lease=True)
+
+    def _adopt_from_other_database(
+        self, batch: Batch, node: FleetNode, quarantine: Quarantine | None, foreign: Sequence[Lease]
+    ) -> None:
+        """Where the node has taken orders from another database: that may be the one which this one replaces."""
         other = node.issuer is not None and node.issuer != self._fleet_state.store_id
-        missed = node.issuer == self._fleet_state.store_id and self._not_in_this_copy(node.node, state.quarantine)
-        if missed and state.quarantine is not None:
-            self._fleet_state.count_quarantine(batch, node.node, state.quarantine.number)
-        if (other or missed) and state.quarantine is not None:
-            self._take_over(batch, node.node, state.quarantine)
-        restored = missed or any(lease.issuer == self._fleet_state.store_id for lease in foreign)
-        if restored or (not self._recovery.established and (other or bool(foreign))):
-            lasting = state.quarantine is not None and (state.quarantine.until or math.inf) > batch.now
-            self._recovery.witness(node.node, has_lease=restored or bool(foreign) or lasting)
+        if other and quarantine is not None:
+            self._take_over(batch, node.node, quarantine)
+        if not self._recovery.established and (other or foreign):
+            lasting = quarantine is not None and (quarantine.until or math.inf) > batch.now
+            self._recovery.witness(node.node, has_lease=bool(foreign) or lasting)
 
     def _not_in_this_copy(self, node: str, quarantine: Quarantine | None) -> bool:
         """Whether this database was told of the quarantine and has lost it: it is an older copy of itself."""

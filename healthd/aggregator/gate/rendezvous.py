@@ -129,17 +129,53 @@ def executors(gate: Gate) -> Mapping[str, str]:
     return {one.node: one.member for one in newest.values() if one.execute}
 
 
-def answers_member(gate: Gate, join: Join, *, over: bool) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class GroupState:
     """
-    Whether the decision of a decided gate is the answer to this member.
+    What is known of a group when a member asks: its newest `gate`, whatever that came to, and whether the job that the
+    gate has admitted is `over`. `newest` is the newest attempt of the job; None where there was none.
+    """
 
-    It answers the members that it had. An admission also answers a rank that joins too late, because the job has
-    started without it, until that job is `over`. Any other member opens the next gate of the group.
-    """
-    if any(one.member == join.member for one in gate.members):
-        return True
-    admitted = gate.decision is not None and gate.decision.decision is Verdict.ADMIT
-    return admitted and not over and all(one.rank != join.rank for one in gate.members)
+    newest: int | None
+    gate: Gate | None
+    over: bool
+
+    def answer(self, join: Join, attempt: int) -> Gate | None:
+        """
+        The gate that this member joins, if it is open, or whose decision is the answer. None: it opens the next one.
+
+        A decision answers the members that the gate had. An admission also answers a rank that joins too late, because
+        the job has started without it, until that job is over. ConflictError for a member of an attempt that is over.
+        """
+        gate = self.gate
+        if gate is None:
+            return None
+        if gate.group is not None and gate.group.asked_attempt > attempt:
+            raise ConflictError(
+                f"attempt {attempt} of group {join.group} is over: attempt {gate.group.asked_attempt} was requested "
+                "meanwhile"
+            )
+        if gate.decision is None:
+            return gate if gate.group is None or gate.group.asked_attempt == attempt else None
+        if gate.group is None or gate.group.asked_attempt != attempt:
+            return None
+        if any(one.member == join.member for one in gate.members):
+            return gate
+        too_late = gate.decision.decision is Verdict.ADMIT and all(one.rank != join.rank for one in gate.members)
+        return gate if too_late and not self.over else None
+
+    def next_attempt(self, attempt: int) -> int:
+        """The attempt of the next gate, which counts on where the members ask for the same attempt again."""
+        return attempt if self.newest is None else max(attempt, self.newest + 1)
+
+    def former(self, attempt: int) -> Mapping[str, int]:
+        """The leases of the gates before the next one of this attempt, by the rank whose they were."""
+        gate = self.gate
+        if gate is None or gate.group is None or gate.group.asked_attempt != attempt:
+            return {}
+        ranks = {one.node: one.rank for one in gate.group.members}
+        own = {grant.lease_id: ranks[node] for node, grant in gate.granted.items() if node in ranks}
+        return {**gate.group.former, **own}
 
 
 MOST_NAMED = 16

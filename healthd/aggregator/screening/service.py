@@ -77,7 +77,7 @@ class Known:
     pool: str | None
     wanted: tuple[str, ...]
     kind: str | None
-    corrected: float
+    corrected: float | None
     versions: Mapping[str, str]
     groups: tuple[tuple[str, str], ...]
     version: int | None
@@ -407,13 +407,15 @@ class Screening:
             failures=screened.failures,
             quarantines=self._engine.quarantined_times(name),
             age_days=(now - screened.known_at) / DAY_SECONDS,
-            changed=look.is_changed(screened, known.versions),
+            changed=look.is_changed(screened, known.versions) if screened.versions else None,
             neighbour_failed=any(
                 at >= since
                 for group in known.groups
                 for other, at in self._failed.get(group, {}).items()
                 if other != name
-            ),
+            )
+            if known.groups
+            else None,
         )
 
     def _is_free(self, name: str) -> bool:

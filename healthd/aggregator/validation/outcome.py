@@ -1,238 +1,32 @@
 """
-The result of a group's test: verifies the data of its ranks before they are used, finds late ranks, and makes the
-outcome for localisation. Pure.
-
-Anyone with a node's key can send data, and `checks.collective.judge` uses them unchecked. Anything but a complete
-measurement by the rank itself is no evidence: neither that the group is healthy, nor that a node is bad.
+The outcome of a group's test, for localisation: what its ranks measured, which nodes that is held against, and whether
+ranks come late. Pure.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
 
 from checks.collective.judge import gave_out, is_own_failure, tells_of_hardware
 from checks.collective.judges import judge_of, judges_training
-from checks.collective.training.shard import ENDS, is_digests_text, names_of
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.limits import quantity
 from checks.peers import factor_of, median, normal
 from checks.reasons import blame_of
 from healthd.aggregator.validation import nccom
+from healthd.aggregator.validation.rank_data import is_number, odd_ranks, odd_steps
 from healthd.aggregator.validation.records import Group, Tested
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
 from healthd.localize import Outcome
 
-LIMITED = ("busbw_bytes_per_second", "algbw_bytes_per_second", "duration_seconds")
-MOST_TEXT = 500
 MOST_EVENTS = 1000
 """Signs of life of a rank in one check that are counted: twice the sizes and a few."""
-_ELEMENT_BYTES = 8
-"""Of the largest kind of element: a small size is rounded up to one element a rank."""
-
-
-def odd_ranks(measured: Mapping[int, Mapping[str, Any]], size: int) -> dict[int, str]:
-    """
-    Rank -> what is wrong with its data, of those whose data are no measurement in a group of `size` ranks.
-
-    All ranks of a group run the same sizes, so those that tell of others than most do are odd as well.
-    """
-    found = {rank: why for rank, data in measured.items() if (why := _odd(data, rank, size))}
-    ran = {rank: _sizes(data) for rank, data in measured.items() if rank not in found}
-    counts = Counter(ran.values())
-    usual = max(counts, key=lambda sizes: (counts[sizes], len(sizes)), default=())
-    differing = {rank: f"it measured sizes {_listed(own)} and others {_listed(usual)}" for rank, own in ran.items()}
-    return found | {rank: why for rank, why in differing.items() if ran[rank] != usual}
-
-
-def events_of(ranks: Mapping[int, RankReport]) -> Callable[[int], Progress]:
-    """The n-th sign of life of a rank: all pass the same, and those that are somewhere say where."""
-    known: dict[int, Progress] = {}
-    for report in ranks.values():
-        step, _, event = report.last.rpartition(" ")
-        if report.events and step:
-            known[report.events - 1] = Progress(step=step, event=event, monotonic_seconds=0.0)
-
-    def at(index: int) -> Progress:
-        if index in known:
-            return known[index]
-        before = known.get(index - 1)
-        if before is not None and before.event == "entered":
-            return Progress(step=before.step, event="left", monotonic_seconds=0.0)
-        return Progress(step=f"step {index + 1}", event="left" if index % 2 else "entered", monotonic_seconds=0.0)
-
-    return at
-
-
-def _odd(data: Mapping[str, Any], rank: int, size: int) -> str:
-    if not _is(data.get("rank"), rank):
-        return f"its data are of rank {_shown(data.get('rank'))}"
-    if not _is(data.get("ranks"), size):
-        return f"its data are from a group of {_shown(data.get('ranks'))} ranks, but this group has {size}"
-    targets, sizes = data.get("targets"), data.get("sizes")
-    if not isinstance(targets, (list, tuple)) or not all(isinstance(one, str) for one in targets):
-        return "its data name no devices"
-    if not isinstance(sizes, (list, tuple)) or not sizes:
-        return "it measured no size"
-    for one in sizes:
-        if not isinstance(one, Mapping) or not _count(one.get("size_bytes")) or not one["size_bytes"]:
-            return "its data contain an invalid size"
-        if why := _odd_size(one, size):
-            return f"{one['size_bytes']} bytes: {why}"
-    if len(set(_sizes(data))) < len(sizes):
-        return "it measured a size twice"
-    return ""
-
-
-def _odd_size(one: Mapping[str, Any], size: int) -> str:
-    moved, seconds, wrong = one.get("bytes"), one.get("seconds"), one.get("mismatches")
-    if not _count(moved) or not 0 < moved <= max(one["size_bytes"], size * _ELEMENT_BYTES):
-        return f"{_shown(moved)} bytes were moved"
-    if not is_number(seconds) or not seconds > 0:
-        return f"it took {_shown(seconds)} seconds"
-    if not _count(wrong):
-        return f"{_shown(wrong)} elements were wrong"
-    sources = one.get("sources")
-    if not isinstance(sources, Mapping) or not all(_names_rank(key, size) for key in sources):
-        return "wrong values from an unknown rank"
-    first = one.get("first")
-    if first is not None and not (isinstance(first, str) and len(first) <= MOST_TEXT):
-        return "the first wrong value is not text"
-    limits = one.get("limits")
-    if not isinstance(limits, Mapping) or not all(is_limit(limits.get(name)) for name in LIMITED):
-        return "its limits cannot be read"
-    return ""
-
-
-def is_limit(limit: object) -> bool:
-    """Whether it is a limit as ranks send them: [lower, upper, origin]."""
-    if not isinstance(limit, (list, tuple)) or len(limit) != 3:
-        return False
-    lower, upper, origin = limit
-    return all(bound is None or is_number(bound) for bound in (lower, upper)) and isinstance(origin, str)
-
-
-def _names_rank(key: object, size: int) -> bool:
-    return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 and int(key) < size
-
-
-def _sizes(data: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(sorted(one["size_bytes"] for one in data["sizes"]))
-
-
-def _is(value: object, wanted: int) -> bool:
-    return _count(value) and value == wanted
-
-
-def _count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """A number that can be counted with: JSON knows whole ones that are beyond all others."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return "an impossibly large number"  # Python does not write out whole numbers of any length
-    return repr(value)[:40]
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, sizes[:8])) + (" ..." if len(sizes) > 8 else "")
-
-
-# What a rank says of data-parallel steps, before anybody compares it with other ranks: pure.
-
-
-MOST_STEPS = 64
-MOST_LAYERS = 256
-MOST_PLACES_CHARACTERS = 4096
-_KEY = "training"
-_REASONS = ("SilentCorruption", "WrongResult")
-
-
-def odd_steps(measured: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Rank -> what is wrong with what it says of its steps; all must have done the same ones."""
-    told = {rank: data[_KEY] for rank, data in measured.items() if _KEY in data}
-    found = {rank: "it reports no training steps" for rank in measured if rank not in told}
-    found |= {
-        rank: why for rank, steps in told.items() if (why := _odd_of_training_data(steps) or _odd_rank(measured[rank]))
-    }
-    shapes = {rank: _shape(steps) for rank, steps in told.items() if rank not in found}
-    usual = max(Counter(shapes.values()).items(), key=lambda one: (one[1], one[0]), default=((), 0))[0]
-    return found | {rank: "it ran other training steps than the others" for rank, own in shapes.items() if own != usual}
-
-
-def _odd_of_training_data(told: object) -> str:
-    if not isinstance(told, Mapping):
-        return "its report on training steps cannot be read"
-    steps, faults = told.get("steps"), told.get("faults")
-    if not _is_count(steps) or not 0 < steps <= MOST_STEPS:
-        return "it ran no training steps, or too many"
-    places, digests = told.get("places"), told.get("digests")
-    if not isinstance(places, str) or not 0 < len(places) <= MOST_PLACES_CHARACTERS:
-        return "it does not name the parameters it trained"
-    count = len(names_of(places))
-    if not _is_table(digests, steps, lambda cell: is_digests_text(cell, count)) or set(digests) != set(ENDS):
-        return "its digests of training steps cannot be read"
-    if not _is_table(told.get("sums"), steps, _is_sums):
-        return "its sums of gradients cannot be read"
-    if not isinstance(faults, (list, tuple)) or not all(_is_fault(one, steps) for one in faults):
-        return "its own findings cannot be read"
-    return ""
-
-
-def _odd_rank(data: Mapping[str, Any]) -> str:
-    size, device = data["sizes"][0], data.get("device")
-    if not isinstance(device, str) or len(device) > MOST_TEXT:
-        return "it names no device"
-    own, limit = size.get("own_seconds"), size["limits"].get("own_seconds")
-    return "" if is_number(own) and own >= 0 and is_limit(limit) else "it does not report how long its own work took"
-
-
-def _shape(told: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (told["steps"], told["places"], tuple(sorted(told["sums"])))
-
-
-def _is_table(table: object, steps: int, is_cell: Callable[[object], bool]) -> TypeGuard[Mapping[str, Any]]:
-    """Name -> a cell of each step."""
-    return (
-        isinstance(table, Mapping)
-        and 0 < len(table) <= MOST_LAYERS
-        and all(isinstance(name, str) and len(name) <= MOST_TEXT for name in table)
-        and all(isinstance(cells, (list, tuple)) and len(cells) == steps for cells in table.values())
-        and all(is_cell(cell) for cells in table.values() for cell in cells)
-    )
-
-
-def _is_sums(cell: object) -> bool:
-    return isinstance(cell, (list, tuple)) and len(cell) == 3 and all(one is None or is_number(one) for one in cell)
-
-
-def _is_fault(fault: object, steps: int) -> bool:
-    if not isinstance(fault, Mapping) or fault.get("reason") not in _REASONS:
-        return False
-    step, text = fault.get("step"), fault.get("message")
-    return _is_count(step) and 0 <= step < steps and isinstance(text, str) and len(text) <= MOST_TEXT
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-# Which nodes of a group hold up the others: ranks that come late to a collective. Pure.
-
 
 FALSE_ALARMS = 0.005
 """In one look at a group; a second measurement has to agree."""
@@ -247,6 +41,67 @@ LATE_RATIO = 2.0
 """And by so many times what its peers need: what takes them milliseconds may take it some more."""
 LATE_SHARE = 0.25
 """And by a quarter of what the operation takes: what is late by less hardly holds up anybody."""
+
+# The node could not take part, through no fault that the group could show; its ranks were never at work.
+_NOT_AT_WORK = ("Busy", "StartFailed", "ColdCache", "CompileFailed", "MissingTool", "NoPermission", "CannotAllocate")
+# Neither could it where our own tool failed: a group with such a rank was not tested.
+_UNFIT = (*_NOT_AT_WORK, "Cancelled", "Stuck", "Garbage", "NoData", "InternalError")
+# An error, which may come from a peer: the judge of the ranks knows where it is certain that it is our own tool's.
+_ERRORS = ("CheckError", "Crashed")
+# Another program has the port of the first rank: the next group gets another one.
+_PORT = "is in use"
+_RANK = re.compile(r"rank:(\d{1,9})(?!\d)")
+_SLOW = ("SlowLink", "SlowDevice")
+_NEVER_UP = "not up"  # instead of a reason until it is known which
+
+
+def read_group(
+    group: Group, reports: Mapping[str, OrderReport], checks: Sequence[str], *, round_number: int, seconds: float
+) -> Tested:
+    """
+    The outcome of a group whose nodes have reported, or whose time is up.
+
+    `reports` holds the last report of each member, without those that gave none.
+    """
+    run = _run_of(group, reports, checks, round_number=round_number, seconds=seconds)
+    busbw: dict[str, float] = {}
+    for check in checks:
+        judged = _judge(run, check)
+        if judged.bad or run.silent or run.unfit:
+            return _not_passed(run, check, judged, busbw)
+        busbw.update(_bandwidth(check, judged.findings))
+    tested = Tested(
+        members=group.members,
+        outcome=Outcome.PASS if checks else Outcome.UNKNOWN,
+        round=round_number,
+        seconds=seconds,
+        busbw_bytes_per_second=busbw,
+        injected=run.injected,
+    )
+    return of_group(tested, group, run.ranks)
+
+
+def lost_ranks(reports: Mapping[str, OrderReport]) -> bool:
+    """Whether any rank is known to be lost, so that the others wait for it in vain."""
+    return any(
+        report.status == OrderStatus.REFUSED or any(rank.reason is not None for rank in report.ranks)
+        for report in reports.values()
+    )
+
+
+def any_cold(reports: Mapping[str, OrderReport]) -> bool:
+    """Whether any rank has something to compile, for which all others wait."""
+    return any(rank.cold for report in reports.values() for rank in report.ranks)
+
+
+def all_up(group: Group, reports: Mapping[str, OrderReport]) -> bool:
+    """Whether the process of every rank is there."""
+    return _each(group, reports, lambda rank: rank.last != "" or rank.data is not None)
+
+
+def all_inside(group: Group, reports: Mapping[str, OrderReport]) -> bool:
+    """Whether every rank has found the others: it says that it left the rendezvous, or that it is further."""
+    return _each(group, reports, lambda rank: rank.data is not None or rank.last.endswith((" left", " entered")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,223 +198,180 @@ def _reason(late: Late, *, injected: bool) -> Reason:
     )
 
 
-# What the test of a group gave, from what its nodes report: pure.
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """
+    One run of the checks of a group, as its nodes have reported it.
+
+    `silent` members did not report how it ended, `unfit` ones did not take part. `ranks` are reports by check and rank.
+    """
+
+    group: Group
+    reports: Mapping[str, OrderReport]
+    number: int
+    seconds: float
+    silent: tuple[str, ...]
+    unfit: Mapping[str, Reason]
+    ranks: Mapping[str, Mapping[int, RankReport]]
+    injected: bool
+
+    def present(self) -> Iterator[int]:
+        """The ranks of the members that have taken part and reported."""
+        for seat in self.group.seats:
+            if seat.node not in self.silent and seat.node not in self.unfit:
+                yield from range(seat.first_rank, seat.first_rank + seat.ranks)
 
 
-# The node could not take part, through no fault that the group could show; its ranks were never at work.
-_NOT_AT_WORK = ("Busy", "StartFailed", "ColdCache", "CompileFailed", "MissingTool", "NoPermission", "CannotAllocate")
-# Neither could it where our own tool failed: a group with such a rank was not tested.
-_UNFIT = (*_NOT_AT_WORK, "Cancelled", "Stuck", "Garbage", "NoData", "InternalError")
-# An error, which may come from a peer: the judge of the ranks knows where it is certain that it is our own tool's.
-_ERRORS = ("CheckError", "Crashed")
-# Another program has the port of the first rank: the next group gets another one.
-_PORT = "is in use"
-_RANK = re.compile(r"rank:(\d{1,9})(?!\d)")
-_SLOW = ("SlowLink", "SlowDevice")
-_NEVER_UP = "not up"  # in the place of a reason until it is known which
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """The findings of one check, and the ranks in which our own tool failed, by target."""
+
+    findings: Sequence[Finding]
+    ours: frozenset[str] = frozenset()
+
+    @property
+    def bad(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.status in (Status.FAIL, Status.UNKNOWN)]
 
 
-def read_group(
+def _run_of(
     group: Group, reports: Mapping[str, OrderReport], checks: Sequence[str], *, round_number: int, seconds: float
-) -> Tested:
-    """
-    The outcome of a group whose nodes have reported, or whose time is up.
-
-    `reports` holds the last report of each member, without those that gave none.
-    """
+) -> _Run:
     silent = tuple(node for node in group.members if not _is_heard(reports.get(node)))
-    if any(report.status == OrderStatus.REFUSED for report in reports.values()):
-        # Who waits for a node that does not come says nothing in time, and is not silent.
-        silent = ()
     unfit = {
         node: reason("Busy", f"{node} did not take part: {report.message or 'no reason given'}", node=node)
         for node, report in reports.items()
         if report.status == OrderStatus.REFUSED
     }
-    if group.hosts and not silent and not unfit and (why := nccom.unfit_main(group, reports, checks)) is not None:
+    if unfit:
+        # Who waits for a node that does not come says nothing in time, and is not silent.
+        silent = ()
+    elif group.hosts and not silent and (why := nccom.unfit_main(group, reports, checks)) is not None:
         unfit[group.members[0]] = why
     ranks = _by_check(group, reports)
-    injected = any(report.injected for reports_ in ranks.values() for report in reports_.values())
-    busbw: dict[str, float] = {}
-    for check in checks:
-        ours: frozenset[str] = frozenset()
-        if group.hosts:
-            findings = nccom.findings_of(group, reports, check)
-        else:
-            findings, ours = _judged(check, group, ranks.get(check, {}), silent, unfit)
-        bad = [finding for finding in findings if finding.status in (Status.FAIL, Status.UNKNOWN)]
-        if bad or silent or unfit:
-            tested = _tested(group, check, bad, ours, silent, unfit, round_number, seconds, busbw, injected=injected)
-            return dataclasses.replace(tested, ended_within=_ended_within(group, tested, ranks.get(check, {})))
-        busbw.update(_bandwidth(check, findings))
-    tested = Tested(
-        members=group.members,
-        outcome=Outcome.PASS if checks else Outcome.UNKNOWN,
-        round=round_number,
+    return _Run(
+        group=group,
+        reports=reports,
+        number=round_number,
         seconds=seconds,
-        busbw_bytes_per_second=busbw,
-        injected=injected,
-    )
-    return of_group(tested, group, ranks)
-
-
-def lost_ranks(reports: Mapping[str, OrderReport]) -> bool:
-    """Whether any rank is known to be lost, so that the others wait for it in vain."""
-    return any(
-        report.status == OrderStatus.REFUSED or any(rank.reason is not None for rank in report.ranks)
-        for report in reports.values()
+        silent=silent,
+        unfit=unfit,
+        ranks=ranks,
+        injected=any(report.injected for of_check in ranks.values() for report in of_check.values()),
     )
 
 
-def any_cold(reports: Mapping[str, OrderReport]) -> bool:
-    """Whether any rank has something to compile, for which all others wait."""
-    return any(rank.cold for report in reports.values() for rank in report.ranks)
+def _judge(run: _Run, check: str) -> _Judged:
+    """What one check over the group has found."""
+    if run.group.hosts:
+        return _Judged(findings=nccom.findings_of(run.group, run.reports, check))
+    evidence, missing = _collect(run, check)
+    return _Judged(
+        findings=list(judge_of(check)(evidence, missing)),
+        ours=frozenset(one.target for one in missing if is_own_failure(one)),
+    )
 
 
-def all_up(group: Group, reports: Mapping[str, OrderReport]) -> bool:
-    """Whether the process of every rank is there."""
-    return _each(group, reports, lambda rank: rank.last != "" or rank.data is not None)
-
-
-def all_inside(group: Group, reports: Mapping[str, OrderReport]) -> bool:
-    """Whether every rank has found the others: it says that it left the rendezvous, or that it is further."""
-    return _each(group, reports, lambda rank: rank.data is not None or rank.last.endswith((" left", " entered")))
-
-
-def _each(group: Group, reports: Mapping[str, OrderReport], true: Callable[[RankReport], bool]) -> bool:
-    """Whether it is true of every rank, in one of the checks."""
-    found = {rank.rank for seat in group.seats for rank in _ranks_of(seat.node, reports) if true(rank)}
-    return all(found.issuperset(range(seat.first_rank, seat.first_rank + seat.ranks)) for seat in group.seats)
-
-
-def _ranks_of(node: str, reports: Mapping[str, OrderReport]) -> Sequence[RankReport]:
-    report = reports.get(node)
-    return report.ranks if report is not None else ()
-
-
-def _is_heard(report: OrderReport | None) -> bool:
-    return report is not None and report.status in FINAL_STATUSES
-
-
-def _by_check(group: Group, reports: Mapping[str, OrderReport]) -> dict[str, dict[int, RankReport]]:
-    """By check and rank, without ranks that are not the node's own; of a rank that is told twice the worse."""
-    found: dict[str, dict[int, RankReport]] = defaultdict(dict)
-    for seat in group.seats:
-        report = reports.get(seat.node)
-        for rank in report.ranks if report is not None else ():
-            if seat.first_rank <= rank.rank < seat.first_rank + seat.ranks:
-                known = found[rank.check].get(rank.rank)
-                if known is None or _worth(rank) < _worth(known):
-                    found[rank.check][rank.rank] = rank
-    return found
-
-
-def _worth(rank: RankReport) -> tuple[bool, bool]:
-    return (rank.reason is None, rank.data is not None)
-
-
-def _judged(
-    check: str,
-    group: Group,
-    ranks: Mapping[int, RankReport],
-    silent: Sequence[str],
-    unfit: Mapping[str, Reason],
-) -> tuple[list[Finding], frozenset[str]]:
-    """
-    The findings of one check over the group, and the ranks in which our own tool failed. Ranks of members that are
-    silent or unfit are left out.
-
-    One that was not up yet when the group was called off had no time, where another rank had given out before; else
-    it was slow to start.
-    """
-    events = events_of(ranks)
-    said = {rank: one.data for rank, one in ranks.items() if one.data is not None and one.reason is None}
-    odd = odd_ranks(said, sum(seat.ranks for seat in group.seats))
+def _collect(run: _Run, check: str) -> tuple[list[Evidence], list[Missing]]:
+    """The measurements of the ranks of one check, and why the other ranks have none."""
+    ranks = run.ranks.get(check, {})
+    measured = {rank: one.data for rank, one in ranks.items() if one.data is not None and one.reason is None}
+    odd = odd_ranks(measured, sum(seat.ranks for seat in run.group.seats))
     if judges_training(check):
-        odd |= odd_steps({rank: data for rank, data in said.items() if rank not in odd})
+        odd |= odd_steps({rank: data for rank, data in measured.items() if rank not in odd})
+    events = events_of(ranks)
     evidence: list[Evidence] = []
     missing: list[Missing] = []
-    for seat in group.seats:
-        if seat.node in silent or seat.node in unfit:
-            continue
-        for rank in range(seat.first_rank, seat.first_rank + seat.ranks):
-            report = ranks.get(rank)
-            if report is not None and rank in said and rank not in odd:
-                evidence.append(Evidence(target=f"rank:{rank}", key=report.key or "", data=said[rank]))
-                continue
-            count = 0 if report is None else min(report.events, MOST_EVENTS)
-            up = report is not None and not (report.reason in ("Cancelled", "Timeout") and not report.last)
-            why = "Garbage" if rank in odd else (report.reason or "Timeout") if report and up else _NEVER_UP
-            missing.append(
-                Missing(
-                    target=f"rank:{rank}",
-                    reason=why,
-                    message=odd.get(rank) or ("it was never started" if report is None else report.message),
-                    progress=tuple(events(index) for index in range(count)),
-                )
-            )
+    for rank in run.present():
+        report = ranks.get(rank)
+        if report is not None and rank in measured and rank not in odd:
+            evidence.append(Evidence(target=f"rank:{rank}", key=report.key or "", data=measured[rank]))
+        else:
+            missing.append(_missing(rank, report, odd.get(rank), events))
+    # One that was not up when the group was called off had no time if another rank had given out before; else it was
+    # slow to start.
     instead = "Cancelled" if any(map(gave_out, missing)) else "StartFailed"
-    told = [dataclasses.replace(one, reason=instead) if one.reason == _NEVER_UP else one for one in missing]
-    return list(judge_of(check)(evidence, told)), frozenset(one.target for one in told if is_own_failure(one))
+    return evidence, [dataclasses.replace(one, reason=instead) if one.reason == _NEVER_UP else one for one in missing]
 
 
-def _tested(
-    group: Group,
-    check: str,
-    bad: Sequence[Finding],
-    ours: frozenset[str],
-    silent: Sequence[str],
-    unfit: Mapping[str, Reason],
-    round_number: int,
-    seconds: float,
-    busbw: Mapping[str, float],
-    *,
-    injected: bool,
-) -> Tested:
+def _missing(rank: int, report: RankReport | None, odd: str | None, events: Callable[[int], Progress]) -> Missing:
+    """Why a rank has no measurement. `odd` is what is wrong with the data that it has sent."""
+    target = f"rank:{rank}"
+    if report is None:
+        return Missing(target=target, reason=_NEVER_UP, message="it was never started")
+    progress = tuple(map(events, range(min(report.events, MOST_EVENTS))))
+    if odd is not None:
+        return Missing(target=target, reason="Garbage", message=odd, progress=progress)
+    never_up = report.reason in ("Cancelled", "Timeout") and not report.last
+    why = _NEVER_UP if never_up else report.reason or "Timeout"
+    return Missing(target=target, reason=why, message=report.message, progress=progress)
+
+
+def _not_passed(run: _Run, check: str, judged: _Judged, busbw: Mapping[str, float]) -> Tested:
+    """The outcome of a group that did not pass this check, and of which nodes that is held against or for."""
+    group, bad = run.group, judged.bad
     owners = {rank: seat.node for seat in group.seats for rank in range(seat.first_rank, seat.first_rank + seat.ranks)}
     accused: dict[str, Reason] = {}
-    unfit = dict(unfit)
+    unfit = dict(run.unfit)
     reasons: list[Reason] = []
     for finding in bad:
         node = _owner(finding.target, owners)
-        told = _of_finding(finding, check, node, group, injected=injected)
-        reasons.append(told)
-        if node is None:
+        reasons.append(_of_finding(finding, check, node, group, injected=run.injected))
+        if node is None or _is_of_port(finding):
             continue
-        if _is_of_port(finding):
-            continue
-        if finding.reason in _UNFIT or finding.target in ours:
-            unfit.setdefault(node, told)
+        if finding.reason in _UNFIT or finding.target in judged.ours:
+            unfit.setdefault(node, reasons[-1])
         elif finding.status is Status.FAIL or (finding.reason in _ERRORS and not tells_of_hardware(finding.message)):
-            accused.setdefault(node, told)
-    if silent or unfit or any(_is_of_port(finding) for finding in bad):
-        outcome = Outcome.UNKNOWN
-    elif all(finding.reason in _SLOW for finding in bad):
-        outcome = Outcome.SLOW
-    else:
-        outcome = Outcome.FAIL
-    reasons.extend(reason("Silent", f"{node} did not report how {check} ended", node=node) for node in silent)
+            accused.setdefault(node, reasons[-1])
+    reasons += [reason("Silent", f"{node} did not report how {check} ended", node=node) for node in run.silent]
     return Tested(
         members=group.members,
-        outcome=outcome,
-        round=round_number,
-        seconds=seconds,
-        reasons=tuple([*reasons, *(one for node, one in unfit.items() if one not in reasons)][:16]),
+        outcome=_outcome(bad, known=not run.silent and not unfit),
+        round=run.number,
+        seconds=run.seconds,
+        reasons=tuple([*reasons, *(one for one in unfit.values() if one not in reasons)][:16]),
         accused=accused,
-        silent=tuple(silent),
+        silent=run.silent,
         unfit=unfit,
+        ended_within=_ended_within(group, unfit, run.ranks.get(check, {})),
         busbw_bytes_per_second=busbw,
-        injected=injected,
+        injected=run.injected,
     )
 
 
-def _ended_within(group: Group, tested: Tested, ranks: Mapping[int, RankReport]) -> tuple[str, ...]:
+def _outcome(bad: Sequence[Finding], *, known: bool) -> Outcome:
+    """`known`: each member has taken part, and has reported."""
+    if not known or any(map(_is_of_port, bad)):
+        return Outcome.UNKNOWN
+    return Outcome.SLOW if all(finding.reason in _SLOW for finding in bad) else Outcome.FAIL
+
+
+def events_of(ranks: Mapping[int, RankReport]) -> Callable[[int], Progress]:
+    """The n-th sign of life of a rank: all pass the same, and those that are somewhere say where."""
+    known: dict[int, Progress] = {}
+    for report in ranks.values():
+        step, _, event = report.last.rpartition(" ")
+        if report.events and step:
+            known[report.events - 1] = Progress(step=step, event=event, monotonic_seconds=0.0)
+
+    def at(index: int) -> Progress:
+        if index in known:
+            return known[index]
+        before = known.get(index - 1)
+        if before is not None and before.event == "entered":
+            return Progress(step=before.step, event="left", monotonic_seconds=0.0)
+        return Progress(step=f"step {index + 1}", event="left" if index % 2 else "entered", monotonic_seconds=0.0)
+
+    return at
+
+
+def _ended_within(group: Group, unfit: Mapping[str, Reason], ranks: Mapping[int, RankReport]) -> tuple[str, ...]:
     """The unfit nodes whose ranks had begun: a peer may have been the cause."""
     begun = {rank for rank, report in ranks.items() if report.events}
     return tuple(
         seat.node
         for seat in group.seats
-        if seat.node in tested.unfit and tested.unfit[seat.node].code not in _NOT_AT_WORK
+        if seat.node in unfit and unfit[seat.node].code not in _NOT_AT_WORK
         if not begun.isdisjoint(range(seat.first_rank, seat.first_rank + seat.ranks))
     )
 
@@ -612,3 +424,35 @@ def _bandwidth(check: str, findings: Sequence[Finding]) -> dict[str, float]:
         if (size := one.labels.get("size_bytes", "0")).isdecimal() and len(size) < 16
     ]
     return {check: max(sized)[1]} if sized else {}
+
+
+def _each(group: Group, reports: Mapping[str, OrderReport], true: Callable[[RankReport], bool]) -> bool:
+    """Whether it is true of every rank, in one of the checks."""
+    found = {rank.rank for seat in group.seats for rank in _ranks_of(seat.node, reports) if true(rank)}
+    return all(found.issuperset(range(seat.first_rank, seat.first_rank + seat.ranks)) for seat in group.seats)
+
+
+def _ranks_of(node: str, reports: Mapping[str, OrderReport]) -> Sequence[RankReport]:
+    report = reports.get(node)
+    return report.ranks if report is not None else ()
+
+
+def _is_heard(report: OrderReport | None) -> bool:
+    return report is not None and report.status in FINAL_STATUSES
+
+
+def _by_check(group: Group, reports: Mapping[str, OrderReport]) -> dict[str, dict[int, RankReport]]:
+    """By check and rank, without ranks that are not the node's own; of a rank that is told twice the worse."""
+    found: dict[str, dict[int, RankReport]] = defaultdict(dict)
+    for seat in group.seats:
+        report = reports.get(seat.node)
+        for rank in report.ranks if report is not None else ():
+            if seat.first_rank <= rank.rank < seat.first_rank + seat.ranks:
+                known = found[rank.check].get(rank.rank)
+                if known is None or _worth(rank) < _worth(known):
+                    found[rank.check][rank.rank] = rank
+    return found
+
+
+def _worth(rank: RankReport) -> tuple[bool, bool]:
+    return (rank.reason is None, rank.data is not None)

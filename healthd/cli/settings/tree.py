@@ -8,10 +8,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from healthd.core.config import Tables, Won, free_table, locate, nearest, parse_duration, table
+from healthd.core.config import Tables, Won, free_table, locate, nearest, parse_duration, table, tables_of
 from healthd.core.errors import ConfigError
+from healthd.core.integrations import table_of, top_tables
+from healthd.integrations import INTEGRATIONS
 
 if TYPE_CHECKING:
     from checks.contract import Limit, Program
@@ -23,10 +25,11 @@ if TYPE_CHECKING:
     from healthd.cli.settings.gate import GateSettings
     from healthd.cli.settings.preflight import PreflightSettings
     from healthd.core.http.client import Endpoint
-    from healthd.kueue.settings import KueueSettings
     from healthd.node.settings import NodeSettings
     from healthd.runner.settings import Baseline, RunnerSettings
 
+
+R = TypeVar("R")
 
 ALIKE = 0.85
 """How much a name resembles another (difflib) that is taken for a slip; one wrong letter in eight reaches it."""
@@ -95,20 +98,24 @@ class Settings(Tables):
     preflight: PreflightSettings = table("healthd.cli.settings.preflight:PreflightSettings")
     """The gate with no standing service."""
 
-    kueue: KueueSettings = table("healthd.kueue.settings:KueueSettings")
-    """The controller of Kueue's AdmissionChecks."""
-
     actuator: ActuatorSettings = table("healthd.aggregator.drain.settings:ActuatorSettings")
     """How the aggregator gets bad nodes out of a scheduler's way; off by default."""
 
     screening: ScreeningSettings = table("healthd.aggregator.screening.settings:ScreeningSettings")
     """Deep tests of free nodes in idle hours; off by default."""
 
+    integrations: Mapping[str, Any] = tables_of(lambda: top_tables(INTEGRATIONS))
+    """The tables of integrations that are set, by key; see `of`."""
+
     file: Path | None = field(metadata={"internal": True})
     """The file that was read; no setting itself."""
 
     won: tuple[Won, ...] | None = field(metadata={"internal": True})
     """The variables that were taken in the place of keys of the file; no setting either."""
+
+    def of(self, key: str, record: type[R]) -> R:
+        """The table of an integration; with its defaults where nothing is set."""
+        return table_of(self.integrations, key, record)
 
     def endpoint(self) -> Endpoint:
         """The aggregators that hooks and people ask, and how to speak to them. ConfigError."""

@@ -34,7 +34,6 @@ from healthd.core.config import load
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.integrations.kubernetes.actuator import LIST, READ, WRITE
-from healthd.kueue.cluster import FOLLOWED
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
 from healthd.node.condition import NEEDS, NEEDS_EVENTS
 from healthd.node.maintenance import NEEDS as NODES_NEED
@@ -46,6 +45,7 @@ from tests.deploy.kubernetes_kit import (
     assert_bound,
     node_pod,
     of_config_map,
+    projected,
     rights,
     with_all_components,
 )
@@ -277,14 +277,6 @@ def test_secrets_are_those_that_the_guide_makes(whole: tuple[dict[str, Any], ...
         assert set(re.findall(r"'secretName': '([^']+)'", str(built(overlay)))) == WITHOUT_COMPONENTS
 
 
-def projected(pod: dict[str, Any]) -> dict[str, Any]:
-    """The token of its service account that a pod has projected into it."""
-    sources = [source for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", ())]
-    (found,) = [source["serviceAccountToken"] for source in sources if "serviceAccountToken" in source]
-    assert isinstance(found, dict)
-    return found
-
-
 def test_nodes_and_hooks_send_tokens_that_are_bound_to_the_aggregators_audience(
     whole: tuple[dict[str, Any], ...],
 ) -> None:
@@ -338,15 +330,6 @@ def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> 
     settings = of_config_map("", "healthd-aggregator", whole)
     assert settings.actuator.kind == "kubernetes"
     assert settings.actuator.mode == "observe", "nobody's nodes are tainted by the first apply"
-    controller = the(whole, "Deployment", "healthd-kueue")["spec"]["template"]["spec"]
-    assert settings.aggregator.kubernetes.controllers == (f"healthd-system/{controller['serviceAccountName']}",)
-    (container,) = controller["containers"]
-    environ = {one["name"]: one["value"] for one in container["env"]}
-    defaults = {"node.name": "x", "node.state_dir": Path("/x"), "node.run_dir": Path("/x")}
-    asks = load(Settings, file=None, environ=environ, arguments={}, sections=("kueue",), defaults=defaults).kueue
-    assert asks.aggregator == "https://healthd-aggregator.healthd-system.svc:8090"
-    assert {str(asks.token_file), str(asks.ca_file)} == {"/etc/healthd/token/token", "/etc/healthd/ca/ca.crt"}
-    assert projected(controller)["audience"] == settings.aggregator.kubernetes.audience
     assert of_config_map("", "healthd-node", whole).node.kubernetes.accelerated_hardware_ready
     rule = the(tuple(examples()), "NodeReadinessRule", "healthd-fit")["spec"]
     assert rule["dryRun"] is True
@@ -360,14 +343,9 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
     assert rights(whole, "healthd-actuator") == {READ, WRITE, LIST}
     reviews = {one.removesuffix(".authentication.k8s.io") for one in rights(whole, "healthd-aggregator")}
     assert reviews == {NEEDS_REVIEWS}
-    listed = {f"{verb} on {kind}.kueue.x-k8s.io" for kind in FOLLOWED for verb in ("list", "watch")}
-    written = {f"patch on {kind}/status.kueue.x-k8s.io" for kind in ("admissionchecks", "workloads")}
-    own = {READ, WRITE, LIST, "list on pods", "get on namespaces"}
-    assert rights(whole, "healthd-kueue") == {*own, *listed, *written}
     assert_bound(whole, "healthd-node", "healthd-node")
     assert_bound(whole, "healthd-actuator", "healthd-aggregator")
     assert_bound(whole, "healthd-aggregator", "healthd-aggregator")
-    assert_bound(whole, "healthd-kueue", "healthd-kueue")
 
 
 def test_every_hook_says_which_pod_it_is() -> None:
