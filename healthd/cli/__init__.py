@@ -58,7 +58,7 @@ COMMANDS = {
     "warm": "warm",
     "baseline": "fleet.baseline",
     "doctor": "support.doctor",
-    "bundle": "support.bundle",
+    "bundle": "support.record",
     "record": "support.record",
     "demo": "demo",
     "completion": "completion",

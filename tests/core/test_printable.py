@@ -20,8 +20,7 @@ from checks.contract import Action, Blame, Finding, Status
 from checks.printable import printable, printable_bytes, printable_line
 from checks.worker.protocol import from_finding
 from healthd.aggregator.page import rendering
-from healthd.cli.support.bundle import Redactor
-from healthd.cli.support.bundle import render as bundled
+from healthd.cli.support.record import render as bundled
 from healthd.cli.terminal.console import Terminal
 from healthd.cli.terminal.decisions import decision_report
 from healthd.cli.terminal.log import LogFormatter, goes_to_the_journal
@@ -30,6 +29,7 @@ from healthd.cli.terminal.render import node_report, show
 from healthd.core import wire
 from healthd.core.http.server import exposition
 from healthd.core.model import Decision, Reason, Verdict
+from healthd.core.pseudonyms import Redactor
 from healthd.node.condition import conditions
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi

@@ -39,7 +39,7 @@ def ask_readiness(url: str, query: Mapping[str, str]) -> Fitness:
 def _ask_daemon(url: str, query: Mapping[str, str]) -> Fitness:
     import httpx
 
-    from healthd.core.http.client import verification
+    from healthd.core.http.trust import verification
 
     path = f"{url.rstrip('/')}/readyz"
     end = time.monotonic() + TIMEOUT_SECONDS

@@ -26,7 +26,7 @@ from healthd.integrations.slurm.jobs import SlurmJob, at_fault, gate_name, outco
 from healthd.integrations.slurm.scontrol import MARK, Scontrol, SlurmError, one_node, reason_text
 
 if TYPE_CHECKING:
-    from healthd.core.http.client import GateClient
+    from healthd.core.http.gates import GateClient
 
 DONE, NOT_ADMITTED = 0, 75
 
@@ -134,7 +134,7 @@ def gate(drain: bool, **options: Any) -> int:
     Exit code 0: it may. 75: it may not; slurmctld requeues a batch job and cancels a job of srun or salloc. 2: usage,
     or the token lacks permission, with the same effect.
     """
-    from healthd.core.http.client import NotAdmittedError
+    from healthd.core.http.gates import NotAdmittedError
 
     settings = load_settings(options, section="gate")
     scontrol = Scontrol()
