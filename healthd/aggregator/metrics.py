@@ -312,7 +312,7 @@ class FleetMetrics:
             ),
             "healthd_fleet_slow_ranks_nodes": (
                 "Nodes that are slow in a running job by their own time, compared with the job's other nodes.",
-                lambda: len({one.node for one in peers.jobs.slow}),
+                lambda: len(peers.jobs.slow_nodes),
             ),
         }
         for name, (about, value) in gauges.items():

@@ -18,7 +18,7 @@ class StepBlock:
     """
     The own time of a node's `ranks` in the steps of a running job of `size` ranks, for the comparison of its nodes.
 
-    `own_seconds` is of each step from `first_step` on; None: not known. See `healthd.steps`.
+    `own_seconds` is of each step from `first_step` on; None: not known. See docs/stragglers.md.
     """
 
     job: str
