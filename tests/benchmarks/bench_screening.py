@@ -47,7 +47,7 @@ def measure(scale: Scale) -> Iterator[Reading]:
             tier_at=NOW - (one.days_since_pass or 0.0) * DAY_SECONDS,
             pair_at=NOW - 20 * DAY_SECONDS,
             kind="cuda",
-            changed=one.changed,
+            changed=bool(one.changed),
         )
         for one, total in zip(candidates, risks, strict=True)
     ]
