@@ -47,11 +47,12 @@ ROOMS = {
 # rooms (their modules `records` and `*_records`): who may see them sees no logic.
 AGGREGATOR = {
     "policy": set[str](),
+    "backlog": set[str](),
     "settings": {"identity"},
     "metrics": {"records", "fleet", "jobs"},
     "identity": set[str](),
     "service_accounts": {"identity", "settings"},
-    "fleet": {"store"},
+    "fleet": {"store", "backlog"},
     "validation": {"records", "policy"},
     "gate": {"records", "policy", "validation"},
     "quarantine": {"records", "policy", "fleet"},
@@ -59,8 +60,9 @@ AGGREGATOR = {
     "jobs": {"records", "settings", "engine", "store", "validation"},
     "screening": {"records", "policy", "fleet", "validation", "store", "engine"},
     "store": {"records"},
-    "engine": {"records", "policy", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
+    "engine": {"records", "policy", "backlog", "gate", "validation", "quarantine", "fleet", "jobs", "store"},
     "api": {
+        "backlog",
         "records",
         "policy",
         "settings",
