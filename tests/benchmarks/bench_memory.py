@@ -109,8 +109,7 @@ def _planned(fleet: Fleet, policy: Policy, now: float) -> float:
     began = time.perf_counter()
     validation = begin(now, "bench", tuple(nodes), nodes, policy, deadline=now + 600.0)
     advance(now, validation, nodes, policy, lambda _count: ())
-    seconds = time.perf_counter() - began
-    return seconds
+    return time.perf_counter() - began
 
 
 async def _join(fleet: Fleet, state: NodeState) -> None:
