@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from checks.contract import Tier
-from healthd.core.errors import ConfigError
 from healthd.core.model import Mode, ValidationKind
 
 RUN_SECONDS: Mapping[Tier, float] = {
@@ -31,6 +30,11 @@ OUT_LEAST = 2
 
 
 SILENT_SECONDS = 60.0
+
+
+def longest_hold(silent_seconds: float) -> float:
+    """How long nodes may be held at most that are taken for silent after so long: the reverse of `silent_after`."""
+    return max((silent_seconds - 10.0) / 2, silent_seconds / 3)
 
 
 def silent_after(hold_max_seconds: float) -> float:
@@ -124,7 +128,7 @@ class Policy:
 
     silent_seconds: float = SILENT_SECONDS
     """A node that has not reported for this long is excluded. A little more than two syncs of 25 s; unless it is set,
-    it follows from `aggregator.hold_max`: two of these and 10 s."""
+    it follows from `aggregator.hold_max`: two of these and 10 s. Where it is less, requests are held for less."""
 
     run_seconds: Mapping[Tier, float] = field(default_factory=lambda: RUN_SECONDS)
     """Time limit of an ordered run, by tier; tiers that are not named keep their default. Generous, because the run has
@@ -230,19 +234,13 @@ class Policy:
 
     def with_hold(self, hold_max_seconds: float) -> Policy:
         """
-        The policy of an aggregator that holds requests for so long. ConfigError where nodes would be silent while held.
+        The policy of an aggregator that may hold requests for so long.
         """
         if self.tuning.settle_seconds == SILENT_SECONDS:
             tuning = dataclasses.replace(self.tuning, settle_seconds=silent_after(hold_max_seconds))
             self = dataclasses.replace(self, tuning=tuning)
         if self.silent_seconds == SILENT_SECONDS:
             return dataclasses.replace(self, silent_seconds=silent_after(hold_max_seconds))
-        if self.silent_seconds <= hold_max_seconds:
-            raise ConfigError(
-                f"policy.silent ({self.silent_seconds:g} s) must be more than aggregator.hold_max "
-                f"({hold_max_seconds:g} s), or nodes are taken for silent while they wait; leave it out, and it is "
-                f"{silent_after(hold_max_seconds):g} s"
-            )
         return self
 
     def checks_over_nodes(self, kind: ValidationKind, tier: Tier) -> tuple[str, ...]:

@@ -212,7 +212,6 @@ def test_order_comes_with_the_held_answer_and_its_end_carries_the_results(tmp_pa
             done = next(r for _, r in aggregator.requests if ended(r, "R1"))
             states = [r.state for _, r in aggregator.requests if r.state is not None and r.seq <= done.seq]
             assert any(one.check == "matmul" for one in states[-1].results)
-            assert done.use is None, "more than its user has changed"
             assert len(world.probes.active_plans()) == 1
 
     run(main())
