@@ -29,8 +29,8 @@ ROOMS = {
     "healthd.runner": {"core", "localize"},
     "healthd.clients": {"core"},
     "healthd.integrations": {"steps", "core", "clients", "node", "aggregator", "hooks", "cli"},
-    "healthd.node": {"core", "clients", "steps", "runner", "integrations"},
-    "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "steps", "postmortem"},
+    "healthd.node": {"core", "steps", "runner", "integrations"},
+    "healthd.aggregator": {"integrations", "core", "localize", "baselines", "steps", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
     "healthd.cli": {
@@ -53,7 +53,6 @@ AGGREGATOR = {
     "settings": {"identity"},
     "metrics": {"records", "fleet", "jobs"},
     "identity": set[str](),
-    "service_accounts": {"identity", "settings"},
     "fleet": {"store"},
     "validation": {"records", "policy"},
     "gate": {"records", "policy", "validation"},
@@ -108,7 +107,6 @@ AGGREGATOR = {
         "forwarding",
         "leadership",
         "metrics",
-        "service_accounts",
     },
 }
 

@@ -31,10 +31,8 @@ from healthd.core import wire
 from healthd.core.http.server import exposition
 from healthd.core.model import Decision, Reason, Verdict
 from healthd.core.platforms.slurm import reason_text
-from healthd.node.condition import conditions
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
-from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
 from tests.cli.cli_kit import environment, healthd
 from tests.core.client_kit import answer, decision, server
@@ -219,8 +217,6 @@ def test_what_goes_to_schedulers_and_into_files_is_escaped(tmp_path: Path) -> No
     assert "\\u001b[2J" in reason_text("healthd: ", EVIL)
     known = book(tmp_path)
     known.record(result("disk", Finding(status=Status.FAIL, reason="LowSpace", message=EVIL, target="node")))
-    (condition,) = conditions(known.snapshot(), KubernetesSettings(condition="example.com/Healthy"))
-    assert_harmless(condition.message)
     files = bundled({"kernel.log": f"one\n{EVIL}\n", "state.json": {"said": EVIL}}, {}, Redactor(), redacted=True)
     for text in files.values():
         assert_harmless(text)
