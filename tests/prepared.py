@@ -62,7 +62,7 @@ MODULES = (
     "healthd.cli.hooks.preflight",
     "healthd.cli.terminal.decisions",
     "healthd.cli.services",
-    "healthd.core.http.client",
+    "healthd.core.http.gates",
     "healthd.aggregator.process",
     "healthd.node.daemon",
     "healthd.hooks.preflight.hook",

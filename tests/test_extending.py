@@ -40,7 +40,7 @@ LINE = 'Integration(name="kite", launcher="healthd.integrations.kite.launcher:LA
 
 ACCELERATOR = """
 'A kind of device of which a machine has as many as CPU devices, and that is there where its first device file is.'
-from checks.accelerators import Descriptor, Diagnosis, OwnIndex, cpu
+from checks.accelerators import Descriptor, Diagnosis, OwnIndex, Tool, cpu
 
 DESCRIPTOR = Descriptor(
     name="kite",
@@ -56,8 +56,7 @@ DESCRIPTOR = Descriptor(
     version_files={"kite_driver": "/sys/module/kite/version"},
     diagnose=lambda text: (Diagnosis("DeviceLost", None, "splice it"), "torn") if "KITE_TORN" in text else None,
     tells_of_trouble=lambda text: "KITE_TORN" in text,
-    support_tools={"kite-ls.txt": ("kite-ls", "--all")},
-    support_streams={"kite-top.txt": ("kite-top",)},
+    support_tools=(Tool(("kite-ls", "--all")), Tool(("kite-top",), streams=True)),
 )
 
 bind, hold, holders = cpu.bind, cpu.hold, cpu.holders
@@ -173,10 +172,10 @@ def test_bundle_has_what_the_descriptor_names(tree: Path, tmp_path: Path, machin
             for member in archive
             if (content := archive.extractfile(member))
         }
-    assert texts["tools/kite-ls.txt"] == "one kite\n"
-    assert texts["tools/kite-top.txt"].strip() == "wind 4"
-    assert "string is wet" in texts["kernel.txt"]
-    assert "something else" not in texts["kernel.txt"]
+    assert texts["machine/bin/kite-ls.0.out"] == "one kite\n"
+    assert texts["machine/bin/kite-top.0.out"].strip() == "wind 4"
+    assert "string is wet" in texts["machine/dev/kmsg"]
+    assert "something else" not in texts["machine/dev/kmsg"]
     assert json.loads(texts["versions.json"])["kernel_module_versions"]["kite"] == "3.1"
     assert json.loads(texts["versions.json"])["torch-kite"] is None
 

@@ -25,7 +25,6 @@ ROOMS = {
     "healthd.steps": set[str](),
     "healthd.localize": {"core"},
     "healthd.baselines": {"core"},
-    "healthd.record": {"core"},
     "healthd.runner": {"core", "localize"},
     "healthd.clients": {"core"},
     "healthd.integrations": {"steps", "core", "clients", "node", "aggregator", "hooks", "cli"},
@@ -37,7 +36,6 @@ ROOMS = {
         "integrations",
         "core",
         "baselines",
-        "record",
         "runner",
         "node",
         "aggregator",
@@ -303,9 +301,29 @@ def test_a_face_hands_on_nothing_that_no_other_room_takes() -> None:
 # What integrations may use, whether or not one of them does.
 FOR_LEAVES = {
     "healthd.aggregator.drain": {"plan", "settings", "targets"},
-    "healthd.cli": {"fleet.line", "services", "settings.options", "terminal.output"},
+    "healthd.cli": {
+        "fleet.line",
+        "hooks.readiness",
+        "services",
+        "settings.gate",
+        "settings.options",
+        "settings.tree",
+        "support.doctor",
+        "terminal.output",
+        "terminal.render",
+    },
     "healthd.clients": {"kubernetes"},
-    "healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"},
+    "healthd.hooks": {"stopping"},
+    "healthd.node": {
+        "clock",
+        "http.health",
+        "occupancy.model",
+        "occupancy.watching",
+        "protobuf",
+        "services",
+        "settings",
+        "state.store",
+    },
 }
 
 

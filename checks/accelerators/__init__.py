@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from checks.contract import Action, Device
 
@@ -54,6 +54,18 @@ class OwnIndex:
 
     source: str
     """Where the real ones are, as half a sentence."""
+
+
+class Tool(NamedTuple):
+    """
+    A program that says something of the devices. `streams`: it never ends, and its first line is what counts.
+
+    `config` is the text of a file whose path stands for `{config}` in the command.
+    """
+
+    command: tuple[str, ...]
+    streams: bool = False
+    config: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +176,8 @@ class Descriptor:
     kernel_words: str | None = None
     """A regular expression for lines of the kernel log that concern such devices; case does not matter."""
 
-    support_tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """File name -> command whose output belongs into a support case. They run one after the other."""
-
-    support_streams: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The same for commands that do not end: their first line belongs into it."""
+    support_tools: tuple[Tool, ...] = ()
+    """Programs whose output belongs into the record of a machine. They run one after the other."""
 
 
 class DeviceMissingError(LookupError):

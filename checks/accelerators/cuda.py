@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import Descriptor, DeviceMissingError, Diagnosis
+from checks.accelerators import Descriptor, DeviceMissingError, Diagnosis, Tool
 from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
 from checks.host.container import has_own_dev, in_container
@@ -100,7 +100,7 @@ DESCRIPTOR = Descriptor(
     kernel_words=r"nvidia|nvrm|\bxid\b",
     diagnose=_diagnose,
     tells_of_trouble=_tells_of_trouble,
-    support_tools={"nvidia-smi.txt": ("nvidia-smi", "-q")},
+    support_tools=(Tool(("nvidia-smi", "-q")),),
 )
 
 _FOLDER = "/proc/driver/nvidia/gpus"

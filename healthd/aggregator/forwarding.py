@@ -35,8 +35,8 @@ from healthd.aggregator.identity.tokens import PEER, Guard, Scope
 from healthd.aggregator.metrics import LOOP_LAG, LeadershipCollector, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, connection_words
-from healthd.core.http.client import trusting
 from healthd.core.http.server import exposition
+from healthd.core.http.trust import trusting
 from healthd.core.tasks import Tasks
 from healthd.core.wire import encode
 

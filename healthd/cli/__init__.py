@@ -24,7 +24,18 @@ from healthd.core.errors import ConfigError, HealthdError, OutputError
 from healthd.core.redaction import redact
 from healthd.integrations import INTEGRATIONS
 
-__all__ = ["fleet.line", "main", "services", "settings.options", "terminal.output"]
+__all__ = [
+    "fleet.line",
+    "hooks.readiness",
+    "main",
+    "services",
+    "settings.gate",
+    "settings.options",
+    "settings.tree",
+    "support.doctor",
+    "terminal.output",
+    "terminal.render",
+]
 
 OF_INTEGRATIONS = {command.name: command for one in INTEGRATIONS for command in one.commands}
 
@@ -37,7 +48,6 @@ COMMANDS = {
     "preflight": "hooks.preflight",
     "run": "run",
     "postmortem": "postmortem",
-    "slurm": "hooks.slurm",
     **{name: command.place for name, command in OF_INTEGRATIONS.items()},
     "fleet": "fleet.fleet",
     "override": "fleet.fleet",
@@ -48,7 +58,7 @@ COMMANDS = {
     "warm": "warm",
     "baseline": "fleet.baseline",
     "doctor": "support.doctor",
-    "bundle": "support.bundle",
+    "bundle": "support.record",
     "record": "support.record",
     "demo": "demo",
     "completion": "completion",
@@ -61,7 +71,6 @@ EXIT_CODES: Mapping[tuple[str, ...], tuple[int, int, int]] = {
     ("check",): (2, 3, 3),
     ("gate",): (2, 75, 75),
     ("preflight",): (2, 75, 75),
-    ("slurm",): (2, 75, 75),
     ("fleet", "breaker"): (2, 3, 3),
     ("fleet", "stragglers"): (2, 3, 3),
     ("fleet", "digests"): (2, 3, 3),

@@ -387,7 +387,7 @@ def _get(url: str) -> httpx.Response:
     """The answer of a service of ours, without loading the authorities of the machine each time."""
     import httpx
 
-    from healthd.core.http.client import verification
+    from healthd.core.http.trust import verification
 
     return httpx.get(url, timeout=5.0, trust_env=False, verify=verification(url))
 

@@ -41,7 +41,7 @@ from healthd.postmortem.judge import JobVerdict, Measured, judge, listed, outcom
 from healthd.postmortem.notes import MAX_NOTES_BYTES, Notes, case_of, is_first, pack, read_notes, redacted
 
 if TYPE_CHECKING:
-    from healthd.core.http.client import GateClient
+    from healthd.core.http.gates import GateClient
 
 T = TypeVar("T")
 

@@ -1,6 +1,7 @@
 """What every room may use: records, settings, errors, the wire, supervised tasks."""
 
 __all__ = [
+    "asked",
     "backoff",
     "bounded",
     "config",
@@ -9,12 +10,14 @@ __all__ = [
     "file_trust",
     "http.addresses",
     "http.client",
+    "http.gates",
     "http.server",
+    "http.trust",
     "integrations",
     "model",
     "model.results",
     "node_name",
-    "platforms.slurm",
+    "pseudonyms",
     "redaction",
     "tasks",
     "text",

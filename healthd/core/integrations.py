@@ -78,6 +78,10 @@ class Integration:
     """Who says whose a token is that no file has: a function of the aggregator's settings that gives a
     `healthd.aggregator.identity.tokens.Platform`, None where it is off. Its table is a `Callers`."""
 
+    hooked_job: str | None = None
+    """The job that a workload is, by the name of the workload, where the scheduler's hook asks a gate for every job: a
+    function that gives a `healthd.aggregator.jobs.ungated.HookedJob`, None for other workloads."""
+
     actuator: str | None = None
     """What takes nodes out of the scheduler `name`, where `actuator.kind` is that: a
     `healthd.aggregator.drain.targets.MakeActuator`."""

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError, UnreachableError
-from healthd.core.http.client import Endpoint, GateClient
+from healthd.core.http.client import Endpoint
+from healthd.core.http.gates import GateClient
 from healthd.core.model import HandshakeAnswer, HandshakeBody, HandshakeEvent
 from healthd.core.threads import in_thread
 

@@ -10,6 +10,8 @@ from healthd.core.integrations import CommandAt, Integration
 INTEGRATIONS = (
     Integration(
         name="batch",
+        actuator="healthd.integrations.batch.actuator:make",
+        actuator_settings=("batch", "healthd.integrations.batch.settings:BatchActuatorSettings"),
         job_variables=("AWS_BATCH_JOB_ID",),
         launcher="healthd.integrations.batch.launcher:LAUNCHER",
     ),
@@ -71,9 +73,13 @@ INTEGRATIONS = (
     ),
     Integration(
         name="slurm",
+        commands=(CommandAt(name="slurm", place="healthd.integrations.slurm.command:slurm", exit_codes=(2, 75, 75)),),
+        actuator="healthd.integrations.slurm.actuator:make",
+        hooked_job="healthd.integrations.slurm.jobs:hooked_job",
         job_scheduler="healthd.integrations.slurm.occupancy:SCHEDULER",
         job_variables=("SLURM_JOB_ID",),
         job_workload=("SLURM_JOB_ID", "slurm:"),
+        launcher="healthd.integrations.slurm.launcher:LAUNCHER",
     ),
     Integration(
         name="steps",

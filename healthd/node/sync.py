@@ -26,9 +26,9 @@ from healthd.core.backoff import Backoff
 from healthd.core.bounded import read_stream
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
 from healthd.core.file_trust import check_file
-from healthd.core.http import client
+from healthd.core.http import trust
 from healthd.core.http.addresses import check_aggregator
-from healthd.core.http.client import problem_in
+from healthd.core.http.client import problem_in, read_token
 from healthd.core.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.core.tasks import LogOnce
 from healthd.node.clock import Clock
@@ -184,7 +184,7 @@ class AggregatorConnection:
         file = self._token_file
         if file is not None:
             try:
-                headers["Authorization"] = f"Bearer {client.read_token(file)}"
+                headers["Authorization"] = f"Bearer {read_token(file)}"
             except ConfigError as error:
                 raise UnreachableError(str(error)) from None
         return headers
@@ -192,9 +192,7 @@ class AggregatorConnection:
 
 def check_sync_settings(settings: SyncSettings) -> ssl.SSLContext | None:
     """The TLS context for the aggregators; None without one. Raises ConfigError for what cannot be used."""
-    context = (
-        client.trusting(settings.ca_file) if any(url.startswith("https") for url in settings.aggregators) else None
-    )
+    context = trust.trusting(settings.ca_file) if any(url.startswith("https") for url in settings.aggregators) else None
     if settings.token_file is not None and settings.aggregators:
         check_file(settings.token_file, "token file")
     for url in settings.aggregators:

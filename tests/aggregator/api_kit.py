@@ -13,6 +13,7 @@ import httpx
 
 from healthd.aggregator.policy import Policy, Tuning
 from healthd.aggregator.process import aggregator
+from healthd.aggregator.screening.settings import ScreeningSettings
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Allocation, Lease, NodeState, Order, OrderReport, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
@@ -100,10 +101,12 @@ class Daemon:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path: Path, policy: Policy = POLICY, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def running(
+    tmp_path: Path, policy: Policy = POLICY, screening: ScreeningSettings | None = None, **changes: Any
+) -> AsyncIterator[httpx.AsyncClient]:
     settings = AggregatorSettings(**({"listen": "127.0.0.1:0", "state_dir": tmp_path} | changes))
     async with (
-        aggregator(settings, policy) as (address, _),
+        aggregator(settings, policy, screening=screening) as (address, _),
         httpx.AsyncClient(
             base_url=f"http://{address}", timeout=60.0, verify=False, event_hooks={"response": [check_later]}
         ) as client,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx
+import pytest
 
 from checks.contract import Status
+from healthd.aggregator.screening.settings import ScreeningSettings
+from healthd.cli.fleet.screening import screening_lines
 from tests.aggregator.api_kit import Daemon, living, scenario
 
 
@@ -95,3 +99,30 @@ def test_repairs_are_listed_and_decided_under_any_name_and_closed_by_a_release(t
             assert 'healthd_repair_seconds_count{advice="replace"} 0.0' in (await client.get("/metrics")).text
 
     scenario(test, tmp_path)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_screening_lists_nodes_by_risk_with_terms_and_nothing_where_it_is_off(tmp_path: Path, on: bool) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        async with living(client, "n2", "n3"):
+            found = (await client.get("/v1/fleet/screening")).json()
+            while on and len(found["nodes"]) < 2:
+                await asyncio.sleep(0.02)
+                found = (await client.get("/v1/fleet/screening")).json()
+            assert (await client.get("/v1/fleet/screening?limit=0")).status_code == 400
+            lines = "\n".join(str(one) for one in screening_lines(found))
+            if not on:
+                assert found == {"tier": None, "nodes": [], "more": 0}
+                assert "screening is off" in lines
+                return
+            first = found["nodes"][0]
+            assert found["tier"] == "soak"
+            assert first["risk"]["terms"][0] == {"name": "days_since_pass", "value": 365.0, "points": 365.0}
+            assert "neighbour_failed" in first["risk"]["unknown"]
+            risks = [one["risk"]["total"] for one in found["nodes"]]
+            assert risks == sorted(risks, reverse=True)
+            one = (await client.get("/v1/fleet/screening?limit=1")).json()
+            assert (len(one["nodes"]), one["more"]) == (1, 1)
+            assert (await client.get("/v1/fleet/screening?pool=other")).json()["nodes"] == []
+
+    scenario(test, tmp_path, screening=ScreeningSettings(tier="soak") if on else None)

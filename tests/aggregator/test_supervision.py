@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from healthd.aggregator.drain.plan import ActuatorError, Observed, RejectedNode
-from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.jobs.ungated import UngatedJobs
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.process import aggregator
@@ -24,8 +23,6 @@ from tests.node.node_kit import eventually
 from tests.node.node_kit import state as state_of
 from tests.patience import PATIENCE
 
-OBSERVE = ActuatorSettings(kind="slurm")
-
 
 async def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_shown(tmp_path: Path) -> None:
     async def fails() -> None:
@@ -33,10 +30,10 @@ async def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_show
 
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
     async with (
-        aggregator(settings, Policy(), actuator=OBSERVE) as (address, tasks),
+        aggregator(settings, Policy()) as (address, tasks),
         httpx.AsyncClient(base_url=f"http://{address}", trust_env=False, verify=False) as client,
     ):
-        names = {"engine", "leadership", "stragglers", "count of jobs without a gate", "actuator"}
+        names = {"engine", "leadership", "stragglers", "count of jobs without a gate"}
         assert names < tasks.errors.keys()
         assert (await client.get("/readyz?verbose")).text == "leader\n"
         tasks.supervise("planted", fails)

@@ -1,4 +1,4 @@
-"""Jobs of Slurm that run although no gate was asked for them are counted: in the metrics and in the report."""
+"""Jobs that run although their hook asked no gate for them are counted: in the metrics and in the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.identity.tokens import Guard
 from healthd.aggregator.jobs import ungated
-from healthd.aggregator.jobs.ungated import UngatedJobs, without_lease
+from healthd.aggregator.jobs.ungated import HookedJob, UngatedJobs, without_lease
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.cli.fleet.report import report_lines
 from healthd.core import wire
@@ -30,15 +30,21 @@ from tests.node.node_kit import eventually, lease
 METRIC = "healthd_jobs_ungated_total"
 
 
+def kite(workload: str) -> HookedJob | None:
+    """The jobs of a scheduler whose hook asks a gate for each."""
+    kind, _, job = workload.partition(":")
+    return HookedJob(id=job, gate=f"kite-{job}") if kind == "kite" else None
+
+
 def running(*jobs: str, leased: tuple[Lease, ...] = ()) -> NodeState:
     claims = [Allocation(by="scheduler", holder=job) for job in jobs]
     return state("n1", allocated=(Allocation(by="process", holder="python (pid 7)"), *claims), leases=leased)
 
 
 def test_job_that_a_lease_names_had_a_gate_and_other_schedulers_are_not_meant() -> None:
-    held = lease(workload="slurm:7")
-    found = without_lease(running("slurm:7", "slurm:8", "pod:default/x", "slurm:x", "and 3 more", leased=(held,)))
-    assert found == ("8",)
+    held = lease(workload="kite:7")
+    found = without_lease(running("kite:7", "kite:8", "pod:default/x", "and 3 more", leased=(held,)), kite)
+    assert found == (HookedJob(id="8", gate="kite-8"),)
 
 
 async def value(client: httpx.AsyncClient) -> float:
@@ -53,7 +59,7 @@ async def test_jobs_that_have_no_gate_a_minute_later_are_counted_once_and_named_
         async def gated(job: str) -> bool:
             return bool(await run.engine.gates(limit=1, job=job))
 
-        jobs = UngatedJobs(gated, clock=world.clock, retry_seconds=0.0)
+        jobs = UngatedJobs(gated, clock=world.clock, retry_seconds=0.0, hooked=kite)
         parts = parts_of_test(tmp_path, store=run.store, fleet=fleet(), engine=run.engine)
         parts.metrics.read(METRIC.removesuffix("_total"), "", lambda: jobs.figure.jobs, family=CounterMetricFamily)
         app = make_app(dataclasses.replace(parts, ungated=jobs))
@@ -61,14 +67,14 @@ async def test_jobs_that_have_no_gate_a_minute_later_are_counted_once_and_named_
         task = asyncio.create_task(jobs.run())
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             for _ in range(3):
-                jobs.see(running("slurm:7", "slurm:8", "slurm:9"))
+                jobs.see(running("kite:7", "kite:8", "kite:9"))
             world.now += 59
             await asyncio.sleep(0.01)
             assert await value(client) == 0, "its hook may ask yet"
-            await run.engine.ask(GateRequest(job="slurm-7", nodes=("n1",), wait_seconds=0.0))
+            await run.engine.ask(GateRequest(job="kite-7", nodes=("n1",), wait_seconds=0.0))
             world.now += 2
             await eventually(lambda: jobs.figure.jobs >= 2)
-            jobs.see(running("slurm:7", "slurm:8", "slurm:9"))
+            jobs.see(running("kite:7", "kite:8", "kite:9"))
             world.now += 120
             await asyncio.sleep(0.01)
             assert await value(client) == 2, "job 7 had its gate, and each is counted once"
@@ -88,14 +94,14 @@ def test_state_of_a_former_process_of_a_node_is_not_looked_at(tmp_path: Path) ->
         settings, registry = AggregatorSettings(state_dir=tmp_path), fleet()
 
         def see(found: NodeState) -> None:
-            seen.update(without_lease(found))
+            seen.update(job.id for job in without_lease(found, kite))
 
         endpoint = SyncEndpoint(nothing_behind, fleet=registry, guard=Guard(None), settings=settings, on_state=see)
         node = Node(registry, Clock())
         transport = httpx.ASGITransport(app=endpoint, client=("127.0.0.1", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             for incarnation, job in (("old", "1"), ("new", "2"), ("old", "3")):
-                request = dataclasses.replace(node.request(running(f"slurm:{job}")), incarnation=incarnation)
+                request = dataclasses.replace(node.request(running(f"kite:{job}")), incarnation=incarnation)
                 headers = {"x-healthd-node-key": KEY}
                 answer = await client.post("/v1/nodes/n1/sync", content=wire.encode(request), headers=headers)
                 assert answer.status_code == 200, answer.text
@@ -122,10 +128,10 @@ async def test_store_that_fails_loses_no_job_and_memory_is_bounded() -> None:
         fails -= 1
         if fails >= 0:
             raise StoreError("database is locked")
-        return job == "slurm-7"
+        return job == "kite-7"
 
-    jobs = UngatedJobs(gated, clock=lambda: 0.0, grace_seconds=0.0, retry_seconds=0.0)
-    jobs.see(running(*(f"slurm:{number}" for number in range(2 * ungated.MOST_WAITING))))
+    jobs = UngatedJobs(gated, clock=lambda: 0.0, grace_seconds=0.0, retry_seconds=0.0, hooked=kite)
+    jobs.see(running(*(f"kite:{number}" for number in range(2 * ungated.MOST_WAITING))))
     task = asyncio.create_task(jobs.run())
     await eventually(lambda: jobs.figure.jobs >= ungated.MOST_WAITING - 1)
     assert jobs.figure.jobs == ungated.MOST_WAITING - 1

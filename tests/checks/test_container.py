@@ -8,7 +8,7 @@ import pytest
 
 from checks.host.container import has_own_dev, in_container
 from checks.host.machine import Host
-from healthd.record import record
+from healthd.cli.support.recording import record
 from tests.hosts.machine import Machine
 
 CONTAINER = "4026532512"

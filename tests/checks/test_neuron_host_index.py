@@ -14,7 +14,7 @@ from checks.accelerators.neuron.sysfs import SysfsDevice
 from checks.contract import Action, Finding, Status
 from checks.host.machine import Host
 from checks.system.neuron.neuron_counters import neuron_counters
-from healthd.record import record
+from healthd.cli.support.recording import record
 from tests.checks.neuron_looks import SYSFS
 from tests.every import every
 from tests.fakes.neuron import NeuronMachine

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from checks.host.machine import Host
 from healthd.cli.settings.options import load_settings
-from healthd.cli.support.bundle import NoLogError, Redactor, collect, hosts_of, journal, nccom_logs, render
+from healthd.cli.support.record import NoLogError, collect, hosts_of, journal, nccom_logs, render
+from healthd.core.pseudonyms import Redactor
 from healthd.core.redaction import GONE
 from tests.cli.cli_kit import environment, healthd
 from tests.every import every
@@ -83,9 +84,8 @@ def opened(path: Path) -> dict[str, str]:
     found = {}
     with tarfile.open(path, "r:gz") as archive:
         for member in archive.getmembers():
-            content = archive.extractfile(member)
-            assert content is not None
-            found[member.name.removeprefix("healthd-bundle/")] = content.read().decode()
+            if member.isfile() and (content := archive.extractfile(member)) is not None:
+                found[member.name.removeprefix("healthd-bundle/")] = content.read().decode()
     return found
 
 
@@ -130,15 +130,16 @@ def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path:
     assert next(iter(found)) == "README.txt"
     assert "state.json: " in found["README.txt"]
     assert "is 'healthd node' running?" in found["README.txt"]
-    assert "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on host-" in found["kernel.txt"]
-    assert "cake" not in found["kernel.txt"]
-    assert json.loads(found["tools/neuron-ls.json"])[0]["neuron_processes"][0] == {
+    assert "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on host-" in found["machine/dev/kmsg"]
+    assert "cake" not in found["machine/dev/kmsg"]
+    assert json.loads(found["machine/bin/neuron-ls.0.out"])[0]["neuron_processes"][0] == {
         "pid": 7,
         "command": GONE,
         "neuron_runtime_version": "2.30.2.0",
     }
-    assert json.loads(found["tools/neuron-monitor.json"])["instance_info"]["subnet_id"] == "subnet-1"
-    assert "(exit code 3)" in found["tools/fi_info.txt"]
+    assert json.loads(found["machine/bin/neuron-monitor.0.out"])["instance_info"]["subnet_id"] == "subnet-1"
+    assert found["machine/bin/fi_info.0.out"] == "provider: efa\n"
+    assert "3)]" in found["machine/bin/fi_info"], "it ends with the same code again"
     settings = json.loads(found["settings.json"])
     assert settings["variables"] == ["HEALTHD_NODE_NAME", "HEALTHD_NODE_RUN_DIR", "HEALTHD_NODE_STATE_DIR"]
     assert settings["content"]["checks"] == {"mine": {"since": "2026-11-21"}}
@@ -158,10 +159,33 @@ def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path:
         assert private not in everything
 
 
+def test_the_record_in_a_bundle_replays_and_names_no_server(tmp_path: Path, machine: Machine, python: Path) -> None:
+    mounts = machine.host.read("/proc/self/mountinfo")
+    machine.write("/proc/self/mountinfo", f"{mounts}40 1 0:9 / /data rw - nfs4 filer7:/anns rw\n")
+    machine.write("/etc/hosts", "10.0.0.9 ledger-db\n")
+    machine.write("/proc/net/if_inet6", "fd000000000000000000000000000007 02 40 00 80 eth0\n")
+    machine.write("/dev/neuron0", "")
+    found = bundled(tmp_path, machine, python=python)
+    assert not [name for name, text in found.items() if re.search("filer7|ledger-db|fd00000000", text)]
+    with tarfile.open(tmp_path / "b.tgz") as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    again = Host(tmp_path / "out/healthd-bundle/machine")
+    listed = json.loads(again.run(["neuron-ls", "-j"], timeout_seconds=10 * PATIENCE).stdout)
+    assert (listed[0]["neuron_device"], listed[0]["instance_id"]) == (0, "i-0123456789abcdef0")
+    line = again.first_line(["neuron-monitor"], timeout_seconds=10 * PATIENCE)
+    assert json.loads(line)["instance_info"]["instance_id"] == "i-0123456789abcdef0"
+    (fault,) = again.kernel_log()
+    assert fault[0] == 6.0
+    assert "NEURON_HW_ERR" in fault[1]
+    assert again.exists("/dev/neuron0")
+
+
 def test_bundle_that_is_not_redacted_says_so(tmp_path: Path, machine: Machine, python: Path) -> None:
     found = bundled(tmp_path, machine, "--no-redact", python=python)
-    assert "NOTHING WAS REMOVED" in found["README.txt"]
-    assert "hunter2" in found["tools/neuron-ls.json"]
+    assert "Written with --no-redact" in found["README.txt"]
+    assert "on anns-trainer (10.0.3.7)" in found["machine/dev/kmsg"]
+    assert "hunter2" in found["settings.json"]
+    assert "hunter2" not in found["machine/bin/neuron-ls.0.out"], "a record has no command lines"
 
 
 def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine, python: Path) -> None:
@@ -201,7 +225,7 @@ def test_settings_that_are_broken_are_told_and_the_rest_is_there(
     assert trouble in said.err
     found = opened(tmp_path / "b.tgz")
     assert trouble in found["README.txt"]
-    assert "NEURON_HW_ERR" in found["kernel.txt"]
+    assert "NEURON_HW_ERR" in found["machine/dev/kmsg"]
     assert ("settings.json" in found) == (text != "[node\n")
 
 
@@ -231,7 +255,7 @@ def test_archive_that_cannot_be_written_whole_is_told_and_not_left(tmp_path: Pat
     python = make_python(tmp_path / "venv")
     words = f"bundle --output {tmp_path}/b.tgz --host-root {machine.root}"
     done = subprocess.run(
-        ["bash", "-c", f"ulimit -f 0; exec {sys.executable} -m healthd {words}"],
+        ["bash", "-c", f"ulimit -f 1; exec {sys.executable} -m healthd {words}"],
         env=environment(tmp_path, HEALTHD_PROBE_PYTHON=str(python)),
         capture_output=True,
         text=True,
@@ -267,12 +291,12 @@ def test_source_that_fails_or_hangs_is_named_and_the_others_are_there() -> None:
 
     began = time.monotonic()
     found, failed = collect(
-        {"a.txt": lambda: "there", "b.txt": broken, "c.txt": lambda: end.wait(30 * PATIENCE), "tools/d": lambda: "too"},
+        {"a.txt": lambda: "there", "b.txt": broken, "c.txt": lambda: end.wait(30 * PATIENCE)},
         0.3,
     )
     assert time.monotonic() - began < 5 * PATIENCE
     end.set()
-    assert found == {"a.txt": "there", "tools/d": "too"}
+    assert found == {"a.txt": "there"}
     assert failed == {"b.txt": "internal error: KeyError: 'x'", "c.txt": "was not read within 0.3 s"}
 
 
@@ -282,8 +306,9 @@ def test_what_is_said_of_failures_is_redacted_too() -> None:
 
 
 def test_cut_json_of_a_tool_tells_no_command_line() -> None:
-    files = render({"tools/neuron-ls.json": '[{"command": "python --key hunter2'}, {}, Redactor(), redacted=True)
-    assert "hunter2" not in files["tools/neuron-ls.json"]
+    name = "machine/bin/neuron-ls.0.out"
+    files = render({name: '[{"command": "python --key hunter2'}, {}, Redactor(), redacted=True)
+    assert "hunter2" not in files[name]
 
 
 @every(

@@ -533,7 +533,6 @@ def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
         (("fleet", "status", "--no-such-option"), "--no-such-option"),
         (("gate", "--job", "j"), "choose the nodes"),
         (("preflight", "--no-such-option"), "--no-such-option"),
-        (("slurm", "gate", "--no-such-option"), "--no-such-option"),
         (("baseline", "/no/such/file"), "/no/such/file"),
     ],
 )

@@ -22,12 +22,6 @@ RECREATED = POLICY.replace(
     'tuning.member = "20s"', 'tuning.member = "4s"'
 )  # so long one that was killed is in the way of the next
 NODES = ("n0", "n1", "n2")
-ON_BATCH = {
-    "AWS_BATCH_JOB_ID": "1-2-3",
-    "AWS_BATCH_JOB_NUM_NODES": "2",
-    "AWS_BATCH_JOB_NODE_INDEX": "0",
-    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
-}
 
 
 @pytest.fixture
@@ -159,11 +153,6 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
         (("--join", "g", "--size", "2", "--rank", "0", "--pool", "p"), {}, "--pool cannot be combined with --join"),
         (("--join", "g", "--size", "2", "--rank", "0", "--node", "a", "--node", "b"), {}, "takes exactly one --node"),
         (("--join", "g", "--size", "2", "--rank", "0", "--min-nodes", "3"), {}, "--min-nodes must be between 1 and 2"),
-        (
-            ("--join", "g", "--min-nodes", "1"),
-            ON_BATCH,
-            "--min-nodes cannot be combined with AWS Batch, where the job ends when",
-        ),
         (("--job", "j", "--node", "n", "--size", "2"), {}, "--size needs --join GROUP"),
         (("--job", "j", "--node", "n", "--execute"), {}, "--execute needs --join GROUP"),
         (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "use --nnodes N (--size N with --join)"),

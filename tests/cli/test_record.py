@@ -15,25 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.accelerators import cuda, detect
+from checks.accelerators.neuron import DESCRIPTOR as NEURON
 from checks.contract import Context, Finding, Tier, load_params
 from checks.discover import builtin_checks
 from checks.host.machine import Host, HostError
 from healthd.cli.check import examine
 from healthd.cli.support.record import record as command
-from healthd.core.errors import BadInputError
-from healthd.core.model import Health
-from healthd.record import (
-    TOOLS,
+from healthd.cli.support.recording import (
     Copier,
     ToolRun,
-    program_text,
     record,
     record_machine,
-    redact_line,
-    redact_mounts,
-    redact_output,
     run_tool,
+    tools_of,
+    write_program,
 )
+from healthd.core.errors import BadInputError
+from healthd.core.model import Health
+from healthd.core.pseudonyms import redact_line, redact_mounts, redact_output
 from tests.every import every
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine
@@ -280,17 +279,17 @@ def machine(tmp_path: Path) -> NeuronMachine:
     return NeuronMachine(tmp_path / "machine", "trn1.2xlarge")
 
 
+LS, MONITOR = NEURON.support_tools
+
+
 def replayed(tmp_path: Path, run: ToolRun) -> Host:
-    place = tmp_path / "replay/bin/neuron-ls"
-    place.parent.mkdir(parents=True)
-    place.write_text(program_text("neuron-ls", [run]))
-    place.chmod(0o755)
+    write_program(Copier(Host(tmp_path / "none"), tmp_path / "replay"), "neuron-ls", [run])
     return Host(tmp_path / "replay")
 
 
 def test_a_tool_that_failed_fails_again_with_the_same_words(tmp_path: Path, machine: NeuronMachine) -> None:
     machine.fault("no_driver")
-    run = run_tool(machine.host, TOOLS[0], tmp_path)
+    run = run_tool(machine.host, LS, tmp_path)
     assert run is not None
     again = replayed(tmp_path, run).run(["neuron-ls", "-j"], timeout_seconds=10)
     assert again == machine.host.run(["neuron-ls", "-j"], timeout_seconds=10)
@@ -299,14 +298,14 @@ def test_a_tool_that_failed_fails_again_with_the_same_words(tmp_path: Path, mach
 
 def test_a_tool_that_hung_hangs_again(tmp_path: Path, machine: NeuronMachine) -> None:
     machine.fault("hang", "neuron-ls")
-    run = run_tool(machine.host, TOOLS[0]._replace(timeout_seconds=0.2), tmp_path)
+    run = run_tool(machine.host, LS, tmp_path, 0.2)
     assert run == ToolRun(("-j",), "", "", None)
     with pytest.raises(HostError, match="did not finish"):
         replayed(tmp_path, run).run(["neuron-ls", "-j"], timeout_seconds=0.3)
 
 
 def test_a_tool_that_streams_streams_again(tmp_path: Path, machine: NeuronMachine) -> None:
-    run = run_tool(machine.host, TOOLS[1], tmp_path)
+    run = run_tool(machine.host, MONITOR, tmp_path)
     assert run is not None
     line = replayed(tmp_path, run).first_line(["neuron-ls", "-c", "other.json"], timeout_seconds=10)
     assert json.loads(line)["system_data"]["neuron_hw_counters"]["neuron_devices"][0]["mem_ecc_uncorrected"] == 0
@@ -314,8 +313,7 @@ def test_a_tool_that_streams_streams_again(tmp_path: Path, machine: NeuronMachin
 
 def test_a_tool_that_is_not_there_is_none(tmp_path: Path, machine: NeuronMachine) -> None:
     machine.fault("no_tools")
-    vendors = [tool for tool in TOOLS if tool.name != "rpm"]  # a system's own rpm is no part of the machine
-    assert [run_tool(machine.host, tool, tmp_path) for tool in vendors] == [None] * len(vendors)
+    assert {run_tool(machine.host, tool, tmp_path) for tool in tools_of(machine.host)} == {None}
 
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -382,7 +380,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, machine: NeuronMachine) 
     done = CliRunner().invoke(command, [str(tmp_path / "recorded"), *options])
     assert done.exit_code == 0, done.output
     said = json.loads(done.output)
-    assert (said["files"] > 100, said["left_out"]) == (True, {})
+    assert (said["files"] > 100, said["left_out"]) == (True, {"/bin/nvidia-smi": "not installed"})
     done = CliRunner().invoke(command, [str(tmp_path / "second"), "--host-root", str(machine.root), "--no-tools"])
     assert "files" in done.output
     assert not (tmp_path / "second/bin").exists()

@@ -12,7 +12,7 @@ from checks.accelerators import neuron
 from checks.contract import Finding, Status
 from checks.host.machine import Host
 from checks.system.neuron.neuron_cores import neuron_cores
-from healthd.record import record
+from healthd.cli.support.recording import record
 from tests.fakes.neuron import NeuronMachine
 
 CONTAINER = "pid:[4026532512]"

@@ -12,7 +12,7 @@ import pytest
 
 from healthd.core.bounded import read_file, read_stream
 from healthd.core.errors import BadInputError, ConfigError
-from healthd.core.http.client import trusting
+from healthd.core.http.trust import trusting
 
 
 def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:

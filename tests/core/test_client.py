@@ -17,15 +17,9 @@ import pytest
 from healthd.core import wire
 from healthd.core.errors import ConfigError, UnreachableError, connection_words
 from healthd.core.http.addresses import aggregators_in
-from healthd.core.http.client import (
-    Aggregator,
-    Endpoint,
-    GateClient,
-    NotAdmittedError,
-    RefusedError,
-    read_token,
-    verification,
-)
+from healthd.core.http.client import Aggregator, Endpoint, RefusedError, read_token
+from healthd.core.http.gates import GateClient, NotAdmittedError
+from healthd.core.http.trust import verification
 from healthd.core.model import Decision, GateRequest, Verdict
 from tests.aggregator.service import free_port
 from tests.core.client_kit import answer, decision, server

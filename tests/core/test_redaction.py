@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.cli.support.bundle import Redactor
 from healthd.cli.terminal.log import LogFormatter
 from healthd.core.errors import ConfigError, HealthdError
+from healthd.core.pseudonyms import Redactor, redact_line, redact_mounts, redact_output
 from healthd.core.redaction import GONE, is_secret_name, redact
-from healthd.record import redact_line, redact_mounts, redact_output
 from tests.core.secret_forms import FORMS, HARMLESS, SECRET
 from tests.every import every
 from tests.hooks.inside import run_inside

@@ -14,7 +14,8 @@ import pytest
 import trustme
 
 from healthd.core.errors import ConfigError, UnreachableError
-from healthd.core.http.client import Endpoint, GateClient
+from healthd.core.http.client import Endpoint
+from healthd.core.http.gates import GateClient
 from healthd.core.model import GateRequest
 from tests.cli.cli_kit import healthd
 

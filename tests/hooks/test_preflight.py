@@ -16,7 +16,7 @@ import pytest
 
 from healthd.hooks.launchers import trace_names
 from tests.hooks.preflight_kit import Job
-from tests.hooks.preflight_launch_kit import BAD, PASSIVE, torchrun
+from tests.hooks.preflight_launch_kit import BAD, PASSIVE
 from tests.patience import PATIENCE
 from tests.profile import some
 
@@ -194,22 +194,6 @@ def test_a_port_that_is_taken_ends_the_main_node_at_once(tmp_path: Path) -> None
         ended = job.end(0, timeout=15)
         assert ended.code == 75
         assert f"cannot listen on 127.0.0.1:{job.port}" in ended.err
-        job.nothing_left()
-
-
-@pytest.mark.thorough
-def test_under_torchrun_one_process_a_node_probes_and_the_ranks_of_the_rest_are_renumbered(tmp_path: Path) -> None:
-    with Job(tmp_path, size=2) as job:
-        for node in (0, 1):
-            for local in (0, 1):
-                env = torchrun(job, node=node, local=local)
-                options = (*(BAD if node == 0 else PASSIVE), "--min-nodes", "1")
-                job.start(local, *options, env=env, place=(), key=2 * node + local)
-        ended = [job.end(key) for key in range(4)]
-        assert [one.code for one in ended] == [0, 0, 0, 0], ended[0].err
-        assert [one.out for one in ended[:2]] == ["", ""]
-        assert "torchrun 0 2 0 0" in ended[2].out
-        assert "torchrun 1 2 0 1" in ended[3].out
         job.nothing_left()
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.aggregator.service import until
 from tests.hooks.hook_answers_kit import Answer, serving
 from tests.hooks.preflight_kit import Job
-from tests.hooks.preflight_launch_kit import BAD, PASSIVE, torchrun
+from tests.hooks.preflight_launch_kit import BAD, PASSIVE
 from tests.hooks.preflight_stopped_kit import main_node
 from tests.profile import some
 
@@ -147,19 +147,6 @@ def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, ful
         assert not any(b'"acknowledge"' in body for body in main.bodies)
         until(lambda: any(b'"withdraw"' in body for body in main.bodies))
         job.nothing_left()
-
-
-@pytest.mark.thorough
-def test_another_process_of_a_node_that_cannot_start_keeps_all_from_starting_too(job: Job) -> None:
-    """Its node is confirmed by another one, that of local rank 0."""
-    (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
-    with serving(main_node(go=None)) as main:
-        env = {**torchrun(job, node=1, local=1), "HEALTHD_PREFLIGHT_PORT": main.url.rpartition(":")[2]}
-        job.start(1, *PASSIVE, place=(), env=env)
-        ended = job.end(1)
-        assert (ended.code, "the host file cannot be written" in ended.err) == (2, True), ended.err
-        job.nothing_left()
-    assert any(b'"withdraw"' in body and b'"rank-1"' in body for body in main.bodies)
 
 
 @pytest.mark.thorough

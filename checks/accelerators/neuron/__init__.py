@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import Descriptor, DeviceMissingError, Diagnosis, OwnIndex
+from checks.accelerators import Descriptor, DeviceMissingError, Diagnosis, OwnIndex, Tool
 from checks.accelerators.holding import bounded, find_holders, is_ours, may_miss
 from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron import ls as neuron_owners
@@ -35,6 +35,7 @@ from checks.accelerators.neuron.ls import (
     to_logical,
     wanted_lnc,
 )
+from checks.accelerators.neuron.monitor import MONITOR_CONFIG
 from checks.accelerators.neuron.sysfs import SysfsDevice
 from checks.accelerators.neuron.versions import read_all
 from checks.contract import Device
@@ -96,8 +97,10 @@ DESCRIPTOR = Descriptor(
     system_packages=("aws-neuron*",),
     kernel_modules=("neuron",),
     kernel_words="neuron",
-    support_tools={"neuron-ls.json": ("neuron-ls", "-j")},
-    support_streams={"neuron-monitor.json": ("neuron-monitor",)},
+    support_tools=(
+        Tool(("neuron-ls", "-j")),
+        Tool(("neuron-monitor", "-c", "{config}"), streams=True, config=MONITOR_CONFIG),
+    ),
 )
 
 # They have devices open for as long as they look at them and run nothing on them. The kernel cuts names at 15 letters.

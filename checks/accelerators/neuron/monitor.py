@@ -21,6 +21,15 @@ from checks.json_text import parse_json
 
 ECC_COUNTERS = ("mem_ecc_corrected", "mem_ecc_uncorrected", "sram_ecc_corrected", "sram_ecc_uncorrected")
 PERIOD = "1s"  # whole units alone: "1.0s" is ignored, and five seconds are taken
+MONITOR_CONFIG = json.dumps(
+    {
+        "period": PERIOD,
+        "neuron_runtimes": [
+            {"tag_filter": ".*", "metrics": [{"type": "neuroncore_counters"}, {"type": "execution_stats"}]}
+        ],
+        "system_metrics": [{"period": PERIOD, "type": "neuron_hw_counters"}],
+    }
+)
 
 _MAX_DEVICES = 256
 _MAX_INDEX = 4096
@@ -50,19 +59,12 @@ def read_monitor(host: Host, *, timeout_seconds: float) -> Reading | None:
     Raises HostError (MissingTool, Timeout, NoData). It opens the devices but takes no cores.
     """
     host.find_program("neuron-monitor")
-    groups = {"period": PERIOD, "type": "neuron_hw_counters"}
-    metrics = [{"type": "neuroncore_counters"}, {"type": "execution_stats"}]
-    config = {
-        "period": PERIOD,
-        "neuron_runtimes": [{"tag_filter": ".*", "metrics": metrics}],
-        "system_metrics": [groups],
-    }
     import tempfile  # slow to import, and few nodes come here
 
     with tempfile.TemporaryDirectory(prefix="healthd-") as folder:
         path = os.path.join(folder, "neuron-monitor.json")
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(config, file)
+            file.write(MONITOR_CONFIG)
         return parse_monitor(host.first_line(["neuron-monitor", "-c", path], timeout_seconds=timeout_seconds))
 
 

@@ -37,6 +37,7 @@ from healthd.aggregator.policy import Policy
 from healthd.aggregator.quarantine import Accusation, Accusations
 from healthd.aggregator.quarantine.records import Breaker, RuleRecord
 from healthd.aggregator.quarantine.repair_records import Repair
+from healthd.aggregator.screening.records import Listed
 from healthd.aggregator.screening.service import Screening
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import HistoryEvent, PutOutcome
@@ -605,6 +606,18 @@ class RepairList:
     """Repairs that healthd advises: the open ones, oldest finding first, then closed ones, newest first."""
 
     repairs: tuple[Repair, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreeningList:
+    """
+    Nodes in the order of their risk, the highest first; `more` are left out. `tier` is what free nodes run, null where
+    screening is off: then no node is listed.
+    """
+
+    tier: str | None
+    nodes: tuple[Listed, ...]
+    more: int
 
 
 # --- for machines ----------------------------------------------------------------------------------------------------

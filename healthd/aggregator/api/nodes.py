@@ -28,6 +28,7 @@ from healthd.aggregator.api.handling import (
     Rekeyed,
     Released,
     RepairList,
+    ScreeningList,
     Unquarantined,
     parts_of,
     problems,
@@ -370,3 +371,18 @@ async def decide_repair(request: Request, node: str, caller: Admin, body: Repair
         name, body.decision, device=body.device, by=owner_of(body.owner, caller), why=body.reason
     )
     return RepairList(repairs=found)
+
+
+# Screening in idle hours.
+
+
+@router.get("/fleet/screening", dependencies=[READ], tags=["fleet"])
+async def screening(
+    request: Request, pool: str | None = None, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100
+) -> ScreeningList:
+    """List the nodes that are screened in idle hours by risk, with the terms of each risk."""
+    found = parts_of(request).screening
+    if found is None:
+        return ScreeningList(tier=None, nodes=(), more=0)
+    listed = found.listed(pool)
+    return ScreeningList(tier=found.settings.tier, nodes=listed[:limit], more=max(0, len(listed) - limit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from healthd.core.config import choice, tables_of
@@ -17,28 +17,10 @@ _OWNER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchActuatorSettings:
-    """Draining of ECS container instances, for AWS Batch. At least one cluster or compute environment must be named."""
-
-    clusters: tuple[str, ...] = ()
-    """ECS clusters, by name or ARN."""
-
-    compute_environments: tuple[str, ...] = ()
-    """Compute environments of Batch, by name; healthd asks Batch for their clusters."""
-
-    region: str | None = None
-    """AWS region; None: as boto3 finds it (AWS_DEFAULT_REGION, its files)."""
-
-    terminate: bool = False
-    """Terminate a machine that a rule has quarantined, once it is drained and empty, so that another one replaces
-    it. Off: healthd does nothing that a person cannot undo."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActuatorSettings:
     """Settings of the drain controller. ValueError names a value that is not allowed."""
 
-    kind: str = choice("none", lambda: ("none", "slurm", "batch", *actuators(INTEGRATIONS)))
+    kind: str = choice("none", lambda: ("none", *actuators(INTEGRATIONS)))
     """Which scheduler. none: healthd changes nothing outside of itself, and only gates keep jobs off a node."""
 
     mode: Literal["observe", "act"] = "observe"
@@ -67,9 +49,6 @@ class ActuatorSettings:
 
     backoff_max_seconds: float = 300.0
     """Longest pause after failed calls. Five minutes: a scheduler that is back is soon up to date again."""
-
-    batch: BatchActuatorSettings = field(default_factory=BatchActuatorSettings)
-    """Where `kind` is batch."""
 
     integrations: Mapping[str, Any] = tables_of(lambda: actuator_tables(INTEGRATIONS))
     """The tables of integrations that are set, by key; see `of`."""

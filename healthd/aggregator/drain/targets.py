@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from healthd.aggregator.drain import batch, slurm
 from healthd.aggregator.drain.plan import Actuator
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.core.config import record_at
@@ -33,8 +32,7 @@ def make_actuator(settings: ActuatorSettings) -> Actuator | None:
     """The one that is configured; None where none is. ConfigError says what is missing for it."""
     if settings.kind == "none":
         return None
-    own: dict[str, MakeActuator] = {"slurm": slurm.make, "batch": batch.make}
-    make: MakeActuator = own.get(settings.kind) or record_at(actuators(INTEGRATIONS)[settings.kind])
+    make: MakeActuator = record_at(actuators(INTEGRATIONS)[settings.kind])
     return make(settings)
 
 

@@ -1,5 +1,6 @@
 """
-Jobs of Slurm that run on nodes of this fleet although no gate was asked for them: their hook could not run, or not ask.
+Jobs that run on nodes of this fleet although the hook of their scheduler asked no gate for them: it could not run, or
+not ask.
 
 A hook that cannot run says nothing to anybody, and in observe mode its exit code changes nothing: what shows it is the
 job that the nodes see, and that this aggregator was never asked about.
@@ -8,13 +9,15 @@ job that the nodes see, and that this aggregator was never asked about.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from healthd.core.config import record_at
 from healthd.core.errors import HealthdError
 from healthd.core.model import NodeState
-from healthd.core.platforms.slurm import gate_name, job_of
+from healthd.integrations import INTEGRATIONS
 
 UNGATED = (
     "Slurm jobs that nodes observed and for which no gate was requested within a minute: their hook did not run or "
@@ -39,11 +42,33 @@ class UngatedFigure:
     examples: tuple[str, ...]
 
 
-def without_lease(state: NodeState) -> tuple[str, ...]:
-    """The jobs of Slurm on a node that its leases do not name, by their ids: those that may have had no gate."""
+@dataclass(frozen=True, kw_only=True)
+class HookedJob:
+    """A job for which the hook of its scheduler asks a gate; `gate` is what that one is called."""
+
+    id: str
+    gate: str
+
+
+Hooked = Callable[[str], HookedJob | None]
+"""The job that a workload is; None where no hook asks a gate for it."""
+
+
+@functools.cache
+def _integrated() -> tuple[Hooked, ...]:
+    return tuple(record_at(one.hooked_job) for one in INTEGRATIONS if one.hooked_job is not None)
+
+
+def hooked_job(workload: str) -> HookedJob | None:
+    """By the integrations."""
+    return next((job for one in _integrated() if (job := one(workload)) is not None), None)
+
+
+def without_lease(state: NodeState, hooked: Hooked = hooked_job) -> tuple[HookedJob, ...]:
+    """The jobs on a node that its leases do not name: those that may have had no gate."""
     leased = {lease.workload for lease in state.leases}
     seen = (claim.holder for claim in state.allocated if claim.by == "scheduler" and claim.holder not in leased)
-    return tuple(job for job in map(job_of, seen) if job is not None)
+    return tuple(job for job in map(hooked, seen) if job is not None)
 
 
 class UngatedJobs:
@@ -60,16 +85,18 @@ class UngatedJobs:
         clock: Callable[[], float],
         grace_seconds: float = GRACE_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
+        hooked: Hooked = hooked_job,
     ) -> None:
         self._gated = gated
+        self._hooked = hooked
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._retry_seconds = retry_seconds
         self._since = clock()
         self._jobs = 0
         self._examples: deque[str] = deque(maxlen=MOST_EXAMPLES)
-        self._judged: OrderedDict[str, None] = OrderedDict()
-        self._waiting: OrderedDict[str, float] = OrderedDict()  # since when, the oldest first
+        self._judged: OrderedDict[HookedJob, None] = OrderedDict()
+        self._waiting: OrderedDict[HookedJob, float] = OrderedDict()  # since when, the oldest first
         self._news = asyncio.Event()
 
     @property
@@ -79,7 +106,7 @@ class UngatedJobs:
 
     def see(self, state: NodeState) -> None:
         """Take in what a node says; whether its jobs had a gate is looked up by `run`."""
-        for job in without_lease(state):
+        for job in without_lease(state, self._hooked):
             if job not in self._judged and job not in self._waiting and len(self._waiting) < MOST_WAITING:
                 self._waiting[job] = self._clock()
                 self._news.set()
@@ -93,7 +120,7 @@ class UngatedJobs:
                     await asyncio.sleep(min(left, self._retry_seconds))
                     continue
                 try:
-                    gated = await self._gated(gate_name(job))
+                    gated = await self._gated(job.gate)
                 except HealthdError:
                     await asyncio.sleep(self._retry_seconds)  # the store has said already what is wrong with it
                     continue
@@ -106,6 +133,6 @@ class UngatedJobs:
                     self._judged.popitem(last=False)
                 if not gated:
                     self._jobs += 1
-                    self._examples.append(job)
+                    self._examples.append(job.id)
             await self._news.wait()
             self._news.clear()

@@ -18,9 +18,9 @@ from healthd.aggregator.page.events import FLEET, Feed, live
 from healthd.aggregator.page.rendering import WORST_FIRST
 from healthd.aggregator.page.session import MAX_TOKEN_LENGTH, review, visitor_of
 from healthd.aggregator.policy import HISTORY_DAYS
+from healthd.core.asked import nodes_asked, terms_of
 from healthd.core.errors import NotFoundError
 from healthd.core.evidence import speeds_note
-from healthd.core.http.client import nodes_asked, terms_of
 from healthd.core.model import OrderKind
 from healthd.core.wire import encode
 

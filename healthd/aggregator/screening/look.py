@@ -37,15 +37,16 @@ def drivers_in(state: NodeState) -> dict[str, str]:
     return {name: version for name, version in state.versions.items() if name not in NOT_HARDWARE}
 
 
-def corrected_in(state: NodeState) -> float:
-    """Corrected memory errors of all devices."""
-    return sum(
+def corrected_in(state: NodeState) -> float | None:
+    """Corrected memory errors of all devices; None where nothing counts them."""
+    found = [
         one.value
         for result in state.results
         for finding in result.findings
         for one in finding.measurements
         if one.name in CORRECTED and one.value is not None
-    )
+    ]
+    return sum(found) if found else None
 
 
 def passed_at(screened: Screened, wanted: Collection[str]) -> float:

@@ -77,7 +77,7 @@ class Known:
     pool: str | None
     wanted: tuple[str, ...]
     kind: str | None
-    corrected: float
+    corrected: float | None
     versions: Mapping[str, str]
     groups: tuple[tuple[str, str], ...]
     version: int | None
@@ -235,12 +235,13 @@ class Screening:
         standing = self._engine.screenings()
         for one in list(self._running):
             lost = [name for name in one.nodes if name not in standing]
-            if lost:
-                self._interrupted(one, lost, now)
-                self._end(one, orders)
-            elif one.order is not None:
-                if self._run_ended(one, one.order, now):
+            if one.order is not None:
+                if self._run_ended(one, one.order, now, lost=bool(lost)):
                     self._end(one, orders)
+            elif lost:
+                for name in one.nodes:
+                    self._note_yield(one, name, now, "the node is" if name in lost else f"{', '.join(lost)} is")
+                self._end(one, orders)
             elif one.validation is not None:
                 accused += self._go_on_together(one, one.validation, now, orders)
         ours = {name for one in self._running for name in one.nodes}
@@ -252,41 +253,34 @@ class Screening:
         orders |= dict.fromkeys(one.nodes)
         self._plan_at = min(self._plan_at, self._engine.now() + min(1.0, self._pause))
 
-    def _interrupted(self, one: Running, lost: Sequence[str], now: float) -> None:
-        """A node is wanted. What passed on it counts."""
-        for name in one.nodes:
-            known = self._known.get(name)
-            if known is None:
-                continue
-            done = ""
-            if one.order is not None and one.order.run is not None:
-                checks = one.order.run.checks
-                done = f" after {len(checks) - len(_left(one, known, checks))} of {len(checks)} checks"
-            wanted = "the node is" if name in lost else f"{', '.join(lost)} is"
-            self._note(name, now, "screening yields", f"{one.work(name)}{done}: {wanted} wanted")
-
-    def _run_ended(self, one: Running, order: Order, now: float) -> bool:
-        """Whether the run of a tier is over; takes in what came of it."""
+    def _run_ended(self, one: Running, order: Order, now: float, *, lost: bool) -> bool:
+        """Whether the run of a tier is over; takes in what came of it. `lost`: somebody wants the node."""
         (name,) = one.nodes
         node = self._fleet.node(name)
         report = None if node is None else node.orders.get(order.id)
         over = report is not None and report.status in FINAL_STATUSES
-        if not over and now < one.ends_at + LATE_SECONDS:
+        if not over and not lost and now < one.ends_at + LATE_SECONDS:
             return False
         self._look(name, now)
         known = self._known[name]
         checks = order.run.checks if order.run is not None else ()
-        if not _left(one, known, checks):
-            self._note(name, now, "screened", f"{one.work(name)} passed in {span(now - one.started_at)}")
-            return True
+        rest = _left(one, known, checks)
         failed = one.before is not None and known.screened.failures > one.before.failures
-        what = "failed" if failed else "could not be completed"
-        why = _why(report)
-        self._note(
-            name, now, "screening failed" if failed else "screening incomplete", f"{one.work(name)} {what}: {why}"
-        )
-        self._rest(name, now)
+        if not rest:
+            self._note(name, now, "screened", f"{one.work(name)} passed in {span(now - one.started_at)}")
+        elif lost and not failed:
+            self._note_yield(one, name, now, "the node is", f" after {len(checks) - len(rest)} of {len(checks)} checks")
+        else:
+            kind, what = (
+                ("screening failed", "failed") if failed else ("screening incomplete", "could not be completed")
+            )
+            self._note(name, now, kind, f"{one.work(name)} {what}: {_why(report)}")
+            self._rest(name, now)
         return True
+
+    def _note_yield(self, one: Running, name: str, now: float, who: str, done: str = "") -> None:
+        """A node is wanted, or quarantined. What passed on it counts."""
+        self._note(name, now, "screening yields", f"{one.work(name)}{done}: {who} wanted elsewhere or quarantined")
 
     def _rest(self, name: str, now: float) -> None:
         """A screening has ended without a pass: the node is not tried again at once."""
@@ -407,13 +401,15 @@ class Screening:
             failures=screened.failures,
             quarantines=self._engine.quarantined_times(name),
             age_days=(now - screened.known_at) / DAY_SECONDS,
-            changed=look.is_changed(screened, known.versions),
+            changed=look.is_changed(screened, known.versions) if screened.versions else None,
             neighbour_failed=any(
                 at >= since
                 for group in known.groups
                 for other, at in self._failed.get(group, {}).items()
                 if other != name
-            ),
+            )
+            if known.groups
+            else None,
         )
 
     def _is_free(self, name: str) -> bool:

@@ -11,6 +11,7 @@ from healthd.cli.completion import complete_jobs, complete_nodes
 from healthd.cli.fleet.gates import explain, validate
 from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, own_name, print_json, segment
 from healthd.cli.fleet.repairs import repairs
+from healthd.cli.fleet.screening import screening
 from healthd.cli.fleet.status import status
 from healthd.cli.hooks.gate import release_lease
 from healthd.cli.settings.options import Command, Group
@@ -29,7 +30,7 @@ def fleet(ctx: click.Context) -> None:
         ctx.invoke(status)
 
 
-for command in (status, explain, validate, release_lease, repairs):
+for command in (status, explain, validate, release_lease, repairs, screening):
     fleet.add_command(command)
 
 

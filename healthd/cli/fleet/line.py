@@ -17,7 +17,8 @@ from healthd.core.config import parse_duration
 from healthd.core.errors import BadInputError, ConfigError
 
 if TYPE_CHECKING:
-    from healthd.core.http.client import Aggregator, GateClient
+    from healthd.core.http.client import Aggregator
+    from healthd.core.http.gates import GateClient
     from healthd.hooks.stopping import Signals
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,7 +41,8 @@ def aggregator_of(options: Mapping[str, Any]) -> Iterator[GateClient]:
     The aggregator that the options of a command, the variables or the file name. A question that it does not take, and
     a token without the right, become a ConfigError.
     """
-    from healthd.core.http.client import BAD_REQUEST, NO_TOKEN, WRONG_TOKEN, GateClient, RefusedError
+    from healthd.core.http.client import BAD_REQUEST, NO_TOKEN, WRONG_TOKEN, RefusedError
+    from healthd.core.http.gates import GateClient
 
     settings = load_settings(options, section="gate")
     with GateClient(settings.endpoint()) as aggregator:
@@ -53,7 +55,8 @@ def aggregator_of(options: Mapping[str, Any]) -> Iterator[GateClient]:
 @contextlib.contextmanager
 def gate_client(settings: Settings) -> Iterator[GateClient]:
     """The aggregator that is asked for gates. A refusal that no second try can change becomes a ConfigError."""
-    from healthd.core.http.client import GateClient, RefusedError
+    from healthd.core.http.client import RefusedError
+    from healthd.core.http.gates import GateClient
 
     with GateClient(settings.endpoint()) as aggregator:
         try:

@@ -85,7 +85,7 @@ def own_verdict(asked: GateSettings, request: GateRequest) -> str:
     }
     if request.workload:
         query["workload"] = request.workload
-    from healthd.cli.hooks.slurm import ask_readiness
+    from healthd.cli.hooks.readiness import ask_readiness
 
     found = ask_readiness(asked.local_url, query)
     if found.fit:

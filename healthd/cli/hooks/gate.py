@@ -288,7 +288,7 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
 
         return joining.run(settings, as_json=as_json)
     from healthd.cli.terminal.progress import Progress
-    from healthd.core.http.client import NotAdmittedError
+    from healthd.core.http.gates import NotAdmittedError
 
     request, began = build_request(settings.gate), time.monotonic()
     try:
@@ -349,7 +349,7 @@ def build_request(asked: GateSettings) -> GateRequest:
 
 def _withdraw(settings: Settings, request: GateRequest) -> str:
     """Give the gate back, so that it is not admitted to nobody; what came of it, as the end of a sentence."""
-    from healthd.core.http.client import GateClient
+    from healthd.core.http.gates import GateClient
 
     try:
         endpoint = settings.endpoint()

@@ -23,7 +23,8 @@ from healthd.cli.settings.gate import GateSettings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.log import log_to_stderr
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
-from healthd.core.http.client import GateClient, NotAdmittedError, RefusedError
+from healthd.core.http.client import RefusedError
+from healthd.core.http.gates import GateClient, NotAdmittedError
 from healthd.core.model import Decision, GateRequest, Join, Verdict
 from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import in_thread

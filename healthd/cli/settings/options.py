@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +147,8 @@ def load_usable_settings(options: Mapping[str, Any], *, section: str) -> tuple[S
     """
     The settings of a command that is wanted most where they are broken, and what is wrong with them.
 
-    Where they are, they are loaded without the variables, without the file or, at last, by the options alone.
+    Where they are, they are loaded without the variables, without the file or, at last, by the options alone. `file`
+    names the file in any case.
     """
     try:
         return load_settings(options, section=section), None
@@ -154,7 +156,8 @@ def load_usable_settings(options: Mapping[str, Any], *, section: str) -> tuple[S
         ways: tuple[tuple[bool, Mapping[str, str] | None], ...] = ((True, {}), (False, None), (False, {}))
         for use_file, environ in ways:
             with contextlib.suppress(ConfigError):
-                return _load(options, section, use_file=use_file, environ=environ), error
+                usable = _load(options, section, use_file=use_file, environ=environ)
+                return dataclasses.replace(usable, file=options.get("config") or _file_from_environment()), error
         raise  # it is the options
 
 

@@ -178,7 +178,7 @@ def _verdict_lines(decision: Decision) -> Iterable[str]:
 
 def _asked_lines(decision: Decision) -> Iterable[str]:
     """What was asked, and which terms were applied."""
-    from healthd.core.http.client import nodes_asked, terms_of
+    from healthd.core.asked import nodes_asked, terms_of
 
     if decision.request is not None:
         yield f"  [dim]asked for:[/] {escape(nodes_asked(decision.request))}"

@@ -21,16 +21,9 @@ from typing import get_args
 from healthd.aggregator.engine import MOST_ASKED, RollCallAnswer
 from healthd.core import wire
 from healthd.core.errors import HealthdError, UnreachableError
-from healthd.core.http.client import (
-    BAD_REQUEST,
-    HOLD_SECONDS,
-    NO_TOKEN,
-    WRONG_TOKEN,
-    Endpoint,
-    GateClient,
-    RefusedError,
-)
+from healthd.core.http.client import BAD_REQUEST, HOLD_SECONDS, NO_TOKEN, WRONG_TOKEN, Endpoint, RefusedError
 from healthd.core.http.client import USAGE as REFUSED_FOR_GOOD
+from healthd.core.http.gates import GateClient
 from healthd.core.model import Decision, GateTerm, HandshakeAnswer, HandshakeEvent, Verdict
 from healthd.core.node_name import NO_NAMES, can_name
 from healthd.core.tasks import OnEnd, Tasks

@@ -1,1 +1,1 @@
-"""AWS Batch: its jobs."""
+"""AWS Batch: its jobs, and the machines that they run on."""

@@ -127,7 +127,7 @@ def _get(url: str, timeout_seconds: float) -> bytes:
     """The body of an answer with status 200. OSError for everything else, however slowly it comes."""
     import httpx
 
-    from healthd.core.http.client import verification
+    from healthd.core.http.trust import verification
 
     until = time.monotonic() + timeout_seconds
     try:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from checks.contract import Status
-from healthd.core.http.client import why_unanswered
+from healthd.core.asked import why_unanswered
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted, plain, span
 from healthd.integrations.kueue.workloads import (

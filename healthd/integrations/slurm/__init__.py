@@ -1,1 +1,1 @@
-"""Slurm: its jobs on a host."""
+"""Slurm: its hooks, its jobs on a host, and draining of its nodes."""

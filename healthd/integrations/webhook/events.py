@@ -20,7 +20,8 @@ from healthd.aggregator.jobs.postmortem_records import Postmortem, state_of
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, connection_words
-from healthd.core.http.client import read_token, verification
+from healthd.core.http.client import read_token
+from healthd.core.http.trust import verification
 from healthd.core.tasks import LogOnce
 from healthd.core.wire import encode, plain
 from healthd.integrations.webhook.settings import WebhookSettings

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 pytest.importorskip("tenacity", reason="tenacity is not installed: pip install '.[aws]'")
 from deploy.batch import definitions, hosts, submit
 from deploy.batch.submit import End, Order, Patience
-from tests.deploy import moto_kit
 from tests.deploy.aws_kit import complaints
-from tests.deploy.moto_kit import Aws
 from tests.every import every
+from tests.integrations.batch import moto_kit
 from tests.integrations.batch.batch_kit import ROOT, load
+from tests.integrations.batch.moto_kit import Aws
 
 FAIL = "MOTO_SIMPLE_BATCH_FAIL_AFTER"  # set: every job that is submitted fails at once
 ORDER = Order(job="train-1", queue="queue", definition="train", checkpoint="s3://b/train-1")

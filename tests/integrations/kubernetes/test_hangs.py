@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.aggregator.cluster import AGGREGATOR, Cluster
-from tests.aggregator.hangs_kit import ends_in_time
+from tests.aggregator.ends_kit import ends_in_time
 
 
 @pytest.fixture

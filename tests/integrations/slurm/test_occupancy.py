@@ -16,8 +16,8 @@ from healthd.integrations.slurm import occupancy as slurm
 from healthd.node.occupancy.model import Reading, read_processes
 from healthd.node.occupancy.occupancy import find_schedulers
 from tests.integrations.slurm.occupancy_kit import slurm_config
+from tests.integrations.slurm.slurm_kit import Slurm, until
 from tests.node.allocation_kit import is_here, process
-from tests.slurm.slurm_kit import Slurm, until
 
 
 def read(root: Path) -> Reading:

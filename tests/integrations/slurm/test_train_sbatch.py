@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.hooks.slurm import SlurmJob
 from healthd.cli.run import run
+from healthd.integrations.slurm.jobs import SlurmJob
 from healthd.postmortem import EXIT_CODES
 
-SCRIPT = Path(__file__).parent.parent.parent / "deploy/slurm/train.sbatch"
+SCRIPT = Path(__file__).parents[3] / "deploy/slurm/train.sbatch"
 
 
 def batch(folder: Path, code: int, *, restarts: str | None = None) -> tuple[subprocess.CompletedProcess[str], str]:

@@ -27,9 +27,10 @@ import msgspec
 
 from healthd.aggregator.drain.plan import ActuatorError, Done, Outcome, Removal, why_not_terminated
 from healthd.core.errors import ConfigError
+from healthd.integrations.batch.settings import BatchActuatorSettings
 
 if TYPE_CHECKING:
-    from healthd.aggregator.drain.settings import ActuatorSettings, BatchActuatorSettings
+    from healthd.aggregator.drain.settings import ActuatorSettings
 
 
 # Calls of AWS, which block, in threads: bounded, and with one kind of error.
@@ -292,7 +293,8 @@ def _value(text: str) -> str:
 
 def make(settings: ActuatorSettings) -> BatchActuator:
     """The actuator that the settings describe. ConfigError where boto3 is missing or no cluster is named."""
-    if not settings.batch.clusters and not settings.batch.compute_environments:
+    wanted = settings.of("batch", BatchActuatorSettings)
+    if not wanted.clusters and not wanted.compute_environments:
         raise ConfigError("actuator.batch: name ECS clusters, or compute_environments of Batch, that contain the nodes")
     try:
         import boto3
@@ -301,7 +303,7 @@ def make(settings: ActuatorSettings) -> BatchActuator:
         raise ConfigError(
             "actuator.kind = batch needs boto3 and tenacity: run 'pip install boto3 tenacity' in healthd's environment"
         ) from None
-    session = boto3.session.Session(region_name=settings.batch.region)
+    session = boto3.session.Session(region_name=wanted.region)
     if session.region_name is None:
         raise ConfigError("actuator.batch.region: set it, or AWS_DEFAULT_REGION")
     config = Config(
@@ -316,4 +318,4 @@ def make(settings: ActuatorSettings) -> BatchActuator:
         return made[service]
 
     made.update({service: session.client(service, config=config) for service in ("ecs", "batch", "ec2")})
-    return BatchActuator(settings.batch, owner=settings.owner, clients=client)
+    return BatchActuator(wanted, owner=settings.owner, clients=client)

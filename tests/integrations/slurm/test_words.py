@@ -11,19 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Status
-from healthd.cli.hooks.slurm import (
-    ADOPT_SECONDS,
-    Fitness,
-    at_fault,
-    culprits,
-    next_step,
-    outcome_of,
-    read_ids,
-    read_job,
-)
+from healthd.cli.hooks.readiness import Fitness
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.model import Decision, ExcludedNode, Reason, Verdict
-from healthd.core.platforms.slurm import (
+from healthd.integrations.slurm.health import ADOPT_SECONDS, culprits, next_step
+from healthd.integrations.slurm.jobs import at_fault, outcome_of, read_ids, read_job
+from healthd.integrations.slurm.scontrol import (
     MARK,
     MAX_REASON_LENGTH,
     Scontrol,
@@ -269,3 +262,9 @@ def test_part_of_a_heterogeneous_job_is_watched_as_its_nodes_show_it() -> None:
 def test_end_of_a_job_in_the_words_of_the_aggregator(code: str, status: str, message: str) -> None:
     assert outcome_of({"SLURM_JOB_EXIT_CODE2": code}) == (status, message)
     assert outcome_of({})[0] == "failed"
+
+
+def test_what_goes_to_slurm_is_escaped() -> None:
+    evil = "gone \x1b[2J\x1b]0;owned\x07 \u202e"
+    assert reason_text(MARK, evil).isprintable()
+    assert "\\u001b[2J" in reason_text(MARK, evil)

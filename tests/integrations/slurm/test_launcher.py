@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from healthd.core.errors import ConfigError
 from healthd.hooks.launchers import find_place
-from healthd.hooks.launchers.slurm import expand
+from healthd.integrations.slurm.launcher import expand
 from tests.every import every
 from tests.hooks.launchers_kit import (
     any_loss_or_change_is_a_place_that_can_be_or_one_clear_line,

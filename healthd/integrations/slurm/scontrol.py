@@ -39,21 +39,6 @@ OUT_OF_SERVICE = frozenset({"DRAIN", "DOWN", "FAIL", "FUTURE"})
 POWERED_OFF = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"})
 
 
-WORKLOAD = "slurm:"
-"""How leases, gates and nodes call a job of Slurm: this and its id."""
-
-
-def gate_name(job: str) -> str:
-    """What the gate of a job is called; `healthd preflight` inside the job uses the same name."""
-    return f"slurm-{job}"
-
-
-def job_of(workload: str) -> str | None:
-    """The id of the job that a workload is; None for one of another scheduler."""
-    job = workload.removeprefix(WORKLOAD)
-    return job if job != workload and job.isascii() and job.isdecimal() else None
-
-
 class SlurmError(HealthdError):
     """Slurm's controller could not be asked, or it refused."""
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[aws]'")
-from healthd.aggregator.drain.batch import OWNER, BatchActuator, make
 from healthd.aggregator.drain.plan import ActuatorError, Done, Outcome, Removal, Why
-from healthd.aggregator.drain.settings import ActuatorSettings, BatchActuatorSettings
+from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.core.errors import ConfigError
-from tests.deploy import moto_kit
-from tests.deploy.moto_kit import Aws
+from healthd.integrations.batch.actuator import OWNER, BatchActuator, make
+from healthd.integrations.batch.settings import BatchActuatorSettings
+from tests.integrations.batch import moto_kit
+from tests.integrations.batch.moto_kit import Aws
 
 CLUSTER = "nodes"
 
@@ -321,7 +322,8 @@ def test_settings_that_name_no_cluster_are_an_error() -> None:
 
 
 def test_it_is_made_from_settings_without_asking_aws() -> None:
-    made = make(ActuatorSettings(kind="batch", batch=BatchActuatorSettings(clusters=("c",), region="eu-west-1")))
+    wanted = BatchActuatorSettings(clusters=("c",), region="eu-west-1")
+    made = make(ActuatorSettings(kind="batch", integrations={"batch": wanted}))
     assert made.name == "batch"
 
 
@@ -373,7 +375,7 @@ def test_call_that_nobody_waits_for_any_more_terminates_nothing(monkeypatch: pyt
             await hand.remove(asked)
         aws.go.set()  # and the loop waits for the thread when it closes
 
-    monkeypatch.setattr("healthd.aggregator.drain.batch.METHOD_SECONDS", 0.05)
+    monkeypatch.setattr("healthd.integrations.batch.actuator.METHOD_SECONDS", 0.05)
     asyncio.run(late())
     assert aws.changed == []
     monkeypatch.undo()

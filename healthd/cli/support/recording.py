@@ -1,8 +1,8 @@
 """
-A machine's readings as a directory that `--host-root` replays: what is recorded and what must not be, each kind of
-reading, copying within bounds, and vendors' tools as small programs that print their recorded output.
+A machine's readings as a directory that `--host-root` replays.
 
-A check that reads a new file needs a row here, or a recorded machine lacks that file.
+A check that reads a new file needs a row here, or a recorded machine lacks that file. What must not be recorded goes on
+the way (`healthd.core.pseudonyms`). Vendors' tools become small programs that print their recorded output.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from checks.accelerators import Tool, descriptors
 from checks.accelerators.neuron.versions import PACKAGES
 from checks.host.container import in_container
 from checks.host.identity import on_ec2
 from checks.host.machine import Host, HostError
 from checks.host.metadata import may_ask
-from checks.json_text import parse_json
 from checks.system.scheduled_events import MAINTENANCE, REBALANCE, SPOT
 from healthd import __version__
 from healthd.core.errors import BadInputError
-from healthd.core.redaction import GONE, redact
+from healthd.core.pseudonyms import redact_line, redact_mounts, redact_output
 
 # Written under the same name, links followed.
 PLAIN = (
@@ -50,6 +50,7 @@ PLAIN = (
     "/etc/hosts",
     "/etc/os-release",
 )
+MOUNTS = ("/proc/self/mountinfo", "/etc/fstab")
 # Of PCI devices of these vendors (Amazon, NVIDIA).
 PCI_VENDORS = ("0x1d0f", "0x10de")
 PCI = (
@@ -64,8 +65,6 @@ PCI = (
     "max_link_width",
     "uevent",
 )
-PROCESS = ("comm", "stat", "status", "wchan")
-
 # With the links of sysfs kept: which device a class member belongs to is said by links alone.
 LINKED = (
     "/sys/class/neuron_device/*",
@@ -93,13 +92,10 @@ LINKED = (
     "/sys/bus/pci/devices/*/device",
 )
 TREES = ("/sys/devices/virtual/neuron_device",)
-NOT_IN_TREES = frozenset(
-    {
-        "memory_usage",  # half of all files, and no check reads them
-    }
-)
+NOT_IN_TREES = frozenset({"memory_usage"})  # half of all files, and no check reads them
 DEVICE_FILES = ("/dev/neuron*", "/dev/nvidia*", "/dev/infiniband/uverbs*")
-HOLDS = re.compile(r"(neuron|nvidia)\d+")
+HELD = re.compile(r"(neuron|nvidia)\d+")
+PROCESS = ("comm", "stat", "status", "wchan")  # no arguments, no environment
 # Directories whose being there is a reading.
 PLACES = ("/", "/tmp", "/var", "/dev/shm", "/sys/class", "/sys/module", "/proc")
 
@@ -110,41 +106,26 @@ RPM_DATABASES = tuple(
     for file in ("rpmdb.sqlite", "Packages", "Packages.db")
 )
 PACKAGE_NAMES = re.compile(r"(aws-neuron|aws-ofi|efa|libfabric|rdma|nvidia|cuda|libnccl|openmpi)")
-
-REMOVED = "command lines beyond a program's name, the boot's command line, audit records, users and passwords of mounts"
-
-_SECRET_OPTION = re.compile(
-    r"\b(password|passwd|pass|credentials|cred|username|user|secret|key|token)=[^,\s]+", re.IGNORECASE
-)
-_SECRET_LINES = (
-    (
-        re.compile(r"(command line:|kernel command line parameters|with environment:).*", re.IGNORECASE),
-        r"\1 (left out)",
-    ),
-    (re.compile(r"^(audit: |(audit: )?type=\d+ audit\().*"), "audit: (left out)"),
-)
-
-
-def redact_line(text: str) -> str:
-    """A line of the kernel log without what may hold secrets: parameters of the boot, audit records."""
-    for pattern, instead in _SECRET_LINES:
-        text = pattern.sub(instead, text)
-    return redact(text)
-
-
-def redact_mounts(text: str) -> str:
-    """Mounts or /etc/fstab without names and passwords of users."""
-    return redact(_SECRET_OPTION.sub(rf"\1={GONE}", text))
-
-
-# Copying files of a machine into a directory: bounded, links kept, nothing opened that is no plain file.
-
+RPM = Tool(("rpm", "-q", "--qf", "%{NAME} %{VERSION}\\n", *PACKAGES.values()))
+SYSTEM_PACKAGES = ("efa*", "libfabric*", "openmpi*")
+FI_INFO = Tool(("fi_info", "-p", "efa"))
+# Tried before the ways in which programs are found.
+PLACES_OF_TOOLS = {"fi_info": "/opt/amazon/efa/bin/fi_info"}
+TOOL_SECONDS = 10.0
+STREAM_PERIOD_SECONDS = 5
 
 MAX_BYTES = 64 << 20
 MAX_FILES = 60_000  # 128 cores have about 8,000 counters
 MAX_FILE_BYTES = 1 << 20
 MAX_SECONDS = 60.0
+MAX_LOG_LINES = 20_000
+MAX_LOG_BYTES = 2 << 20
+MAX_PROCESSES = 8192
+_MAX_PROCESS_BYTES = 8192  # of one file about a process
+_MAX_PACKAGES_BYTES = 16 << 20
 _MAX_LINKS = 40  # on the way to one file; the kernel's own bound
+
+REMOVED = "command lines beyond a program's name, the boot's command line, audit records, users and passwords of mounts"
 
 
 @dataclass
@@ -155,6 +136,32 @@ class Recording:
     files: int = 0
     bytes: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
+
+
+def record(host: Host, directory: Path, *, tools: bool = True, seconds: float = MAX_SECONDS) -> Recording:
+    """
+    Record the machine into a directory that is not there yet, or empty. `tools` False starts no program.
+
+    A new directory is for its owner alone: what is recorded may be readable by root alone. Raises BadInputError where
+    the directory holds something, is another user's or cannot be written. What cannot be read is left out, and
+    said in `recording.json`.
+    """
+    copier = Copier(host, directory, max_seconds=seconds)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_uid != os.geteuid():
+            raise BadInputError(f"{directory}: belongs to another user; name a directory that does not exist yet")
+        if any(directory.iterdir()):
+            raise BadInputError(f"{directory}: is not empty; name a directory that does not exist yet")
+        record_machine(copier, tools=tools)
+    except OSError as error:
+        place = error.filename or directory
+        text = f"{place}: {error.strerror or error}; name a writable directory with enough room"
+        raise BadInputError(text) from None
+    return copier.made
+
+
+# --- copying: bounded, links kept, nothing opened that is no plain file -----------------------------------------------
 
 
 class Copier:
@@ -211,23 +218,15 @@ class Copier:
 
     def write(self, path: str, data: bytes, mode: int | None = None) -> None:
         """A file of the recording, unless it is there already."""
-        if path in self._written:
-            return
-        place = self.real(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-        if mode is not None:
-            place.chmod(mode)
-        self._count(path, len(data))
+        if place := self._new(path, len(data)):
+            place.write_bytes(data)
+            if mode is not None:
+                place.chmod(mode)
 
     def link(self, path: str, to: str) -> None:
         """A symbolic link to a path of the machine, relative, so that the recording may be moved."""
-        if path in self._written:
-            return
-        place = self.real(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(os.path.relpath(to, os.path.dirname(path)))
-        self._count(path, 0)
+        if place := self._new(path, 0):
+            place.symlink_to(os.path.relpath(to, os.path.dirname(path)))
 
     def unreadable(self, path: str, error: HostError) -> None:
         """Recorded as what it is: there, and not to be read (by root it can be, and is empty)."""
@@ -248,9 +247,7 @@ class Copier:
             return
         except OSError:  # it went away, or may not be looked at
             return
-        if path == "/etc/fstab" or path.endswith("/mountinfo"):
-            text = redact_mounts(text)
-        self.write(path, text.encode())
+        self.write(path, (redact_mounts(text) if path in MOUNTS else text).encode())
 
     def copy_linked(self, path: str) -> None:
         """A file of sysfs where it really is, with the links on the way to it."""
@@ -276,7 +273,7 @@ class Copier:
                     self.copy(f"{below}/{name}")
 
     def _follow(self, path: str) -> str | None:
-        """Where links lead to, inside the machine; each is made anew. None for a loop, or where nothing is."""
+        """Where links lead to, inside the machine; each is made again. None for a loop, or where nothing is."""
         parts, place, links = path.strip("/").split("/"), "", 0
         while parts:
             part = parts.pop(0)
@@ -294,139 +291,19 @@ class Copier:
             parts, place = [*to.strip("/").split("/"), *parts], ""
         return place if self.host.exists(place) else None
 
-    def _count(self, path: str, size: int) -> None:
+    def _new(self, path: str, size: int) -> Path | None:
+        """Count a file that is to be written there; None where one is."""
+        if path in self._written:
+            return None
         self._written.add(path)
         self.made.files += 1
         self.made.bytes += size
+        place = self.real(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
 
 
-# Vendors' tools as small programs that print what the tools said: their part of a recorded machine.
-
-
-STREAM_PERIOD_SECONDS = 5
-_MAX_NAME_CHARACTERS = 64
-
-# What neuron-monitor is asked for; it honours whole units alone.
-_MONITOR_CONFIG = {
-    "period": "1s",
-    "neuron_runtimes": [
-        {"tag_filter": ".*", "metrics": [{"type": "execution_stats"}, {"type": "neuroncore_counters"}]}
-    ],
-    "system_metrics": [{"type": "neuron_hw_counters"}],
-}
-
-
-class Tool(NamedTuple):
-    """
-    How a tool is asked. `streams`: it never ends, and its first line is what counts.
-
-    `paths` are tried before the ways in which programs are found. With `only_with`, it is asked where one of these is.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    timeout_seconds: float
-    streams: bool = False
-    paths: tuple[str, ...] = ()
-    only_with: tuple[str, ...] = ()
-
-
-# As checks ask them.
-TOOLS = (
-    Tool("neuron-ls", ("-j",), 10.0),
-    Tool("neuron-monitor", ("-c", "{config}"), 10.0, streams=True),
-    Tool(
-        "rpm",
-        ("-q", "--qf", "%{NAME} %{VERSION}\\n", *PACKAGES.values()),
-        5.0,
-        only_with=RPM_DATABASES,
-    ),
-    Tool("fi_info", ("-p", "efa"), 10.0, paths=("/opt/amazon/efa/bin/fi_info",)),
-)
-
-
-class ToolRun(NamedTuple):
-    """What came of it. `returncode` None: it did not end, or streams on."""
-
-    arguments: tuple[str, ...]
-    stdout: str
-    stderr: str
-    returncode: int | None
-
-
-# Whole or cut off in the middle.
-_COMMAND = re.compile(r'("command"\s*:\s*")((?:[^"\\]|\\.)*)("|\\?$)')
-
-
-def run_tool(host: Host, tool: Tool, folder: Path) -> ToolRun | None:
-    """Ask a tool; None where it is not there. `folder` takes files that it needs."""
-    config = folder / "monitor.json"
-    config.write_text(json.dumps(_MONITOR_CONFIG))
-    program = next((path for path in tool.paths if host.exists(path)), tool.name)
-    argv = [program, *(argument.replace("{config}", str(config)) for argument in tool.arguments)]
-    try:
-        if tool.streams:
-            line = host.first_line(argv, timeout_seconds=tool.timeout_seconds)
-            return ToolRun((), redact_output(line) + "\n", "", None)
-        done = host.run(argv, timeout_seconds=tool.timeout_seconds)
-        if done.returncode != 0:  # neuron-ls up to 2.27 fails while another one asks the driver: once more
-            done = host.run(argv, timeout_seconds=tool.timeout_seconds)
-    except HostError as error:
-        if error.reason == "MissingTool":
-            return None
-        return ToolRun(tool.arguments, "", "", 1 if error.reason == "NoData" else None)
-    return ToolRun(tool.arguments, redact_output(done.stdout), redact_output(done.stderr), done.returncode)
-
-
-def redact_output(text: str) -> str:
-    """Of commands the program's name is kept, without its directory; arguments may hold secrets."""
-
-    def name_alone(match: re.Match[str]) -> str:
-        try:
-            command = str(parse_json(f'"{match[2]}"', strict=False))
-        except ValueError:  # cut off inside an escape: what is before it
-            command = match[2].partition("\\")[0]
-        word = next(iter(command.split()), "")
-        name = "" if "=" in word else word.rpartition("/")[2][:_MAX_NAME_CHARACTERS]
-        return f"{match[1]}{json.dumps(name)[1:-1]}{match[3]}"
-
-    return redact(_COMMAND.sub(name_alone, text))
-
-
-def program_text(name: str, runs: list[ToolRun]) -> str:
-    """A program of the standard library that says it again; asked otherwise than it was, it gives the first answer."""
-    rows = json.dumps([run._asdict() for run in runs])
-    return f'''#!/usr/bin/env -S python3 -S -E
-"""What {name} said when this machine was recorded."""
-
-import json
-import sys
-import time
-
-RUNS = json.loads({rows!r})
-run = next((run for run in RUNS if run["arguments"] == sys.argv[1:]), RUNS[0])
-try:
-    while True:
-        sys.stdout.write(run["stdout"])
-        sys.stderr.write(run["stderr"])
-        sys.stdout.flush()
-        if run["returncode"] is not None:
-            sys.exit(run["returncode"])
-        # It streamed, or did not end in time: no reader waits for it forever.
-        time.sleep({STREAM_PERIOD_SECONDS} if run["stdout"] else 3600)
-except BrokenPipeError:
-    sys.exit(0)
-'''
-
-
-# Each kind of reading of a machine, one after the other.
-
-
-MAX_LOG_LINES = 20_000
-MAX_LOG_BYTES = 2 << 20
-MAX_PROCESSES = 8192
-_MAX_PROCESS_BYTES = 8192  # of one file about a process
-_MAX_PACKAGES_BYTES = 16 << 20
+# --- each kind of reading ---------------------------------------------------------------------------------------------
 
 
 def record_machine(copier: Copier, *, tools: bool) -> None:
@@ -434,19 +311,19 @@ def record_machine(copier: Copier, *, tools: bool) -> None:
     for place in PLACES:
         if copier.host.exists(place):
             copier.real(place).mkdir(parents=True, exist_ok=True)
-    record_calls(copier)
-    record_view(copier)
-    record_name(copier)
-    record_log(copier)
+    _record_calls(copier)
+    _record_view(copier)
+    _record_name(copier)
+    _record_log(copier)
     for pattern in PLAIN:
         for path in copier.glob(pattern):
             copier.copy(path)
-    record_packages(copier)
-    record_nodes(copier)
+    _record_packages(copier)
+    _record_nodes(copier)
     if tools:
-        record_tools(copier)
-    record_sysfs(copier)
-    record_processes(copier)
+        _record_tools(copier)
+    _record_sysfs(copier)
+    _record_processes(copier)
     said = {
         "healthd": __version__,
         "recorded_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -458,8 +335,8 @@ def record_machine(copier: Copier, *, tools: bool) -> None:
     copier.write("/recording.json", json.dumps(said, indent=1).encode())
 
 
-def record_calls(copier: Copier) -> None:
-    """`host.json`: what the kernel says by calls and not by files."""
+def _record_calls(copier: Copier) -> None:
+    """`host.json`: what the kernel says by calls and not by files, and what EC2 has scheduled."""
     host = copier.host
     systems: dict[str, object] = {}
     for path in PLACES:
@@ -479,23 +356,17 @@ def record_calls(copier: Copier) -> None:
         said["clock"] = host.clock()._asdict()
     except HostError as error:
         copier.made.left_out["the clock's state"] = str(error)
-    record_events(copier, said)
+    here = on_ec2(host)
+    if here and may_ask(None, on_ec2=here):
+        try:
+            said["metadata"] = host.metadata((MAINTENANCE, REBALANCE, SPOT))
+            said["time"] = host.epoch_seconds()
+        except HostError as error:
+            copier.made.left_out["events scheduled by EC2"] = str(error)
     copier.write("/host.json", json.dumps(said, indent=1).encode())
 
 
-def record_events(copier: Copier, said: dict[str, object]) -> None:
-    """What EC2 has scheduled, with the time at which it was asked; nothing where this is not EC2."""
-    here = on_ec2(copier.host)
-    if not here or not may_ask(None, on_ec2=here):
-        return
-    try:
-        said["metadata"] = copier.host.metadata((MAINTENANCE, REBALANCE, SPOT))
-        said["time"] = copier.host.epoch_seconds()
-    except HostError as error:
-        copier.made.left_out["events scheduled by EC2"] = str(error)
-
-
-def record_view(copier: Copier) -> None:
+def _record_view(copier: Copier) -> None:
     """From where the machine is looked at: the PID namespace."""
     namespace = copier.host.pid_namespace()
     if namespace is None:
@@ -504,7 +375,7 @@ def record_view(copier: Copier) -> None:
         copier.write("/proc/self/ns/pid", f"{namespace}\n".encode())
 
 
-def record_name(copier: Copier) -> None:
+def _record_name(copier: Copier) -> None:
     """The host's name, with the addresses that it resolves to here: elsewhere it may resolve to others."""
     hosts = copier.text("/etc/hosts")
     try:
@@ -514,12 +385,14 @@ def record_name(copier: Copier) -> None:
     except HostError as error:
         copier.made.left_out["addresses of the host's name"] = str(error)
         return
-    rows = "".join(f"{address}\t{name}\n" for address in addresses if not _has_row(hosts, address, name))
+    known = [line.split("#")[0].split() for line in hosts.splitlines()]
+    missing = [one for one in addresses if not any(row[:1] == [one] and name in row[1:] for row in known)]
+    rows = "".join(f"{address}\t{name}\n" for address in missing)
     between = "\n" if rows and hosts and not hosts.endswith("\n") else ""
     copier.write("/etc/hosts", f"{hosts}{between}{rows}".encode())
 
 
-def record_log(copier: Copier) -> None:
+def _record_log(copier: Copier) -> None:
     """The kernel log as text, the newest lines."""
     try:
         lines = copier.host.kernel_log()
@@ -539,62 +412,7 @@ def record_log(copier: Copier) -> None:
     copier.write("/dev/kmsg", data)
 
 
-def record_sysfs(copier: Copier) -> None:
-    """Attributes of devices, with the links between them."""
-    for pattern in LINKED:
-        for path in copier.glob(pattern):
-            copier.copy_linked(path)
-    for path in copier.glob("/sys/bus/pci/devices/*"):
-        if copier.text(f"{path}/vendor").strip() in PCI_VENDORS:
-            for name in PCI:
-                copier.copy_linked(f"{path}/{name}")
-    for tree in TREES:
-        if copier.host.exists(tree):
-            copier.copy_tree(tree)
-
-
-def record_processes(copier: Copier) -> None:
-    """Names, states and which devices they have open; no arguments, no environment."""
-    try:
-        entries = [entry for entry in copier.host.listdir("/proc") if entry.isdecimal()]
-    except HostError as error:
-        copier.made.left_out["/proc"] = str(error)
-        return
-    if len(entries) > MAX_PROCESSES:
-        copier.made.left_out["/proc/*"] = f"{len(entries) - MAX_PROCESSES} of {len(entries)} processes"
-    blind = 0
-    for entry in entries[:MAX_PROCESSES]:
-        if copier.full(f"/proc/{entry}"):
-            break
-        for name in PROCESS:
-            with contextlib.suppress(HostError):
-                text = copier.host.read(f"/proc/{entry}/{name}", max_bytes=_MAX_PROCESS_BYTES)
-                copier.write(f"/proc/{entry}/{name}", text.encode())
-        blind += not _record_holds(copier, entry)
-    if blind:
-        copier.made.left_out["/proc/*/fd"] = f"{blind} processes cannot be inspected; run as root"
-
-
-def _record_holds(copier: Copier, entry: str) -> bool:
-    """
-    The links of open files that are devices; other files are nobody's business.
-
-    False where it may not be seen.
-    """
-    folder = f"/proc/{entry}/fd"
-    try:
-        descriptors = copier.host.listdir(folder)
-    except HostError as error:
-        return error.reason != "NoPermission"
-    for descriptor in descriptors:
-        with contextlib.suppress(HostError):  # closed meanwhile
-            name = os.path.basename(copier.host.readlink(f"{folder}/{descriptor}"))
-            if HOLDS.fullmatch(name):
-                copier.link(f"{folder}/{descriptor}", f"/dev/{name}")
-    return True
-
-
-def record_packages(copier: Copier) -> None:
+def _record_packages(copier: Copier) -> None:
     """The record that dpkg keeps, of the packages that matter; of rpm's database only that it is there."""
     for path in RPM_DATABASES:
         if copier.host.exists(path):
@@ -610,7 +428,7 @@ def record_packages(copier: Copier) -> None:
     copier.write(DPKG, ("\n\n".join(wanted) + "\n").encode())
 
 
-def record_nodes(copier: Copier) -> None:
+def _record_nodes(copier: Copier) -> None:
     """Device nodes as empty files with their rights; none is opened."""
     for pattern in DEVICE_FILES:
         for path in copier.glob(pattern):
@@ -620,49 +438,144 @@ def record_nodes(copier: Copier) -> None:
                     copier.write(path, b"", stat.S_IMODE(mode) & 0o777)
 
 
-def record_tools(copier: Copier) -> None:
-    """What the vendors' tools say, as programs that say it again."""
+def _record_sysfs(copier: Copier) -> None:
+    """Attributes of devices, with the links between them."""
+    for pattern in LINKED:
+        for path in copier.glob(pattern):
+            copier.copy_linked(path)
+    for path in copier.glob("/sys/bus/pci/devices/*"):
+        if copier.text(f"{path}/vendor").strip() in PCI_VENDORS:
+            for name in PCI:
+                copier.copy_linked(f"{path}/{name}")
+    for tree in TREES:
+        if copier.host.exists(tree):
+            copier.copy_tree(tree)
+
+
+def _record_processes(copier: Copier) -> None:
+    """Names, states and which devices they have open."""
+    try:
+        entries = [entry for entry in copier.host.listdir("/proc") if entry.isdecimal()]
+    except HostError as error:
+        copier.made.left_out["/proc"] = str(error)
+        return
+    if len(entries) > MAX_PROCESSES:
+        copier.made.left_out["/proc/*"] = f"{len(entries) - MAX_PROCESSES} of {len(entries)} processes"
+    blind = 0
+    for entry in entries[:MAX_PROCESSES]:
+        if copier.full(f"/proc/{entry}"):
+            break
+        for name in PROCESS:
+            with contextlib.suppress(HostError):
+                text = copier.host.read(f"/proc/{entry}/{name}", max_bytes=_MAX_PROCESS_BYTES)
+                copier.write(f"/proc/{entry}/{name}", text.encode())
+        blind += not _record_held(copier, f"/proc/{entry}/fd")
+    if blind:
+        copier.made.left_out["/proc/*/fd"] = f"{blind} processes cannot be inspected; run as root"
+
+
+def _record_held(copier: Copier, folder: str) -> bool:
+    """
+    The links of open files that are devices; other files are nobody's business. False where it may not be seen.
+    """
+    try:
+        descriptors = copier.host.listdir(folder)
+    except HostError as error:
+        return error.reason != "NoPermission"
+    for descriptor in descriptors:
+        with contextlib.suppress(HostError):  # closed meanwhile
+            name = os.path.basename(copier.host.readlink(f"{folder}/{descriptor}"))
+            if HELD.fullmatch(name):
+                copier.link(f"{folder}/{descriptor}", f"/dev/{name}")
+    return True
+
+
+# --- vendors' tools, as programs that say it again --------------------------------------------------------------------
+
+
+class ToolRun(NamedTuple):
+    """What came of it. `returncode` None: it did not end, or streams on."""
+
+    arguments: tuple[str, ...]
+    stdout: str
+    stderr: str
+    returncode: int | None
+
+
+def tools_of(host: Host) -> tuple[Tool, ...]:
+    """As checks ask them. They run one after the other: Neuron's fail when several ask the driver at once."""
+    patterns = (*(name for one in descriptors() for name in one.system_packages), *SYSTEM_PACKAGES)
+    has_rpm = any(host.exists(path) for path in RPM_DATABASES)
+    rpm = (RPM, Tool(("rpm", "-qa", *patterns))) if has_rpm else ()
+    return (*(tool for one in descriptors() for tool in one.support_tools), *rpm, FI_INFO)
+
+
+def _record_tools(copier: Copier) -> None:
     runs: dict[str, list[ToolRun]] = {}
     with tempfile.TemporaryDirectory(prefix="healthd-record-") as folder:
-        wanted = [t for t in TOOLS if not t.only_with or any(copier.host.exists(path) for path in t.only_with)]
-        for tool in wanted:
-            run = None if copier.full(f"/bin/{tool.name}") else run_tool(copier.host, tool, Path(folder))
-            if run is not None:
-                runs.setdefault(tool.name, []).append(run)
-    for name in dict.fromkeys(tool.name for tool in wanted):
-        if name in runs:
-            copier.write(f"/bin/{name}", program_text(name, runs[name]).encode(), 0o755)
+        for tool in tools_of(copier.host):
+            found = runs.setdefault(tool.command[0], [])
+            run = None if copier.full(f"/bin/{tool.command[0]}") else run_tool(copier.host, tool, Path(folder))
+            found += [] if run is None else [run]
+    for name, found in runs.items():
+        if found:
+            write_program(copier, name, found)
         else:
             copier.made.left_out[f"/bin/{name}"] = "not installed"
 
 
-def _has_row(hosts: str, address: str, name: str) -> bool:
-    """Whether /etc/hosts gives this address to the name."""
-    rows = (line.split("#")[0].split() for line in hosts.splitlines())
-    return any(row[:1] == [address] and name in row[1:] for row in rows)
-
-
-# A machine's readings as a directory that `--host-root` replays: for a bug report, a test, a look from elsewhere.
-
-
-def record(host: Host, directory: Path, *, tools: bool = True) -> Recording:
-    """
-    Record the machine into a directory that is not there yet, or empty. `tools` False starts no program.
-
-    A new directory is for its owner alone: what is recorded may be readable by root alone. Raises BadInputError where
-    the directory holds something, is another user's or cannot be written. What cannot be read is left out, and
-    said in `recording.json`.
-    """
-    copier = Copier(host, directory)
+def run_tool(host: Host, tool: Tool, folder: Path, seconds: float = TOOL_SECONDS) -> ToolRun | None:
+    """Ask a tool; None where it is not there. `folder` takes the file that it needs."""
+    name, *arguments = tool.command
+    config = folder / f"{name}.json"
+    if tool.config is not None:
+        config.write_text(tool.config)
+    place = PLACES_OF_TOOLS.get(name)
+    program = place if place is not None and host.exists(place) else name
+    argv = [program, *(argument.replace("{config}", str(config)) for argument in arguments)]
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_uid != os.geteuid():
-            raise BadInputError(f"{directory}: belongs to another user; name a directory that does not exist yet")
-        if any(directory.iterdir()):
-            raise BadInputError(f"{directory}: is not empty; name a directory that does not exist yet")
-        record_machine(copier, tools=tools)
-    except OSError as error:
-        place = error.filename or directory
-        text = f"{place}: {error.strerror or error}; name a writable directory with enough room"
-        raise BadInputError(text) from None
-    return copier.made
+        if tool.streams:
+            line = host.first_line(argv, timeout_seconds=seconds)
+            return ToolRun((), redact_output(line) + "\n", "", None)
+        done = host.run(argv, timeout_seconds=seconds)
+        if done.returncode != 0:  # neuron-ls up to 2.27 fails while another one asks the driver: once more
+            done = host.run(argv, timeout_seconds=seconds)
+    except HostError as error:
+        if error.reason == "MissingTool":
+            return None
+        return ToolRun(tuple(arguments), "", "", 1 if error.reason == "NoData" else None)
+    return ToolRun(tuple(arguments), redact_output(done.stdout), redact_output(done.stderr), done.returncode)
+
+
+def write_program(copier: Copier, name: str, runs: list[ToolRun]) -> None:
+    """A program of the standard library that says it again, beside files with what it says."""
+    copier.write(f"/bin/{name}", _program(name, runs).encode(), 0o755)
+    for number, run in enumerate(runs):
+        copier.write(f"/bin/{name}.{number}.out", run.stdout.encode())
+        copier.write(f"/bin/{name}.{number}.err", run.stderr.encode())
+
+
+def _program(name: str, runs: list[ToolRun]) -> str:
+    """Asked otherwise than it was, it gives the first answer."""
+    asked = [(list(run.arguments), run.returncode) for run in runs]
+    return f'''#!/usr/bin/env -S python3 -S -E
+"""What {name} said when this machine was recorded."""
+
+import sys
+import time
+
+RUNS = {asked!r}  # arguments, exit code
+number = next((number for number, run in enumerate(RUNS) if run[0] == sys.argv[1:]), 0)
+out, err = (open(f"{{__file__}}.{{number}}.{{kind}}", encoding="utf-8").read() for kind in ("out", "err"))
+try:
+    while True:
+        sys.stdout.write(out)
+        sys.stderr.write(err)
+        sys.stdout.flush()
+        if RUNS[number][1] is not None:
+            sys.exit(RUNS[number][1])
+        # It streamed, or did not end in time: no reader waits for it forever.
+        time.sleep({STREAM_PERIOD_SECONDS} if out else 3600)
+except BrokenPipeError:
+    sys.exit(0)
+'''

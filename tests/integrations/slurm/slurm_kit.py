@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from healthd.core.platforms.slurm import Scontrol, SlurmNode
+from healthd.integrations.slurm.scontrol import Scontrol, SlurmNode
 from tests.aggregator.service import ROOT, free_port
 from tests.patience import PATIENCE
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.hooks.slurm import CONTROLLER_HOOKS, LEAST_SECONDS, NODE_HOOKS, judge
-from healthd.core.platforms.slurm import Scontrol, SlurmError
+from healthd.integrations.slurm.doctor import CONTROLLER_HOOKS, LEAST_SECONDS, NODE_HOOKS, judge
+from healthd.integrations.slurm.scontrol import Scontrol, SlurmError
 from tests.aggregator.service import free_port
 from tests.cli.cli_kit import Said
 from tests.hooks.hook_answers_kit import serving
 from tests.hooks.inside import daemon_port, run_inside
 from tests.hooks.local_verdict_kit import fit
-from tests.slurm.slurm_kit import HOOKS, SlurmCluster, until
+from tests.integrations.slurm.slurm_kit import HOOKS, SlurmCluster, until
 
 # As slurm-wlm 22.05.8 prints it, shortened.
 CONFIG = """\

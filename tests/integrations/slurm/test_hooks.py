@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.hooks.slurm import ask_daemon
 from healthd.core.node_name import can_name
+from healthd.integrations.slurm.command import ask_daemon
 from tests.aggregator.service import free_port
 from tests.cli.cli_gate_kit import aggregator
 from tests.cli.cli_kit import healthd
-from tests.slurm.slurm_kit import HOOKS
+from tests.integrations.slurm.slurm_kit import HOOKS
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 

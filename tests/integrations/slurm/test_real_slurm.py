@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from healthd.aggregator.drain.plan import ActuatorError, Done, Removal, Why
-from healthd.aggregator.drain.slurm import SlurmActuator
-from healthd.cli.hooks.slurm import read_job
 from healthd.core.errors import ConfigError
-from healthd.core.platforms.slurm import MARK, Scontrol, SlurmError
+from healthd.integrations.slurm.actuator import SlurmActuator
+from healthd.integrations.slurm.jobs import read_job
+from healthd.integrations.slurm.scontrol import MARK, Scontrol, SlurmError
 from tests.aggregator.cluster import Cluster, ask, release
 from tests.aggregator.service import Service
-from tests.slurm.slurm_kit import SlurmCluster, until
+from tests.integrations.slurm.slurm_kit import SlurmCluster, until
 
 NODES = ("n1", "n2", "n3")
 pytestmark = [

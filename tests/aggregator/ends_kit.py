@@ -1,4 +1,4 @@
-"""What tests of daemons that end while a scheduler does not answer are made with."""
+"""How long a daemon may take to end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ PROMISED_SECONDS = 5.0
 
 
 def ends_in_time(service: Service, cluster: Cluster) -> None:
+    """It ends within its promised seconds, and leaves nothing."""
     began = time.monotonic()
     service.signal(signal.SIGTERM)
     assert service.ended(10) == 0, service.said()

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from healthd.aggregator.drain.plan import ActuatorError, Done, Outcome, Removal
 from healthd.aggregator.drain.settings import ActuatorSettings
-from healthd.core.platforms.slurm import Scontrol, SlurmError, SlurmNode, one_node, reason_text
+from healthd.integrations.slurm.scontrol import Scontrol, SlurmError, SlurmNode, one_node, reason_text
 
 T = TypeVar("T")
 

@@ -1,1 +1,0 @@
-"""Slurm's programs, as both the services and the hooks use them."""
