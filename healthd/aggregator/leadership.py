@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily
 
-from healthd.aggregator.api import ASGIApp, Parts, SyncEndpoint
+from healthd.aggregator.api import Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.drain.controller import RELEASED, ActuatorCollector, make_drain_controller
 from healthd.aggregator.drain.settings import ActuatorSettings
@@ -90,7 +90,7 @@ class Leading:
     it cannot go on. `let_go` answers the nodes that wait.
     """
 
-    app: ASGIApp
+    app: SyncEndpoint
     parts: Parts
     tasks: Tasks
     let_go: Callable[[], None]
@@ -247,7 +247,7 @@ class Course:
         self._former = store.holder
         try:
             async with self._leading(store) as leader:
-                self._front.lead(Serving(app=leader.app, leads=store.leads, trouble=store.trouble))
+                self._front.lead(Serving(app=leader.app, direct=leader.app, leads=store.leads, trouble=store.trouble))
                 self.settled.set()
                 log.info("leads (term %d)", store.term)
                 try:

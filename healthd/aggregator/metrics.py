@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from checks.reasons import REASONS
 from healthd.aggregator.fleet import Fleet, Standing
-from healthd.aggregator.gate.records import Gate
+from healthd.aggregator.gate.records import Gate, PassTimes
 from healthd.aggregator.jobs.calibration import device_seconds
 from healthd.aggregator.jobs.outcome_records import STARTED, Ended
 from healthd.aggregator.quarantine.records import HARD_ACTIONS, Rule, RuleMode
@@ -219,7 +219,7 @@ class FleetMetrics:
     ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._fleet = fleet
-        self._granted: OrderedDict[str, float] = OrderedDict()
+        self._granted: OrderedDict[str, PassTimes] = OrderedDict()
         self._registry = CollectorRegistry(auto_describe=False)
         self._decisions = Counter(
             "healthd_gate_decisions",
@@ -312,7 +312,7 @@ class FleetMetrics:
             ),
             "healthd_fleet_slow_ranks_nodes": (
                 "Nodes that are slow in a running job by their own time, compared with the job's other nodes.",
-                lambda: len({one.node for one in peers.jobs.slow}),
+                lambda: len(peers.jobs.slow_nodes),
             ),
         }
         for name, (about, value) in gauges.items():
@@ -341,14 +341,14 @@ class FleetMetrics:
         """The exposition and its content type, as the `Accept` header asks: Prometheus text or OpenMetrics."""
         return exposition(self._registry, accept)
 
-    def gate_ready(self, gate: Gate, seconds: float) -> None:
-        """The first leases of a gate are on disk: remembered for `granted_at`."""
-        self._granted[gate.id] = time.perf_counter()
+    def gate_ready(self, gate: Gate, times: PassTimes) -> None:
+        """The first leases of a gate are on disk: remembered for `granted`."""
+        self._granted[gate.id] = times
         while len(self._granted) > REMEMBERED_GRANTS:
             self._granted.popitem(last=False)
 
-    def granted_at(self, gate_id: str) -> float | None:
-        """When the first leases of a gate were on disk, by `time.perf_counter`; None if not, or long ago."""
+    def granted(self, gate_id: str) -> PassTimes | None:
+        """The times of the pass that put the first leases of a gate on disk; None if there are none, or long ago."""
         return self._granted.get(gate_id)
 
     def gate_decided(self, gate: Gate) -> None:

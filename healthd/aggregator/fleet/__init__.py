@@ -26,6 +26,7 @@ __all__ = [
     "Standing",
     "differences",
     "identities_in",
+    "job_records",
     "machine_identity",
     "machine_of",
     "name_of",
