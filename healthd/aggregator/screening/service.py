@@ -59,6 +59,8 @@ BUSY_SECONDS = 60.0
 """A node that was in use is not asked again for so long."""
 RANKED_SECONDS = 3600.0
 """How long a risk stands if nothing new is heard: it grows by the day."""
+RANKS_EACH_PLAN = 500
+"""Risks that are computed again in one turn: the event loop waits for them."""
 LATE_SECONDS = 120.0
 """Beyond its time, a node that says nothing of its order any more is given up."""
 NEIGHBOUR_LABELS = ("switch", "delivery")
@@ -210,7 +212,7 @@ class Screening:
         names = {spec.name for spec in state.checks}
         runs = runs and any(check in names for check in self._policy.collective_checks)
         groups = tuple((label, state.labels[label]) for label in NEIGHBOUR_LABELS if label in state.labels)
-        self._known[name] = Known(
+        found = self._known[name] = Known(
             screened=screened,
             pool=state.labels.get("pool"),
             wanted=look.wanted_checks(state, self._tier),
@@ -225,6 +227,7 @@ class Screening:
         if screened.failed_at is not None:
             for group in groups:
                 self._failed.setdefault(group, {})[name] = screened.failed_at
+        found.standing, found.ranked_at = self._standing(name, found, now), now
 
     # --- what runs ----------------------------------------------------------------------------------------------------
 
@@ -286,7 +289,7 @@ class Screening:
         """A screening has ended without a pass: the node is not tried again at once."""
         known = self._known[name]
         known.screened = dataclasses.replace(known.screened, tried_at=now)
-        known.ranked_at = -math.inf
+        known.standing = None
         self._unwritten[name] = known.screened
 
     def _note(self, node: str, now: float, kind: str, message: str) -> None:
@@ -321,7 +324,7 @@ class Screening:
                 continue
             if name in rest and name not in found.out:
                 known.screened = dataclasses.replace(known.screened, paired_at=now)
-                self._unwritten[name], known.ranked_at = known.screened, -math.inf
+                self._unwritten[name], known.standing = known.screened, None
                 self._note(name, now, "screened", f"{one.work(name)} passed in {span(now - one.started_at)}")
                 continue
             why = found.out.get(name) or next(iter(found.reasons), None)
@@ -360,17 +363,20 @@ class Screening:
             if known.pool not in wanted and self._is_free(name):
                 return True
             known.not_before = now + min(BUSY_SECONDS, self._pause)
-            known.ranked_at = -math.inf
+            if known.standing is not None:
+                known.standing = dataclasses.replace(known.standing, not_before=known.not_before)
             return False
 
         return plan.plan(now, self._sizes(), self._standings(now), self._pools_running(), self.settings, is_free)
 
     def _standings(self, now: float) -> Iterator[Standing]:
-        """All nodes that may be screened, with their risk."""
+        """All nodes that may be screened, with their risk; of some it is computed again."""
+        left = RANKS_EACH_PLAN
         for name, known in self._known.items():
             if not self._is_screened(known):
                 continue
-            if known.standing is None or now - known.ranked_at > RANKED_SECONDS:
+            if known.standing is None or (now - known.ranked_at > RANKED_SECONDS and left > 0):
+                left -= known.standing is not None
                 known.standing, known.ranked_at = self._standing(name, known, now), now
             yield known.standing
 
