@@ -35,7 +35,7 @@ FOUND_NEW, FOUND_OLD = 0.25, 0.40
 NEW_DAYS, OLD_DAYS, SEEN_DAYS = 30.0, 365.0, 548.0
 """What counts as burn-in and as a year, and for how long GPUs were looked at (assumed: a year and a half)."""
 LEMONS, LEMON_FACTOR = 0.012, 11.0
-"""The share of nodes that fail again and again, and how much more often (13 % of the failures)."""
+"""The share of nodes that fail again and again, and how much more often (taken from 13 % of the jobs)."""
 VISIBLE = 0.40
 """The share of corrupting GPUs that micro-benchmarks show at all."""
 FOUND_BY_FAILURE = 13 / 18
