@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Status, Tier
-from healthd.aggregator.fleet.comparison import FORGET_SECONDS, MOST_AT_ONCE, MOST_BLOCKS, MOST_JOBS, MOST_JOBS_OF_NODE
+from healthd.aggregator.fleet.peers import FORGET_SECONDS, MOST_AT_ONCE, MOST_BLOCKS, MOST_JOBS, MOST_JOBS_OF_NODE
 from healthd.aggregator.fleet.registry import Fleet
 from healthd.aggregator.identity.tokens import key_hash
 from healthd.core.model import Health, NodeState, StepBlock, SyncRequest
@@ -173,7 +173,7 @@ def test_what_strangers_tell_is_bounded() -> None:
     jobs.forget_old()
     assert not jobs.jobs
     assert not jobs._told
-    assert not jobs._tellers
+    assert not jobs._due
 
 
 def test_a_node_that_tells_a_smaller_job_cuts_off_nobody() -> None:

@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass
 
 from healthd.aggregator.fleet import node_record
-from healthd.aggregator.fleet.comparison import PeerFindings
 from healthd.aggregator.fleet.node_record import Arrival, NodeRecord
+from healthd.aggregator.fleet.peers import PeerFindings
 from healthd.aggregator.fleet.records import Duplicate, FleetNode
 from healthd.core.errors import ConflictError, HealthdError
 from healthd.core.model import Health, NodeState, Order, Quarantine, Reason, SyncAnswer, SyncRequest
