@@ -35,7 +35,7 @@ from healthd.aggregator.identity.tokens import PEER, Guard, Scope
 from healthd.aggregator.metrics import LOOP_LAG, LeadershipCollector, tasks_metric
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import HealthdError, connection_words
-from healthd.core.http.server import exposition
+from healthd.core.http.server import Direct, DirectRequest, exposition
 from healthd.core.http.trust import trusting
 from healthd.core.tasks import Tasks
 from healthd.core.wire import encode
@@ -74,11 +74,12 @@ _HOP = frozenset(
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """
-    What answers while this aggregator leads: its application, whether its lease still holds, and why the database
-    takes no renewal.
+    What answers while this aggregator leads: its application, what answers some syncs before it (None: nothing),
+    whether its lease still holds, and why the database takes no renewal.
     """
 
     app: ASGIApp
+    direct: Direct | None = None
     leads: Callable[[], bool]
     trouble: Callable[[], str | None]
 
@@ -182,6 +183,18 @@ class Front:
         changed.set()
 
     # --- requests -----------------------------------------------------------------------------------------------------
+
+    def wants(self, url: bytes) -> bool:
+        """Whether it is answered without ASGI, because this aggregator leads; see `Direct`."""
+        serving = self._serving
+        return serving is not None and serving.direct is not None and serving.direct.wants(url) and serving.leads()
+
+    def take(self, request: DirectRequest) -> None:
+        """See `Direct`."""
+        if self._serving is None or self._serving.direct is None:
+            request.hand_over()
+        else:
+            self._serving.direct.take(request)
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         PEER.set(str((scope.get("client") or ("",))[0]))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily
 
-from healthd.aggregator.api import ASGIApp, Parts, SyncEndpoint
+from healthd.aggregator.api import Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.drain.controller import RELEASED, ActuatorCollector, make_drain_controller
 from healthd.aggregator.drain.settings import ActuatorSettings
@@ -91,7 +91,7 @@ class Leading:
     it cannot go on. `let_go` answers the nodes that wait.
     """
 
-    app: ASGIApp
+    app: SyncEndpoint
     parts: Parts
     tasks: Tasks
     let_go: Callable[[], None]
@@ -248,7 +248,7 @@ class Course:
         self._former = store.holder
         try:
             async with self._leading(store) as leader:
-                self._front.lead(Serving(app=leader.app, leads=store.leads, trouble=store.trouble))
+                self._front.lead(Serving(app=leader.app, direct=leader.app, leads=store.leads, trouble=store.trouble))
                 self.settled.set()
                 log.info("leads (term %d)", store.term)
                 try:
@@ -366,20 +366,7 @@ def build(terms: Terms, store: Store) -> Parts:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
     tasks = Tasks(within=terms.tasks)
     engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)
-    metrics = FleetMetrics(
-        fleet,
-        holding=lambda: len(engine.open_gates()),
-        overrides=lambda: len(engine.overrides()),
-        breakers=lambda: len(engine.breakers()),
-        repairs=lambda: len(engine.repairs()),
-        words=engine.rule_words,
-        waits=engine.waits,
-        recovering=lambda: engine.recovering() is not None,
-        store=lambda: (store.failures, store.failing),
-        errors=engine.internal_errors,
-        task_errors=tasks.errors,
-        now=clock,
-    )
+    metrics = FleetMetrics(fleet, engine, store, task_errors=tasks.errors, now=clock)
     metrics.add(LeadershipCollector(store.leads, lambda: store.term))
     metrics.add(tasks_metric())
     metrics.add(LOOP_LAG)

@@ -164,7 +164,9 @@ async def aggregator(
                 tasks.supervise("way to the leader", front.probe)
             tasks.supervise("course of leadership", functools.partial(course.run, store), OnEnd.FATAL)
             await tasks.first(course.settled.wait())
-            server = Server(front, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+            server = Server(
+                front, [sock], limits=limits, tls_cert=settings.tls_cert, tls_key=settings.tls_key, direct=front
+            )
             tasks.supervise("garbage collection", _collect_new)
             tasks.supervise("lag of the event loop", observe_lag)
             tasks.supervise("collection of young objects", _collect_young)

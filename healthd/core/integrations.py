@@ -44,6 +44,10 @@ class Integration:
     step_source: str | None = None
     """What tells of the steps of running jobs: a `healthd.node.services.MakeStepSource`."""
 
+    job_comparison: str | None = None
+    """What compares the nodes of running jobs in an aggregator: a function of its clock that gives a
+    `healthd.aggregator.fleet.running_jobs.JobComparison`."""
+
     check_params: str | None = None
     """Parameters that the daemon gives to checks, where the settings give a check none: a function of the daemon's
     settings that gives them by check."""

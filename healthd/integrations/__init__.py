@@ -76,6 +76,7 @@ INTEGRATIONS = (
         name="steps",
         node_settings=("step_*", "healthd.integrations.steps.settings:StepSettings"),
         step_source="healthd.integrations.steps.reports:source",
+        job_comparison="healthd.integrations.steps.fleet:JobComparison",
         check_params="healthd.integrations.steps.reports:check_params",
     ),
     Integration(

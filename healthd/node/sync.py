@@ -9,6 +9,7 @@ CLOCK_BOOTTIME from the last answer that was read. An answer that waited while t
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 import random
@@ -29,7 +30,7 @@ from healthd.core.file_trust import check_file
 from healthd.core.http import trust
 from healthd.core.http.addresses import check_aggregator
 from healthd.core.http.client import problem_in, read_token
-from healthd.core.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
+from healthd.core.model import PROTOCOL, NodeState, OrderReport, SyncAnswer, SyncRequest, Use
 from healthd.core.tasks import LogOnce
 from healthd.node.clock import Clock
 from healthd.node.interfaces import peer_address
@@ -246,7 +247,9 @@ class SyncClient:
         self._wait_seconds = math.inf  # the pause that the last round of attempts was asked for
         self._answered: SyncAnswer | None = None
         self._answered_at = 0.0
+        # What the aggregator has.
         self._known_digest: str | None = None
+        self._known: NodeState | None = None
         self._full_at = 0.0
         self._sent: tuple[str, Mapping[str, OrderReport]] | None = None
         self._trouble = LogOnce(log)
@@ -346,7 +349,7 @@ class SyncClient:
         """Connect; the first request is not held, so that both sides know each other at once. UnreachableError."""
         await self._close()
         self._connection = await self._connect_to(url)
-        self._known_digest, self._full_at = None, 0.0
+        self._known_digest, self._known, self._full_at = None, None, 0.0
         # Known before the first request, and renewed whenever the route may have changed.
         self._store.set_peer_address(self._connection.peer_address)
         self._connected = True  # not before: what is new goes with the first request, and not beside it
@@ -416,7 +419,8 @@ class SyncClient:
         state = self._store.exact()
         digest = digest_of(state)
         reports = self._orders.reports()
-        full = digest != self._known_digest or now - self._full_at >= self._settings.full_seconds
+        use = self._use(state, digest)
+        full = (digest != self._known_digest and use is None) or now - self._full_at >= self._settings.full_seconds
         self._seq += 1
         self._sent = (digest, reports)
         return SyncRequest(
@@ -432,7 +436,16 @@ class SyncClient:
             issuer=self._store.issuer,
             steps=self._steps.waiting() if self._steps is not None else (),
             step_jobs=tuple(self._steps.jobs) if self._steps is not None else (),
+            use=None if full else use,
         )
+
+    def _use(self, state: NodeState, digest: str) -> Use | None:
+        """Who uses the node, where nothing else has changed since the state that the aggregator has."""
+        known, since = self._known, self._known_digest
+        if known is None or since is None or since == digest:
+            return None
+        use = Use(since=since, allocated=state.allocated, leases=state.leases, running=state.running)
+        return use if digest_of(_used(known, use)) == digest else None
 
     def apply(self, request: SyncRequest, answer: SyncAnswer, sent_at: float) -> bool:
         """
@@ -447,9 +460,11 @@ class SyncClient:
         if last is not None and answer.issuer == last.issuer and answer.seq <= last.seq and sent_at < self._answered_at:
             return False
         if answer.send_all:
-            self._known_digest = None
+            self._known_digest = self._known = None
+        elif request.use is not None and request.use.since == self._known_digest and self._known is not None:
+            self._known_digest, self._known = request.digest, _used(self._known, request.use)
         elif request.state is not None:
-            self._known_digest = request.digest
+            self._known_digest, self._known = request.digest, request.state
             # Spread, so that a fleet that started together does not send all states in one second.
             self._full_at = sent_at - self._chance.uniform(0.0, 0.2) * self._settings.full_seconds
         if answer.orders is not None or answer.quarantine is not None:
@@ -462,3 +477,8 @@ class SyncClient:
         # The next request confirms this answer, so this comes after everything in it was applied.
         self._answered, self._answered_at = answer, self._clock.boot()
         return True
+
+
+def _used(state: NodeState, use: Use) -> NodeState:
+    """The state with other users."""
+    return dataclasses.replace(state, allocated=use.allocated, leases=use.leases, running=use.running)

@@ -18,6 +18,7 @@ from healthd.core.model import (
     OrderReport,
     SyncAnswer,
     SyncRequest,
+    Use,
 )
 
 KEY = "0123456789abcdef-node-key"
@@ -134,6 +135,7 @@ class Node:
         ages: Mapping[str, float] | None = None,
         orders: Mapping[str, OrderReport] | None = None,
         issuer: str | None = None,
+        use: Use | None = None,
     ) -> SyncRequest:
         self.seq += 1
         return SyncRequest(
@@ -147,6 +149,7 @@ class Node:
             ages=ages or {},
             orders=orders or {},
             issuer=issuer,
+            use=use,
         )
 
     async def send(self, request: SyncRequest, *, wait: float = 0.0) -> SyncAnswer:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Status
+from healthd.aggregator.fleet.packed_records import pack_all, unpack_all
 from healthd.aggregator.fleet.registry import (
     ANYBODY,
     REPLACED_SECONDS,
@@ -19,7 +20,7 @@ from healthd.aggregator.fleet.registry import (
     Speaker,
 )
 from healthd.core.errors import BadInputError, ConflictError, StoreError
-from healthd.core.model import Allocation, Health, NodeState, Order, OrderReport, OrderStatus, Quarantine
+from healthd.core.model import Allocation, Health, Lease, NodeState, Order, OrderReport, OrderStatus, Quarantine, Use
 from tests.aggregator.parts import Clock, Node, fleet, key_hash, state
 from tests.aggregator.registry_kit import joined
 
@@ -345,25 +346,24 @@ async def test_a_name_that_is_none_is_refused(name: str) -> None:
         await Node(fleet(clock), clock, name=name).say(state())
 
 
+LEASE = Lease(
+    id="l",
+    gate="g",
+    job="j",
+    attempt=0,
+    issuer="db-0",
+    workload=None,
+    grace_seconds=1.0,
+    max_seconds=9.0,
+    age_seconds=100.0,
+)
+
+
 async def test_leases_grow_older_as_results_do() -> None:
-    from healthd.core.model import Lease
-
-    lease = Lease(
-        id="l",
-        gate="g",
-        job="j",
-        attempt=0,
-        issuer="db-0",
-        workload=None,
-        grace_seconds=1.0,
-        max_seconds=9.0,
-        age_seconds=100.0,
-    )
-
     clock = Clock()
     registry = fleet(clock)
     node = Node(registry, clock)
-    await node.join(state(leases=(lease,)))
+    await node.join(state(leases=(LEASE,)))
     clock.now += 20
     await node.say(None, ages={"matmul": 21.0}, issuer="db-0")
     clock.now += 1
@@ -373,6 +373,58 @@ async def test_leases_grow_older_as_results_do() -> None:
     current = seen.current()
     assert current is not None
     assert current.leases[0].age_seconds == 121.0
+
+
+async def test_who_uses_a_node_is_told_without_its_state() -> None:
+    clock = Clock()
+    registry = fleet(clock, silent_seconds=1e9)
+    heard: list[str] = []
+    registry.listen(heard.append)
+    node = Node(registry, clock)
+    await node.join(state())
+    version = registry.version("n1")
+    clock.now += 20
+    used = (Allocation(by="lease", holder="j"),)
+    taken = Use(since="d1", allocated=used, leases=(LEASE,), running=None)
+    heard.clear()
+    answer = await node.say(None, digest="d2", ages={"matmul": 21.0, "memory_free": 3.0}, use=taken)
+    assert (answer.send_all, heard) == (False, ["n1"])
+    assert registry.version("n1") != version
+    clock.now += 5
+    seen = registry.node("n1")
+    assert seen is not None
+    assert seen.confirmed
+    current = seen.current()
+    assert current is not None
+    assert (current.allocated, current.leases[0].age_seconds) == (used, 105.0)
+    assert {one.check: one.age_seconds for one in current.results} == {"matmul": 26.0, "memory_free": 8.0}
+    assert registry.lease_ids("n1") == ("l",)
+    (stored,) = unpack_all(pack_all([current]), what="evidence")
+    assert stored.allocated == used
+    assert stored.leases == current.leases
+    # While it is in use, its evidence does not expire; from its end on it does.
+    clock.now += 4000
+    await node.say(None, digest="d2", ages={"matmul": 4026.0, "memory_free": 1.0})
+    assert registry.health_of("n1") is Health.HEALTHY
+    ended = Use(since="d2", allocated=(), leases=(), running=None)
+    await node.say(None, digest="d1", ages={"matmul": 4026.0, "memory_free": 1.0}, use=ended)
+    assert registry.lease_ids("n1") == ()
+    assert registry.health_of("n1") is Health.UNKNOWN
+
+
+async def test_a_use_since_another_state_asks_for_everything_and_changes_nothing() -> None:
+    clock = Clock()
+    registry = fleet(clock)
+    node = Node(registry, clock)
+    await node.join(state())
+    unknown = Use(since="d7", allocated=(), leases=(LEASE,), running=None)
+    assert (await node.say(None, digest="d8", use=unknown)).send_all
+    assert registry.lease_ids("n1") == ()
+    with pytest.raises(BadInputError, match="not both"):
+        await node.say(state(), digest="d8", use=unknown)
+    long = dataclasses.replace(LEASE, job="j" * 1000)
+    with pytest.raises(BadInputError, match="job"):
+        await node.say(None, digest="d8", use=dataclasses.replace(unknown, leases=(long,)))
 
 
 async def test_no_version_of_a_name_is_used_twice() -> None:

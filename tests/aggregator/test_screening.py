@@ -1,115 +1,18 @@
-"""Screening in idle hours, over a real engine and its database: nodes are data, and time is what the world says."""
+"""Screening in idle hours: what is ordered when, what a job that comes sees of it, and what is remembered."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
-from checks.contract import Status, Tier
-from healthd.aggregator.screening.records import Listed
-from healthd.aggregator.screening.service import Screening
+import pytest
+
+from healthd.aggregator.screening.service import ScreeningCollector
 from healthd.aggregator.screening.settings import ScreeningSettings
-from healthd.core.model import CheckResult, GateRequest, OrderReport
-from tests.aggregator.engine_kit import Running, running
-from tests.aggregator.world import CHECKS, POLICY, World, good_results, result, spec
-
-DAY = 86400.0
-SETTINGS = ScreeningSettings(tier="deep")
-DEEP = ("matmul", "all_reduce", "memory")
-RULES = dataclasses.replace(POLICY, rules=True)
-
-
-def deep_results(*names: str, bad: str = "") -> tuple[CheckResult, ...]:
-    """What a node has once these checks have run in the deep tier; others are as the quick tier left them."""
-    found = [result(n, Tier.DEEP, age=0.0) for n in names if n != bad]
-    if bad:
-        found.append(result(bad, Tier.DEEP, age=0.0, status=Status.FAIL, code="WrongResult", message="not 2.0"))
-    return (*(one for one in good_results() if one.check not in names), *found)
-
-
-class Idle(World):
-    """Nodes with a deep tier, whose runs take until `finish`."""
-
-    def __init__(self, *names: str, **more: float) -> None:
-        super().__init__(*names, **more)  # type: ignore[arg-type]
-        for name in names:
-            self.renew(name, checks=(*CHECKS, spec("memory", Tier.DEEP)))
-
-    def version(self, name: str) -> int | None:
-        return self.daemons[name].version if name in self.daemons else None
-
-    def orders(self, name: str) -> tuple[str, ...]:
-        """The checks that the node is to run for its screening now."""
-        found = [one.run for one in self.daemons[name].orders or () if one.id.startswith("screening:")]
-        return found[0].checks if found and found[0] is not None else ()
-
-    def screened(self) -> set[str]:
-        return {name for name in self.daemons if self.orders(name)}
-
-    def part(self, name: str, *checks: str) -> None:
-        """Some checks of the screening have passed; the run goes on."""
-        for order in self.daemons[name].orders or ():
-            self.daemons[name].done.add(order.id)
-            self.daemons[name].reports[order.id] = OrderReport(status="running")
-        self.renew(name, results=deep_results(*checks))
-        self.tell(name)
-
-    def finish(self, name: str, *, bad: str = "") -> None:
-        """The run of its screening is over."""
-        (order,) = self.daemons[name].orders or ()
-        assert order.run is not None
-        self.daemons[name].done.add(order.id)
-        self.daemons[name].reports[order.id] = OrderReport(status="done", message="deep: 3 pass")
-        kept = {one.check for one in self.daemons[name].state.results if one.tier is Tier.DEEP}
-        self.renew(name, results=deep_results(*{*kept, *order.run.checks}, bad=bad))
-        self.tell(name)
-
-
-@dataclasses.dataclass
-class Site:
-    """A leader with its screening."""
-
-    run: Running
-    screening: Screening
-    world: Idle
-
-    async def turn(self, seconds: float = 31.0) -> None:
-        """Time passes, and all nodes report."""
-        self.world.now += seconds
-        for name in self.world.daemons:
-            if not self.world.daemons[name].deaf:
-                self.world.renew(name)
-                self.world.tell(name)
-        for _ in range(2):  # what has ended, and what begins instead
-            await self.screening.turn()
-            await self.run.engine.run_once()
-
-    async def screen_all(self) -> None:
-        for _ in range(len(self.world.daemons)):
-            await self.turn()
-            for name in self.world.screened():
-                self.world.finish(name)
-        await self.turn()
-
-    def listed(self) -> dict[str, Listed]:
-        return {one.candidate.node: one for one in self.screening.listed()}
-
-    async def kinds(self, node: str) -> list[str]:
-        return [event.kind for event in await self.run.engine.history(node, limit=50)]
-
-
-@contextlib.asynccontextmanager
-async def site(
-    world: Idle, settings: ScreeningSettings = SETTINGS, *, url: str = "sqlite://", rules: bool = False
-) -> AsyncIterator[Site]:
-    policy = dataclasses.replace(RULES if rules else POLICY, recovery_seconds=0.0)
-    async with running(world, url, policy) as run:
-        screening = Screening(run.engine, world, run.store, policy, settings)  # type: ignore[arg-type]
-        await screening.load()
-        for name in world.daemons:
-            world.tell(name)
-        yield Site(run, screening, world)
+from healthd.core.model import Allocation, GateRequest, Quarantine
+from tests.aggregator.screening_kit import DAY, DEEP, SETTINGS, Idle, site
+from tests.aggregator.world import NOW, good_results
 
 
 async def test_one_node_of_a_small_pool_at_a_time_until_all_have_passed() -> None:
@@ -154,3 +57,157 @@ async def test_a_gate_takes_the_node_in_its_own_pass_and_what_had_passed_counts(
         here.world.finish("n1")
         await here.turn()
         assert "screened" in await here.kinds("n1")
+
+
+async def test_a_gate_that_waits_for_others_has_the_nodes_that_it_names_off_their_screening() -> None:
+    async with site(Idle("n1", "n2")) as here:
+        here.world.renew("n2", allocated=(Allocation(by="process", holder="1234"),))
+        here.world.tell("n2")
+        await here.turn()
+        assert here.world.screened() == {"n1"}
+        gate = await here.run.engine.ask(GateRequest(job="train", nodes=("n1", "n2")))
+        assert here.world.screened() == set()
+        await here.turn(120.0)
+        assert here.world.screened() == set(), "nothing begins there while the gate is open"
+        await here.run.engine.release(gate.id)
+        await here.turn(120.0)
+        assert here.world.screened() == {"n1"}
+
+
+async def test_a_failure_is_noted_and_counted_and_the_node_is_not_tried_again_at_once() -> None:
+    async with site(Idle("n1", "n2")) as here:
+        await here.turn()
+        (name,) = here.world.screened()
+        here.world.finish(name, bad="memory")
+        await here.turn()
+        assert await here.kinds(name) == ["screening failed"]
+        assert here.listed()[name].candidate.failures == 1
+        assert here.world.screened() == {"n1", "n2"} - {name}
+        (other,) = here.world.screened()
+        here.world.finish(other)
+        await here.turn(3600.0)
+        assert here.world.screened() == set(), "it rests for six hours"
+        await here.turn(6 * 3600.0)
+        assert here.world.orders(name) == ("memory",)
+
+
+async def test_a_node_with_a_hard_fault_is_quarantined_and_not_screened_while_it_is() -> None:
+    async with site(Idle("n1"), rules=True) as here:
+        await here.turn()
+        here.world.finish("n1", bad="memory")
+        await here.turn()
+        kept = here.run.engine.quarantines()["n1"]
+        assert kept.owner_kind == "rule"
+        assert {"screening failed", "quarantined"} <= set(await here.kinds("n1"))
+        await here.turn(DAY)
+        assert here.world.screened() == set()
+        assert here.screening.figures() == {}, "nobody can screen it"
+
+
+async def test_a_person_who_quarantines_a_node_ends_its_screening() -> None:
+    async with site(Idle("n1")) as here:
+        await here.turn()
+        assert here.world.orders("n1")
+        kept = Quarantine(reason="r", owner="ana", owner_kind="person", since=here.world.now, until=None)
+        await here.run.engine.quarantine("n1", kept)
+        assert here.world.orders("n1") == ()
+
+
+async def test_the_next_aggregator_knows_what_had_passed_and_withdraws_what_runs(tmp_path: Path) -> None:
+    url, world = f"sqlite:///{tmp_path}/a.db", Idle("n1", "n2")
+    async with site(world, url=url) as here:
+        await here.turn()
+        (first,) = world.screened()
+        world.finish(first)
+        await here.turn()
+        (second,) = world.screened()
+        world.part(second, "matmul")
+        await here.turn(1.0)
+    world.now += DAY
+    # Since then other checks ran in the quick tier, as they do before each job: only the aggregator knows of the deep.
+    for name in world.daemons:
+        world.renew(name, results=good_results())
+    async with site(world, url=url) as here:
+        assert world.screened() == set()
+        await here.turn()
+        assert world.screened() == {second}
+        assert set(world.orders(second)) == set(DEEP) - {"matmul"}
+        assert here.listed()[first].candidate.days_since_pass is not None
+
+
+async def test_another_machine_under_the_name_begins_anew_and_another_driver_is_due() -> None:
+    async with site(Idle("n1")) as here:
+        await here.turn()
+        here.world.finish("n1")
+        await here.turn()
+        assert here.listed()["n1"].candidate.days_since_pass is not None
+        here.world.renew("n1", versions={"nvidia_driver": "570"})
+        await here.turn(DAY)
+        assert not here.listed()["n1"].candidate.changed, "it was not known before"
+        assert here.world.screened() == set()
+        here.world.renew("n1", instance_id="i-2", results=good_results())
+        await here.turn(DAY)
+        assert here.listed()["n1"].candidate.days_since_pass is None
+        assert here.world.orders("n1")
+        here.world.finish("n1")
+        await here.turn()
+        here.world.renew("n1", versions={"nvidia_driver": "575"})
+        await here.turn(DAY)
+        assert here.listed()["n1"].candidate.changed
+        assert set(here.world.orders("n1")) == set(DEEP)
+        here.world.finish("n1")
+        await here.turn()
+        assert not here.listed()["n1"].candidate.changed
+        assert here.world.screened() == set()
+
+
+async def test_a_neighbour_of_a_node_that_failed_is_at_risk() -> None:
+    async with site(Idle("n1", "n2", "n3")) as here:
+        for name, switch in (("n1", "s1"), ("n2", "s1"), ("n3", "s2")):
+            here.world.renew(name, labels={"pool": "a", "switch": switch})
+        await here.turn()
+        assert here.world.screened() == {"n1"}
+        here.world.finish("n1", bad="memory")
+        await here.turn()
+        found = {name: one.candidate.neighbour_failed for name, one in here.listed().items()}
+        assert found == {"n1": False, "n2": True, "n3": False}
+
+
+async def test_only_nodes_of_the_pools_of_the_settings_are_screened_in_their_hours() -> None:
+    hour = int(NOW % DAY // 3600)
+    world = Idle("n1")
+    world.add("x1", pool="x")
+    world.renew("x1", checks=world.daemons["n1"].state.checks)
+    chosen = dataclasses.replace(SETTINGS, pools=("x",), windows=(f"{(hour + 2) % 24}-{(hour + 4) % 24}",))
+    async with site(world, chosen) as here:
+        await here.turn()
+        assert world.screened() == set()
+        await here.turn(2 * 3600.0)
+        assert world.screened() == {"x1"}
+        assert set(here.screening.figures()) == {"x"}
+
+
+async def test_figures_say_how_old_the_oldest_screening_is_and_how_many_are_due() -> None:
+    async with site(Idle("n1", "n2")) as here:
+        for name in ("n1", "n2"):
+            here.world.renew(name, allocated=(Allocation(by="process", holder="1234"),))
+        await here.turn()
+        await here.turn(22 * DAY)
+        (age, due, busy) = here.screening.figures()["a"]
+        assert (age > 21 * DAY, due, busy) == (True, 2, 0)
+        here.world.renew("n1", allocated=())
+        await here.turn(120.0)
+        assert here.screening.figures()["a"][1:] == (2, 1)
+        here.world.finish("n1")
+        await here.turn()
+        assert here.screening.figures()["a"][1:] == (1, 0)
+        names = {one.name for one in ScreeningCollector(here.screening).collect()}
+        assert names == {f"healthd_screening_{one}" for one in ("oldest_seconds", "due_nodes", "running_nodes")}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"every_seconds": 0.0}, {"share": 0.0}, {"share": 1.5}, {"windows": ("6",)}, {"windows": ("7-7",)}]
+)
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)).removesuffix("_seconds")):
+        ScreeningSettings(**wrong)

@@ -55,7 +55,7 @@ class Line:
 
 @contextlib.asynccontextmanager
 async def serving(
-    tmp_path: Path, guard: Guard | None = None, limits: Limits | None = None, **changes: Any
+    tmp_path: Path, guard: Guard | None = None, limits: Limits | None = None, *, below: bool = True, **changes: Any
 ) -> AsyncIterator[tuple[Fleet, Line]]:
     import healthd.aggregator.fleet.registry as module
 
@@ -64,7 +64,7 @@ async def serving(
     sock = bind(settings.listen)
     app = SyncEndpoint(nothing_behind, fleet=registry, guard=guard or Guard(None), settings=settings)
     async with (
-        Server(app, [sock], limits=limits),
+        Server(app, [sock], limits=limits, direct=app if below else None),
         httpx.AsyncClient(base_url=f"http://{address_of(sock)}", timeout=60.0, verify=False) as client,
     ):
         yield registry, Line(registry, client)
@@ -72,11 +72,14 @@ async def serving(
 
 
 def scenario(test: Callable[[Fleet, Line], Awaitable[None]], tmp_path: Path, **changes: Any) -> None:
-    async def run() -> None:
-        async with serving(tmp_path, **changes) as (registry, line):
+    """Run it twice: answered below ASGI, as in an aggregator, and all of it by ASGI."""
+
+    async def run(*, below: bool) -> None:
+        async with serving(tmp_path, below=below, **changes) as (registry, line):
             await test(registry, line)
 
-    asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
+    for below in (True, False):
+        asyncio.run(asyncio.wait_for(run(below=below), 20 * PATIENCE))
 
 
 async def soon(condition: Callable[[], object]) -> None:

@@ -105,7 +105,7 @@ async def gates(port: int, first: int, seconds: float, tls: ssl.SSLContext | Non
     """Ask gates for that time, at least two; the seconds of each."""
     began, times = time.perf_counter(), list[float]()
     while time.perf_counter() - began < seconds or len(times) < 2:
-        _, whole = await ask(port, first + len(times), GATE_NODES, tls=tls, connecting=True)
+        whole = (await ask(port, first + len(times), GATE_NODES, tls=tls, connecting=True)).whole
         times.append(whole)
         await asyncio.sleep(PAUSE_SECONDS)
     return times

@@ -1,11 +1,13 @@
 """
 How fast is the gate over a large fleet? A real aggregator process, and thousands of simulated nodes in this one.
 
-Every node keeps a connection, its sync held for ten seconds and sent again, so that a fleet of 10,000 makes 1,000 syncs
-a second, with nothing new: what one of them costs the aggregator is measured first. Then gates for 64 nodes of one pool
-are asked one after the other. Printed: the time of a gate from its arrival to its leases on disk (before the lease's
-round trip), the whole time as its caller sees it, and the syncs. At last some nodes turn bad at one moment: how long
-until all of them are shown as unhealthy, and a job has all other nodes and none of these.
+Every node keeps a connection, its sync held (for ten seconds unless `--sync-seconds` says otherwise) and sent again, so
+that a fleet of 10,000 makes 1,000 syncs a second, with nothing new: what one of them costs the aggregator is measured
+first. Then gates for 64 nodes of one pool are asked: one a second, whether the one before has its answer or not (an
+open loop), and one after the other (a closed loop). Printed: the time of a gate from its arrival to its leases on disk
+(before the lease's round trip) and what of it was computing, the database, and the rest, waiting for the event loop;
+the whole time as its caller sees it; and the syncs. At last some nodes turn bad at one moment: how long until all of
+them are shown as unhealthy, and a job has all other nodes and none of these.
 
     python -m tests.benchmarks.bench_gate --nodes 10000 --seconds 20
 """
@@ -38,29 +40,45 @@ from tests.benchmarks.processes import ROOT
 from tests.benchmarks.simulated import SimulatedNode, read_answer, state_template
 
 JOINING_AT_ONCE = 200
+OPEN_SECONDS = 1.0
 LEAST_JOINED_PER_SECOND = 100
 LIMIT_SECONDS = 100.0
 """Beyond the time in which the nodes join."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateTimes:
+    """
+    One gate, in seconds: from its arrival to its leases on disk, of these for computing and for the database, and the
+    whole as its caller sees it.
+    """
+
+    grant: float
+    compute: float
+    store: float
+    whole: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class GateRun:
     """
-    What one run measured, in seconds for each gate: `grants` from its arrival to its leases on disk, `wholes` as its
-    caller sees it. `cpu_ratio` and `resident_bytes` are the aggregator's; `lost` counts nodes whose connection failed.
+    What one run measured, of gates of the open and of the closed loop. `cpu_ratio` is the aggregator's over the closed
+    loop, `resident_bytes` after it; `lost` counts nodes whose connection failed.
 
     `idle` has the processor time of a sync with nothing new, in seconds, over a second each: others on the machine make
-    it longer, never shorter. `bad_seconds` is None where no node was to turn bad.
+    it longer, never shorter; `idle_ratio` is what all of them take of one core. `bad_seconds` is None where no node was
+    to turn bad.
     """
 
     nodes: int
     join_seconds: float
     idle: tuple[float, ...]
+    idle_ratio: float
     bad: int
     bad_seconds: float | None
     seconds: float
-    grants: tuple[float, ...]
-    wholes: tuple[float, ...]
+    open: tuple[GateTimes, ...]
+    closed: tuple[GateTimes, ...]
     syncs_per_second: float
     cpu_ratio: float
     resident_bytes: int
@@ -75,9 +93,9 @@ async def ask(
     pool: str = "bench",
     tls: ssl.SSLContext | None = None,
     connecting: bool = False,
-) -> tuple[float, float]:
+) -> GateTimes:
     """
-    One gate: seconds up to the grant, and as its caller sees it; its nodes are given back.
+    One gate; its nodes are given back.
 
     `connecting`: the time to connect, with the TLS handshake, is a part of what the caller sees.
     """
@@ -86,15 +104,15 @@ async def ask(
     body = encode(GateRequest(job=f"job-{number}", pool=pool, count=count))
     began = began if connecting else time.perf_counter()
     writer.write(b"POST /v1/gates?wait=25 HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-    grant_ms, answer = await read_answer(reader)
+    answer = await read_answer(reader)
     whole = time.perf_counter() - began
-    decision = decode(answer, Decision, what="the decision")
+    decision = decode(answer.body, Decision, what="the decision")
     if decision.decision != "admit":
         raise SystemExit(f"gate {number}: {decision.decision}: {[r.message for r in decision.reasons][:3]}")
     writer.write(f"DELETE /v1/gates/{decision.id}/lease HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     await read_answer(reader)
     writer.close()
-    return grant_ms / 1e3, whole
+    return GateTimes(grant=answer.grant, compute=answer.compute, store=answer.store, whole=whole)
 
 
 async def bench(arguments: argparse.Namespace, port: int, pid: int) -> GateRun:
@@ -106,11 +124,14 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int) -> GateRun:
     joined = time.perf_counter() - began
     tasks = {node.name: asyncio.create_task(node.live()) for node in nodes}
     await asyncio.sleep(sync_seconds + 0.5)  # from here on every node has a request held
+    cpu, begin = cpu_seconds(pid), time.perf_counter()
     idle = [one async for one in idle_costs(nodes, pid, seconds=arguments.idle_seconds)]
+    idle_ratio = (cpu_seconds(pid) - cpu) / (time.perf_counter() - begin)
+    opened = await open_loop(port, arguments.open_gates, arguments.count)
     syncs, cpu, begin = sum(n.seq for n in nodes), cpu_seconds(pid), time.perf_counter()
-    times: list[tuple[float, float]] = []
+    times: list[GateTimes] = []
     while time.perf_counter() - begin < arguments.seconds or len(times) < 2:
-        times.append(await ask(port, len(times), arguments.count))
+        times.append(await ask(port, len(opened) + len(times), arguments.count))
         await asyncio.sleep(arguments.pause)
     seconds = time.perf_counter() - begin
     rate = (sum(n.seq for n in nodes) - syncs) / seconds
@@ -127,16 +148,26 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int) -> GateRun:
         nodes=len(nodes),
         join_seconds=joined,
         idle=tuple(idle),
+        idle_ratio=idle_ratio,
         bad=arguments.bad,
         bad_seconds=bad_seconds,
         seconds=seconds,
-        grants=tuple(grant for grant, _ in times),
-        wholes=tuple(whole for _, whole in times),
+        open=tuple(opened),
+        closed=tuple(times),
         syncs_per_second=rate,
         cpu_ratio=used,
         resident_bytes=resident,
         lost=sum(not isinstance(error, asyncio.CancelledError) for error in ended),
     )
+
+
+async def open_loop(port: int, gates: int, count: int) -> list[GateTimes]:
+    """Gates at one a second, whatever the others do."""
+    asked = []
+    for number in range(gates):
+        asked.append(asyncio.create_task(ask(port, number, count)))
+        await asyncio.sleep(OPEN_SECONDS)
+    return list(await asyncio.gather(*asked))
 
 
 async def join(nodes: Sequence[SimulatedNode], *, at_once: int = JOINING_AT_ONCE) -> None:
@@ -184,22 +215,26 @@ async def unhealthy(http: httpx.AsyncClient) -> int:
 
 def shown(run: GateRun) -> str:
     """For people."""
-    lines = [
-        f"nodes {run.nodes}, joined in {run.join_seconds:.1f} s; {len(run.grants)} gates in {run.seconds:.0f} s",
-        f"{'':34}{'p50':>10}{'p99':>10}{'max':>10}",
-    ]
-    for name, seconds in (
-        ("gate up to its leases on disk, ms", run.grants),
-        ("gate as its caller sees it, ms", run.wholes),
-    ):
-        values = (statistics.median(seconds), percentile(seconds, 99), max(seconds))
-        lines.append(f"{name:34}" + "".join(f"{1e3 * value:10.1f}" for value in values))
+    lines = [f"nodes {run.nodes}, joined in {run.join_seconds:.1f} s"]
+    for name, times in (("open loop, one a second", run.open), ("closed loop", run.closed)):
+        if not times:
+            continue
+        lines.append(f"{f'{len(times)} gates, {name}; ms':40}{'p50':>10}{'p99':>10}{'max':>10}")
+        for what, seconds in (
+            ("up to the leases on disk", [one.grant for one in times]),
+            ("  computing", [one.compute for one in times]),
+            ("  database", [one.store for one in times]),
+            ("  waiting for the event loop", [one.grant - one.compute - one.store for one in times]),
+            ("as the caller sees it", [one.whole for one in times]),
+        ):
+            values = (statistics.median(seconds), percentile(seconds, 99), max(seconds))
+            lines.append(f"{what:40}" + "".join(f"{1e3 * value:10.1f}" for value in values))
     if run.idle:
         quartile = statistics.quantiles(run.idle, n=4)[0] if len(run.idle) > 1 else run.idle[0]
         words = (
             f"least {1e3 * min(run.idle):.3f} ms, first quartile {1e3 * quartile:.3f}, most {1e3 * max(run.idle):.3f}"
         )
-        lines.append(f"processor time of a sync with nothing new: {words}")
+        lines.append(f"processor time of a sync with nothing new: {words}; {run.idle_ratio:.0%} of one core")
     if run.bad_seconds is not None:
         lines.append(f"{run.bad} nodes turn bad: all shown and refused after {run.bad_seconds:.2f} s")
     lines.append(f"syncs {run.syncs_per_second:.0f}/s; nodes lost: {run.lost}")
@@ -234,7 +269,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--count", type=int, default=64, help="nodes of one gate")
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--open-gates", type=int, default=20, help="gates of the open loop, one a second")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long the closed loop goes on")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between two gates")
     parser.add_argument("--sync-seconds", type=float, default=10.0, help="how long a node lets its sync be held")
     parser.add_argument("--idle-seconds", type=int, default=10, help="how long syncs with nothing new are measured")

@@ -56,7 +56,7 @@ async def ask(port: int, method: str, path: str, content: bytes = b"") -> bytes:
     head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     try:
         writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-        return (await read_answer(reader))[1]
+        return (await read_answer(reader)).body
     finally:
         writer.close()
 

@@ -9,8 +9,11 @@ own types.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import math
 import random
+import re
 import ssl
 import time
 from typing import Any
@@ -62,6 +65,8 @@ class SimulatedNode:
         self.reports: dict[str, Any] = {}
         self.ran: set[str] = set()
         """Orders to run checks that it has carried out."""
+        self.used = False
+        """Whether only who uses it is to be told."""
         self.told = True
         """False when there is something that a held request would keep to itself."""
 
@@ -89,29 +94,36 @@ class SimulatedNode:
         early = [round(random.uniform(0, self.sync_seconds), 3) for _ in range(2)]
         while True:
             full, self.told = not self.told, True
+            used, self.used = self.used, False
             wait = early.pop() if early else self.sync_seconds
-            await self.sync(full=full, wait=0 if full else wait)
+            await self.sync(full=full, used=used, wait=0 if full or used else wait)
 
-    async def sync(self, *, full: bool = False, wait: float) -> None:
+    async def sync(self, *, full: bool = False, used: bool = False, wait: float) -> None:
         """One request and its answer. An answer that is none ends the benchmark."""
-        body = self.body(full=full)
+        body = self.body(full=full, used=used)
         path = f"/v1/nodes/{self.name}/sync?wait={wait:g}"
         head = f"POST {path} HTTP/1.1\r\nhost: a\r\nx-healthd-node-key: {self.key}\r\n"
         self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.heed((await read_answer(self.reader))[1])
+        self.heed((await read_answer(self.reader)).body)
 
-    def body(self, *, full: bool) -> bytes:
-        """The next sync: with the whole state, or with the ages alone."""
+    def body(self, *, full: bool, used: bool = False) -> bytes:
+        """The next sync: with the whole state, with who uses it, or with the ages alone."""
         self.seq += 1
-        self.digest += full
+        use = b"null"
+        if used and not full:
+            held = [{"by": "lease", "holder": lease["job"]} for lease in self.leases.values()]
+            said = {"since": str(self.digest), "allocated": held, "leases": list(self.leases.values()), "running": None}
+            use = json.dumps(said).encode()
+        self.digest += full or used
         since = json.dumps(time.monotonic() - self.received if self.answer else None)
         last = json.dumps(self.answer)
-        said = (
+        known = (
             f'"incarnation":"{self.incarnation()}","seq":{self.seq},"last_answer":{last},"since_answer_seconds":{since}'
         )
         more = f'"digest":"{self.digest}","orders":{json.dumps(self.reports)},"issuer":null'
         state, ages = (self.state(), b"{}") if full else (b"null", self.ages())
-        return b'{"protocol":1,%s,%s,"state":%s,"ages":%s}' % (said.encode(), more.encode(), state, ages)
+        parts = (known.encode(), more.encode(), state, use, ages)
+        return b'{"protocol":1,%s,%s,"state":%s,"use":%s,"ages":%s}' % parts
 
     def incarnation(self) -> str:
         """Which start of its daemon it is."""
@@ -139,6 +151,8 @@ class SimulatedNode:
             self.gap_seconds = max(self.gap_seconds, now - self.received)
         self.answer, self.received = answer["answer"], now
         self.reports = {i: r for i, r in self.reports.items() if i not in answer["acknowledged"]}
+        if answer["send_all"]:
+            self.told = False
         if answer["orders"] is None:
             return
         for order in answer["orders"]:
@@ -154,14 +168,28 @@ class SimulatedNode:
             else:
                 self.leases[order_id] = order["lease"]
             self.reports[order_id] = {"status": "cancelled" if withdrawn else "accepted"}
-            self.told = False
+            self.used = True
 
 
-async def read_answer(reader: asyncio.StreamReader) -> tuple[float, bytes]:
-    """The milliseconds up to the grant (nan where none is told) and the body; an error ends the benchmark."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """
+    A body, and what the aggregator says of a gate in it, in seconds: up to its leases on disk, of these for computing
+    and in the database; nan where it says nothing.
+    """
+
+    body: bytes
+    grant: float
+    compute: float
+    store: float
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    """The next answer; an error ends the benchmark."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
     body = await reader.readexactly(length)
     if b" 200 " not in head.split(b"\r\n")[0]:
         raise SystemExit(f"{head.decode()}{body.decode()}")
-    return float(head.partition(b"server-timing: grant;dur=")[2].split(b"\r\n")[0] or b"nan"), body
+    times = {m[1]: float(m[2]) / 1e3 for m in re.finditer(rb"(\w+);dur=([0-9.]+)", head)}
+    return Answer(body=body, **{name: times.get(name.encode(), math.nan) for name in ("grant", "compute", "store")})

@@ -189,10 +189,10 @@ class Node(SimulatedNode):
                     return True, 0.0
         return False, pause
 
-    async def sync(self, *, full: bool = False, wait: float) -> None:
+    async def sync(self, *, full: bool = False, used: bool = False, wait: float) -> None:
         assert self.writer is not None
         said = list(self._untold) if full else []
-        body = self.body(full=full)
+        body = self.body(full=full, used=used)
         head = f"POST /v1/nodes/{self.name}/sync?wait={wait:g} HTTP/1.1\r\nhost: a\r\n"
         head += f"x-healthd-node-key: {self.key}\r\ncontent-length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)

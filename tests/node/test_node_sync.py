@@ -74,9 +74,9 @@ class Aggregator:
         wait = float(parse_qs(scope["query_string"].decode())["wait"][0])
         request = wire.decode(body, SyncRequest, what="request")
         self.headers.append(dict(scope["headers"]))
-        send_all = request.state is None and request.digest != self.known
-        if request.state is not None:
+        if request.state is not None or (request.use is not None and request.use.since == self.known):
             self.known = request.digest
+        send_all = request.digest != self.known
         self.requests.append((wait, request))
         if wait and not send_all:
             await self.release.wait()
@@ -210,6 +210,7 @@ def test_order_comes_with_the_held_answer_and_its_end_carries_the_results(tmp_pa
             done = next(r for _, r in aggregator.requests if ended(r, "R1"))
             states = [r.state for _, r in aggregator.requests if r.state is not None and r.seq <= done.seq]
             assert any(one.check == "matmul" for one in states[-1].results)
+            assert done.use is None, "more than its user has changed"
             assert len(world.probes.active_plans()) == 1
 
     run(main())
@@ -218,12 +219,19 @@ def test_order_comes_with_the_held_answer_and_its_end_carries_the_results(tmp_pa
 def test_lease_is_accepted_together_with_the_state_that_shows_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with connected(tmp_path) as (_, aggregator, _line):
+            aggregator.tell(run_order())  # a node without evidence has other reasons once it is in use
+            await eventually(lambda: any(ended(r, "R1") for _, r in aggregator.requests))
             aggregator.tell(lease_order(lease()))
             await eventually(
                 lambda: "L1" in aggregator.last.orders and aggregator.last.orders["L1"].status == "accepted"
             )
-            shown = [r.state for _, r in aggregator.requests if r.state is not None][-1]
-            assert [one.id for one in shown.leases] == ["L1"]
+            assert aggregator.last.use is not None, "the whole state, though nothing but its user has changed"
+            assert [one.id for one in aggregator.last.use.leases] == ["L1"]
+            aggregator.known, before = "another", len(aggregator.requests)
+            aggregator.tell(dataclasses.replace(lease_order(lease()), withdrawn=True))
+            await eventually(lambda: any(r.state is not None for _, r in aggregator.requests[before:]))
+            whole = next(r.state for _, r in aggregator.requests[before:] if r.state is not None)
+            assert whole.leases == (), "an aggregator that does not know what changed gets the whole"
 
     run(main())
 

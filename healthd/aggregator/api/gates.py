@@ -39,6 +39,7 @@ from healthd.aggregator.api.handling import (
     problems,
 )
 from healthd.aggregator.api.nodes import PersonDecision, checked, end_of, owner_of
+from healthd.aggregator.backlog import arrived
 from healthd.aggregator.engine import Engine, GivenBack, Rights, RollCallAnswer, RollCallBody, less_than_policy
 from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override
 from healthd.aggregator.identity.tokens import AuthError, Caller, Scope
@@ -111,8 +112,8 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     scope `gate` may ask for stricter terms than the aggregator's settings; weaker terms (mode, tier, max_age_seconds,
     collective, lease) need `gate.callers_may`, else the answer is 403.
     """
-    began = time.perf_counter()
     parts = parts_of(request)
+    began = arrived() or time.perf_counter()
     asked = _of_caller(caller, asked)
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
@@ -124,10 +125,16 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
         if asked.join is not None:
             wait = min(wait, parts.engine.policy.tuning.member_seconds / 4)  # a member is heard only when it asks
         decision = await _decision(parts, gate.id, wait, response)
-    granted_at = parts.metrics.granted_at(gate.id)
-    if granted_at is not None and granted_at > began:
-        # What the aggregator itself took, up to the leases on disk: without the nodes' round trip.
-        response.headers["server-timing"] = f"grant;dur={1000 * (granted_at - began):.3f}"
+    granted = parts.metrics.granted(gate.id)
+    if granted is not None and granted.stored > began:
+        # What the aggregator itself took, up to the leases on disk: without the nodes' round trip. What is neither
+        # computing nor the database was spent waiting for the event loop.
+        spent = {
+            "grant": granted.stored - began,
+            "compute": granted.computed - granted.began,
+            "store": granted.stored - granted.computed,
+        }
+        response.headers["server-timing"] = ", ".join(f"{name};dur={1e3 * s:.3f}" for name, s in spent.items())
     if decision.decision is not Verdict.REJECT:
         return decision
     return dataclasses.replace(decision, decided_seconds_ago=max(0.0, parts.engine.now() - decision.decided_at))

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 
 from healthd.aggregator.api.handling import READ, ApiRoute, parts_of
 from healthd.aggregator.fleet import DigestComparison, Standing
+from healthd.aggregator.fleet.job_records import SlowNodeRow, SteppingJob
 from healthd.aggregator.fleet.slow import Suspect
 from healthd.baselines import SampleSeries
 
@@ -65,28 +66,6 @@ class DigestList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SteppingJob:
-    """A running job whose nodes tell the times of its steps; `step_seconds` null: nothing was compared yet."""
-
-    job: str
-    nodes: int
-    ranks: int
-    step_seconds: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowNodeRow:
-    """A node that is slow in a job by its own time. `ranks` are those it has."""
-
-    job: str
-    node: str
-    ranks: tuple[int, ...]
-    own_seconds: float
-    peers_seconds: float
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepList:
     """The jobs that tell their steps, and who is slow in them; of each list the first thousand."""
 
@@ -131,24 +110,8 @@ async def digests(request: Request) -> DigestList:
 @router.get("/steps")
 async def steps(request: Request) -> StepList:
     """Running jobs by the times of their steps, and the nodes that are slow in them by their own time."""
-    found = parts_of(request).fleet.peers.jobs
-    return StepList(
-        jobs=tuple(
-            SteppingJob(job=name, nodes=len(job.ranks), ranks=job.size, step_seconds=job.step_seconds)
-            for name, job in sorted(found.jobs.items())[:MOST_LISTED]
-        ),
-        slow=tuple(
-            SlowNodeRow(
-                job=one.job,
-                node=one.node,
-                ranks=one.ranks,
-                own_seconds=one.slow.own_seconds,
-                peers_seconds=one.slow.peers_seconds,
-                message=one.message,
-            )
-            for one in found.slow[:MOST_LISTED]
-        ),
-    )
+    jobs, slow = parts_of(request).fleet.peers.jobs.shown(MOST_LISTED)
+    return StepList(jobs=jobs, slow=slow)
 
 
 def _differing(found: DigestComparison, standing: Standing) -> tuple[DifferingNode, ...]:

@@ -1,7 +1,9 @@
 """
-`POST /v1/nodes/{node}/sync` as bare ASGI: a thousand of these come each second, so nothing stands in their way.
+`POST /v1/nodes/{node}/sync`: a thousand of these come each second, so nothing stands in their way.
 
-All other paths go on to the application behind it. Also the one place that reads bodies: bounded in size and time.
+Nearly all are answered below ASGI, in their turn (`SyncEndpoint.take`). What needs the database, a platform's word or a
+problem as its answer takes the long way, as bare ASGI. All other paths go on to the application behind it. Also the one
+place that reads bodies: bounded in size and time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from healthd.aggregator.fleet import ANYBODY, Fleet, Speaker
 from healthd.aggregator.identity.tokens import AuthError, Caller, Guard, Scope, key_hash
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import BadInputError, HealthdError
-from healthd.core.http.server import keep_connection
+from healthd.core.http.server import DirectRequest, keep_connection
 from healthd.core.model import PROTOCOL, NodeState, SyncRequest
 from healthd.core.wire import decode, encode
 
@@ -49,6 +51,10 @@ WAIT_PATTERN = r"^([0-9]{1,9}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][-+]?[0-9]{1,2}
 
 _WAIT = re.compile(WAIT_PATTERN)
 _PATH = re.compile(r"/v1/nodes/([^/]+)/sync")
+# What needs neither unquoting nor a second look; a query that is another takes the long way.
+_DIRECT = re.compile(rb"/v1/nodes/([A-Za-z0-9._-]{1,253})/sync\?wait=([0-9]{1,4}(?:\.[0-9]{1,6})?)")
+# A gate's caller waits for the nodes that have something to report.
+_NO_REPORTS = b'"orders":{}'
 
 
 class SyncEndpoint:
@@ -64,6 +70,7 @@ class SyncEndpoint:
         on_state: Callable[[NodeState], None] = lambda _: None,
     ) -> None:
         """`on_state` hears each state that a node's daemon has sent and that was taken in."""
+        self._backlog = fleet.backlog
         self._on_state = on_state
         self._behind = behind
         self._fleet = fleet
@@ -73,6 +80,10 @@ class SyncEndpoint:
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         match = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if match is None and scope.get("method") == "POST" and scope["path"] == "/v1/gates":
+            with self._backlog.urgent():  # until its first transaction is on disk
+                await self._behind(scope, receive, send)
+            return
         if match is None:
             await self._behind(scope, receive, send)
             return
@@ -86,15 +97,70 @@ class SyncEndpoint:
         else:
             await respond(send, 200, body, "application/json", {})
 
+    def wants(self, url: bytes) -> bool:
+        """Whether a POST of this path and query is a plain sync of a daemon (see `Direct`)."""
+        return _DIRECT.fullmatch(url) is not None
+
+    def take(self, request: DirectRequest) -> None:
+        """Answer a sync in its turn, or hand it over where it takes the long way; see `Direct`."""
+        prior = _NO_REPORTS not in request.body
+        self._backlog.do(lambda: self._take(request), prior=prior)
+
+    def _take(self, request: DirectRequest) -> None:
+        try:
+            done = self._taken(request)
+        except HealthdError:
+            done = False  # the long way says so
+        except Exception:
+            log.exception("a sync failed unexpectedly")
+            done = False
+        if not done:
+            request.hand_over()
+
+    def _taken(self, request: DirectRequest) -> bool:
+        """Whether it is answered, or will be; if not, nothing was changed."""
+        match, headers = _DIRECT.fullmatch(request.url), dict(request.headers)
+        if match is None or len(request.body) > self._max_bytes or request.disconnected:
+            return request.disconnected
+        node = match[1].decode("ascii")
+        caller = self._guard.admit_at_once(_said(headers), Scope.SYNC)
+        key = headers.get(KEY_HEADER, b"").decode("latin-1")
+        if caller is None or len(key) < MIN_KEY_LENGTH:
+            return False
+        caller.check_speaks_for((node,))
+        said = decode(request.body, SyncRequest, what="sync")
+        if said.protocol != PROTOCOL:
+            return False
+        wait_seconds = min(float(match[2]), self._settings.hold_seconds)
+        keep_connection(request.scope)
+        gone = self._fleet.sync_at_once(
+            node,
+            key_hash(key),
+            said,
+            wait_seconds,
+            lambda answer: request.respond(encode(answer)),
+            speaker=_speaker(caller),
+        )
+        if gone is None:
+            return False
+        request.on_gone = gone
+        self._tell_of_state(node, said)
+        return True
+
+    def _tell_of_state(self, node: str, said: SyncRequest) -> None:
+        # Not what was sent: of a node's former process, say, nothing is taken in.
+        if said.state is None and said.use is None:
+            return
+        if (taken := self._fleet.node(node)) is not None and taken.state is not None:
+            self._on_state(taken.state)
+
     async def _answer(self, node: str, scope: ASGIScope, receive: Receive) -> bytes:
         if scope["method"] != "POST":
             raise HttpError(405, f"{scope['method']} is not supported for this path; use POST", {"allow": "POST"})
         headers = dict(scope["headers"])
-        authorization = headers.get(b"authorization")
-        said = None if authorization is None else authorization.decode("latin-1")
         wait_seconds, executor = _query(scope["query_string"])
         # A hook that executes has the token that it asked its gate with, and is heard for that gate alone.
-        caller = await self._guard.admit(said, Scope.SYNC if executor is None else Scope.GATE)
+        caller = await self._guard.admit(_said(headers), Scope.SYNC if executor is None else Scope.GATE)
         caller.check_speaks_for((node,))
         key = headers.get(KEY_HEADER, b"").decode("latin-1")
         if len(key) < MIN_KEY_LENGTH:
@@ -117,9 +183,7 @@ class SyncEndpoint:
             return encode(executed)
         answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds, speaker=_speaker(caller))
         keep_connection(scope)
-        # Not what was sent: of a node's former process, say, nothing is taken in.
-        if request.state is not None and (taken := self._fleet.node(node)) is not None and taken.state is not None:
-            self._on_state(taken.state)
+        self._tell_of_state(node, request)
         return encode(answer)
 
     def _max_bytes_of(self, node: str, headers: Mapping[bytes, bytes]) -> int:
@@ -180,6 +244,12 @@ async def respond(send: Send, status: int, body: bytes, media_type: str, headers
     sent += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": sent})
     await send({"type": "http.response.body", "body": body})
+
+
+def _said(headers: Mapping[bytes, bytes]) -> str | None:
+    """The `Authorization` header."""
+    authorization = headers.get(b"authorization")
+    return None if authorization is None else authorization.decode("latin-1")
 
 
 def _speaker(caller: Caller) -> Speaker:

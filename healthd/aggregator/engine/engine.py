@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
+from healthd.aggregator.backlog import at_ease
 from healthd.aggregator.engine import admission
 from healthd.aggregator.engine.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
 from healthd.aggregator.engine.leases import LeaseReconciler
@@ -37,6 +38,7 @@ from healthd.aggregator.gate.records import (
     LeaseRow,
     LeaseState,
     Override,
+    PassTimes,
     Phase,
     Snapshot,
     WakeAt,
@@ -144,8 +146,8 @@ class Engine:
         self._store = store
         self._registry = registry
         self._clock = clock or steady_clock()
-        # Told of a gate when its first leases are on disk, with the seconds since it was asked; and when it is decided.
-        self.on_ready: list[Callable[[Gate, float], None]] = []
+        # Told of a gate when its first leases are on disk, with what the pass took; and when it is decided.
+        self.on_ready: list[Callable[[Gate, PassTimes], None]] = []
         self.on_decided: list[Callable[[Gate], None]] = []
         # The nodes that a gate's reject has taken out of the scheduler's way, with until when.
         self.removed: Callable[[], Mapping[str, str]] = dict
@@ -723,7 +725,9 @@ class Engine:
         self._wake.set()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await future
+                result = await future
+            at_ease()
+            return result
         except TimeoutError:
             why = self._store.trouble() or "the aggregator is too busy"
             raise StoreError(f"it could not be written within {ANSWER_SECONDS:g} s: {why}") from None
@@ -772,10 +776,12 @@ class Engine:
         now = self._clock()
         if now < self._retries.at and not self._requests:
             return False
+        began = time.perf_counter()
         computed = await self._compute()
         if computed is None:
             return False
         results, done = computed
+        computed_at = time.perf_counter()
         try:
             if done.batch.changes:
                 await self._store.write(done.batch.changes)
@@ -792,7 +798,7 @@ class Engine:
         self._memory.rules.committed()
         try:
             with contained(Where.TURN, "answers"):
-                self._publish(done)
+                self._publish(done, PassTimes(began=began, computed=computed_at, stored=time.perf_counter()))
             self._bulkheads.passed(Where.TURN, "answers")
         except ContainedError as stopped:
             self._rebuild_after(stopped)
@@ -871,11 +877,11 @@ class Engine:
             self._memory.fleet_state.note_looked_up(unknown, found)
         return True
 
-    def _publish(self, done: Pass) -> None:
+    def _publish(self, done: Pass, times: PassTimes) -> None:
         """Everything is on disk: tell the metrics, the nodes and the clients."""
-        for gate in done.batch.ready:  # first, since it is measured until the leases are on disk
+        for gate in done.batch.ready:
             for tell_ready in self.on_ready:
-                tell_ready(gate, done.batch.now - gate.created_at)
+                tell_ready(gate, times)
         self._memory.publish(done)
         for gate in done.batch.decided:
             self._followers.wake(gate.id)

@@ -27,6 +27,7 @@ __all__ = [
     "differences",
     "history",
     "identities_in",
+    "job_records",
     "machine_identity",
     "machine_of",
     "name_of",

@@ -8,17 +8,16 @@ does not account for. If a node cannot name an answer of ours, that time is unbo
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import enum
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.contract import Finding, Status, Tier
-from healthd.aggregator.fleet.packed_records import EVIDENCE, Since, kept_state, pack
+from healthd.aggregator.fleet.packed_records import EVIDENCE, Since, kept_state, pack, with_age
 from healthd.aggregator.fleet.records import Duplicate, FleetNode, ScheduledEvent, Verdicts, moved_text
 from healthd.core import wire
 from healthd.core.errors import BadInputError
@@ -36,6 +35,7 @@ from healthd.core.model import (
     Quarantine,
     Reason,
     SyncRequest,
+    Use,
 )
 from healthd.core.text import plain
 
@@ -161,6 +161,7 @@ class CompactState:
         "_received_at",
         "_rest",
         "_stale_at",
+        "_use",
         "at",
         "drill",
         "failing",
@@ -180,14 +181,13 @@ class CompactState:
         self.machine = machine_of(state)
         self.failing = failing(state)
         self.drill = bool(state.faults)
-        bounds = {
-            spec.name: spec.expires_seconds
-            for spec in state.checks
-            if spec.expires_seconds is not None and not (state.allocated and spec.tier is not Tier.PASSIVE)
-        }
-        # Results that expire: check, age when sent, bound.
+        self._use: Use | None = None
+        # Results that expire: check, age when sent, bound, and whether it expires while the node is in use.
+        bounds = {spec.name: spec for spec in state.checks if spec.expires_seconds is not None}
         self._expiring = tuple(
-            (sys.intern(r.check), r.age_seconds, bounds[r.check]) for r in state.results if r.check in bounds
+            (sys.intern(r.check), r.age_seconds, spec.expires_seconds or 0.0, spec.tier is Tier.PASSIVE)
+            for r in state.results
+            if (spec := bounds.get(r.check)) is not None
         )
         self._counted = tuple((sys.intern(r.check), r.age_seconds) for r in state.results)
         # Judged now, while the state is decoded, for the tier that gates ask for most.
@@ -261,6 +261,14 @@ class CompactState:
         self._ages, self.at = ages, at
         self._oldest_seconds = self._stale_at = None
 
+    def used(self, use: Use, ages: Mapping[str, float], at: float) -> None:
+        """Another one uses the node from now on; else it is the same state with newer ages."""
+        self.refresh(ages, at)
+        # Their ages are as of now; those of a state are as of when it came.
+        leases = tuple(with_age(lease, lease.age_seconds - (at - self._received_at)) for lease in use.leases)
+        self._use = dataclasses.replace(use, leases=leases)
+        self._rest = {**self._rest, "allocated": use.allocated, "leases": leases, "running": use.running}
+
     def open(self) -> NodeState:
         """The state, with ages as of `at`; a later `refresh` does not change it."""
         since = Since(
@@ -269,6 +277,7 @@ class CompactState:
             ages=self._ages,
             added=self._added,
             reasons=self._reasons(),
+            use=self._use,
         )
         return kept_state(self._packed, self._rest, since)
 
@@ -276,9 +285,13 @@ class CompactState:
     def stale_at(self) -> float:
         """When the first result expires if nothing more is heard; infinite where none does. Computed once a sync."""
         if self._stale_at is None:
-            ages, at, taken_at = self._ages, self.at, self._received_at
+            ages, at, taken_at, in_use = self._ages, self.at, self._received_at, bool(self._rest["allocated"])
             self._stale_at = min(
-                (bound + (at - ages[c] if c in ages else taken_at - age) for c, age, bound in self._expiring),
+                (
+                    bound + (at - ages[check] if check in ages else taken_at - age)
+                    for check, age, bound, passive in self._expiring
+                    if passive or not in_use
+                ),
                 default=math.inf,
             )
         return self._stale_at
@@ -356,7 +369,7 @@ class NodeRecord:
     revision: int = 0
     read: int = -1
     answers: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
-    held: asyncio.Future[None] | None = None
+    held: Callable[[], None] | None = None  # answers the request that waits
     # by whose word this daemon is the node: the pod, what no other pod has, and which pods were the node before
     vouched: str | None = None
     vouched_id: str | None = None
@@ -405,6 +418,10 @@ class NodeRecord:
             self.state, self.digest = CompactState(request.state, based_at), request.digest
             self.state.amend(self.shown_by_peers)
             self.confirmed = known
+        elif request.use is not None and request.use.since == self.digest and self.state is not None:
+            self.version = next(_versions)
+            self.state.used(request.use, request.ages, based_at)
+            self.digest, self.confirmed = request.digest, known
         elif request.digest == self.digest and self.state is not None and (known or not self.confirmed):
             # Ages with an unbounded way behind them say less than older ages whose way was bounded.
             self.state.refresh(request.ages, based_at)
@@ -425,6 +442,7 @@ class NodeRecord:
         """
         return (
             request.state is None
+            and request.use is None
             and not (request.orders or self.reports or request.steps)
             and request.step_jobs is None
             and self.state is not None
@@ -541,9 +559,9 @@ class NodeRecord:
 
     def wake(self) -> None:
         """Answer the held request now."""
-        if self.held is not None and not self.held.done():
-            self.held.set_result(None)
-        self.held = None
+        held, self.held = self.held, None
+        if held is not None:
+            held()
 
     def changed(self) -> None:
         """There is something new to tell the node."""
@@ -570,6 +588,16 @@ def _check(node: str, request: SyncRequest) -> None:
             if result.age_seconds < 0:
                 raise BadInputError(f"the age of {result.check[:80]!r} is {result.age_seconds} s, must not be negative")
         _check_leases(request.state.leases)
+    if request.use is not None:
+        _check_use(request, request.use)
+
+
+def _check_use(request: SyncRequest, use: Use) -> None:
+    if request.state is not None:
+        raise BadInputError("a sync has a state or says who uses the node, not both")
+    if len(use.since) > 128:
+        raise BadInputError("use.since has at most 128 characters")
+    _check_leases(use.leases)
 
 
 def _check_leases(leases: Sequence[Lease]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from checks.contract import Finding, worst
 from healthd.core import wire
 from healthd.core.evidence import aged, sorted_reasons
-from healthd.core.model import CheckResult, Health, Lease, NodeState, Reason
+from healthd.core.model import CheckResult, Health, Lease, NodeState, Reason, Use
 
 R = TypeVar("R", CheckResult, Lease)
 
@@ -37,6 +37,8 @@ class Since:
     ages: Mapping[str, float] = field(default_factory=dict)
     added: Mapping[str, tuple[Finding, ...]] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
+    use: Use | None = None
+    """Who uses the node now, where that changed since the state came; its leases are as old as they were then."""
 
     def evidence(self, state: NodeState) -> Mapping[str, Any]:
         """The members of `EVIDENCE` now, of the state that came."""
@@ -136,5 +138,7 @@ def _now(stored: _Stored) -> NodeState:
     if since is None:
         return state
     moved = since.moved_seconds + since.behind_seconds
+    if (use := since.use) is not None:
+        state = dataclasses.replace(state, allocated=use.allocated, leases=use.leases, running=use.running)
     leases = tuple(with_age(lease, lease.age_seconds + moved) for lease in state.leases)
     return dataclasses.replace(state, health=since.health, leases=leases, **since.evidence(state))

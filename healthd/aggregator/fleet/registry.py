@@ -18,7 +18,9 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
+from healthd.aggregator.backlog import Backlog
 from healthd.aggregator.fleet import node_record
 from healthd.aggregator.fleet.node_record import Arrival, NodeRecord
 from healthd.aggregator.fleet.peers import PeerFindings
@@ -155,6 +157,7 @@ class Fleet:
         self._answers = 0
         self._first_seq = first_seq
         self._hearing: set[asyncio.Event] = set()
+        self.backlog = Backlog()
         self._stopping = False
 
     # --- what nodes say, and the answer -------------------------------------------------------------------------------
@@ -182,11 +185,43 @@ class Fleet:
         own = record.key_hash is not None and hmac.compare_digest(record.key_hash, key_hash)
         if not own or speaker.vouched_id is not None:
             record = await self._vouched(record, key_hash, speaker, own=own)
-        known = record.incarnation is not None
-        answer = await self._exchange(node, record, request, wait_seconds, speaker.speaks_for)
-        if not known and record.executor is not None:
-            self._share(record)  # a daemon is there now: leases are its own
-        return answer
+        return await self._exchange(node, record, request, wait_seconds, speaker.speaks_for)
+
+    def sync_at_once(
+        self,
+        node: str,
+        key_hash: str,
+        request: SyncRequest,
+        wait_seconds: float,
+        respond: Callable[[SyncAnswer], None],
+        *,
+        speaker: Speaker = ANYBODY,
+    ) -> Callable[[], None] | None:
+        """
+        As `sync`, of a node whose key is known, without a task: `respond` gets the answer, now or when there is one.
+
+        Returns what forgets the request when its peer is gone; None where it takes `sync`, and nothing was changed. The
+        errors of `sync` that need no database.
+        """
+        record = self._records.get(node)
+        if record is None or record.key_hash is None or not hmac.compare_digest(record.key_hash, key_hash):
+            return None
+        if speaker.vouched_id is not None:
+            if speaker.vouched is None or record.refused_key_hash is not None:
+                return None
+            self._note_vouched(record, speaker, speaker.vouched_id)
+        taken = self._take(node, record, request, speaker.speaks_for)
+        if taken is Arrival.DUPLICATE:
+            return None  # the same again: it is to be kept first
+        if taken is Arrival.FORMER:
+            respond(self._answer_former(record, request))
+            return _nothing
+        if not self._may_hold(record, request, taken, wait_seconds):
+            respond(self._answer(record, send_all=self._wants_all(record, request, taken)))
+            return _nothing
+        held = HeldSync(record, lambda: respond(self._answer(record, send_all=False)), self.backlog)
+        held.begin(wait_seconds)
+        return held.drop
 
     async def sync_executor(
         self, node: str, member: str, key_hash: str, request: SyncRequest, wait_seconds: float
@@ -485,7 +520,8 @@ class Fleet:
         The record of the daemon that speaks, by its key and its platform's word; the errors of `sync` where it is not
         let in. `own`: the key is the node's.
         """
-        if speaker.vouched is None or speaker.vouched_id is None:
+        vouched_id = speaker.vouched_id
+        if speaker.vouched is None or vouched_id is None:
             if record.vouched_id is not None:
                 raise NotVouchedError(
                     f"{record.node}: this name belongs to {record.vouched} according to its platform; this token is "
@@ -503,11 +539,15 @@ class Fleet:
             )
         elif not own or record.refused_key_hash is not None:
             record = await self._replace(record, key_hash, speaker.vouched)
-        if record.vouched_id not in (None, speaker.vouched_id):
-            record.former_pods = (*record.former_pods, record.vouched_id or "")[-MOST_FORMER_PODS:]
-        record.vouched, record.vouched_id = speaker.vouched, speaker.vouched_id
-        record.launched = max(filter(None, (record.launched, speaker.launched)), default=None)
+        self._note_vouched(record, speaker, vouched_id)
         return record
+
+    def _note_vouched(self, record: NodeRecord, speaker: Speaker, vouched_id: str) -> None:
+        """Who is the node from now on, by its platform's word."""
+        if record.vouched_id not in (None, vouched_id):
+            record.former_pods = (*record.former_pods, record.vouched_id or "")[-MOST_FORMER_PODS:]
+        record.vouched, record.vouched_id = speaker.vouched, vouched_id
+        record.launched = max(filter(None, (record.launched, speaker.launched)), default=None)
 
     def _heard_lately(self, record: NodeRecord) -> bool:
         return record.heard_at is not None and self.clock() - record.heard_at <= self.silent_seconds
@@ -535,7 +575,7 @@ class Fleet:
                 self._enrolling.pop(node, None)
         return renewed
 
-    async def _refuse_key(self, record: NodeRecord, key_hash: str) -> None:
+    async def _refuse_key(self, record: NodeRecord, key_hash: str) -> NoReturn:
         new = record.refused_key_hash != key_hash or record.duplicate is None
         record.refused_key_hash = key_hash
         record.duplicate = record.duplicate or "another key was presented for this name"
@@ -568,30 +608,54 @@ class Fleet:
         speaks_for: Callable[[str], bool] | None = None,
     ) -> SyncAnswer:
         """Take in what a line says, hold it, and answer."""
+        taken = self._take(node, record, request, speaks_for)
+        if taken is Arrival.FORMER:
+            return self._answer_former(record, request)
+        if taken is Arrival.DUPLICATE:
+            self._notify(node)
+            await self._remember(record)
+            raise DuplicateError(f"{node}: {record.duplicate}; an admin must decide: forget the node, or stop one")
+        if self._may_hold(record, request, taken, wait_seconds):
+            await self._hold(record, wait_seconds)
+        return self._answer(record, send_all=self._wants_all(record, request, taken))
+
+    def _take(
+        self, node: str, record: NodeRecord, request: SyncRequest, speaks_for: Callable[[str], bool] | None
+    ) -> Arrival:
+        """Take in what a line says, and tell those who listen."""
         now = self.clock()
         incarnation = record.incarnation
         quiet = record.is_as_before(request, now, self.silent_seconds)
         arrival = record.take(request, now)
-        if arrival is Arrival.FORMER:
-            return self._answer_former(record, request)
-        if arrival is Arrival.DUPLICATE:
-            self._notify(node)
-            await self._remember(record)
-            raise DuplicateError(f"{node}: {record.duplicate}; an admin must decide: forget the node, or stop one")
+        if arrival in (Arrival.FORMER, Arrival.DUPLICATE):
+            return arrival
         self.syncs += 1
-        send_all = record.digest != request.digest
         if arrival is Arrival.TAKEN:
             if record.member is None:
                 self._spoke(record, started=record.incarnation != incarnation)
+                if incarnation is None and record.executor is not None:
+                    self._share(record)  # a daemon is there now: leases are its own
             self._follow(node, record, request, speaks_for)
             if quiet and record.confirmed:
                 for callback in self._quiet_listeners:
                     callback(node)
             else:
                 self._notify(node)
-            if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
-                await self._hold(record, wait_seconds)
-        return self._answer(record, send_all=send_all and arrival is Arrival.TAKEN)
+        return arrival
+
+    def _wants_all(self, record: NodeRecord, request: SyncRequest, arrival: Arrival) -> bool:
+        """Whether the node is to send its whole state, because this is not what we have of it."""
+        return arrival is Arrival.TAKEN and record.digest != request.digest
+
+    def _may_hold(self, record: NodeRecord, request: SyncRequest, arrival: Arrival, wait_seconds: float) -> bool:
+        """Whether there is nothing to tell the node, so that its request waits."""
+        return (
+            arrival is Arrival.TAKEN
+            and wait_seconds > 0
+            and record.digest == request.digest
+            and not self._stopping
+            and record.told(request.last_answer)
+        )
 
     def _follow(
         self, node: str, record: NodeRecord, request: SyncRequest, speaks_for: Callable[[str], bool] | None
@@ -614,17 +678,13 @@ class Fleet:
 
     async def _hold(self, record: NodeRecord, wait_seconds: float) -> None:
         """Until there is something new to tell the node, a newer request takes this one's place, or time is up."""
-        record.wake()
-        loop = asyncio.get_running_loop()
-        held: asyncio.Future[None] = loop.create_future()
-        record.held = held
-        timer = loop.call_later(wait_seconds, _release, held)
+        ended = asyncio.get_running_loop().create_future()
+        held = HeldSync(record, lambda: _release(ended), self.backlog)
+        held.begin(wait_seconds)
         try:
-            await held
+            await ended
         finally:
-            timer.cancel()
-            if record.held is held:
-                record.held = None
+            held.drop()
 
     def _answer(self, record: NodeRecord, *, send_all: bool) -> SyncAnswer:
         name = self._next_answer()
@@ -780,9 +840,63 @@ class Fleet:
             callback(node)
 
 
+class HeldSync:
+    """
+    A request that waits for something to tell its node; `answer` is called once, in its turn, unless it is dropped.
+
+    It waits until the record is woken, a newer request of the node takes its place, or its time is up.
+    """
+
+    __slots__ = ("_answer", "_backlog", "_record", "_timer")
+
+    def __init__(self, record: NodeRecord, answer: Callable[[], None], backlog: Backlog) -> None:
+        self._record, self._backlog = record, backlog
+        self._answer: Callable[[], None] | None = answer
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, seconds: float) -> None:
+        """Wait from now on; the request that waited before is answered."""
+        self._record.wake()
+        self._record.held = self.end
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def end(self) -> None:
+        """There is something to tell: answer it, in its turn."""
+        if self._leave():
+            self._backlog.do(self._respond, prior=True)
+
+    def _expire(self) -> None:
+        if self._leave():
+            self._backlog.do(self._respond)
+
+    def drop(self) -> None:
+        """Its peer is gone: answer nobody. Safe to repeat, also after the end."""
+        self._leave()
+        self._answer = None
+
+    def _leave(self) -> bool:
+        """Wait no longer; whether it did."""
+        if self._timer is None:
+            return False
+        self._timer.cancel()
+        self._timer = None
+        if self._record.held == self.end:
+            self._record.held = None
+        return True
+
+    def _respond(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer()
+
+
 def _release(held: asyncio.Future[None]) -> None:
     if not held.done():
         held.set_result(None)
+
+
+def _nothing() -> None:
+    """There is nothing to forget."""
 
 
 class Names:

@@ -436,3 +436,12 @@ class Snapshot:
     """Nodes that a validation named lately and that nothing has spoken for since."""
     chance: ChanceSeen = NO_CHANCE_SEEN
     """How often healthy pairs have failed in past validations of the pool, since memory was last built from disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """When a pass began, had worked out its changes, and had them on disk, by `time.perf_counter`."""
+
+    began: float
+    computed: float
+    stored: float

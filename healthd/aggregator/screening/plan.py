@@ -7,6 +7,7 @@ before all others, so that each is reached within `every` where its pool has idl
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -57,36 +58,49 @@ def plan(
         room[pool] = room.get(pool, 0) - 1
     most = {pool: limit(settings, size) for pool, size in pools.items()}
     due: dict[str, list[tuple[bool, float, str, Standing]]] = {pool: [] for pool, left in room.items() if left > 0}
+    fresh: dict[tuple[str, str], list[str]] = {}  # by pool and accelerator: possible partners that are not due
     rest_before, urgent_before = now - REST_RATIO * settings.every_seconds, now - URGENT_RATIO * settings.every_seconds
     for one in nodes:
-        at = -math.inf if one.changed else one.tier_at
-        if at > rest_before:  # the tier is fresh: the links are what may be due
-            at = one.pair_at if one.kind is not None and most.get(one.pool, 1) > 1 else now
-        if at > rest_before or one.not_before > now or one.node in running or one.pool not in due:
+        if one.pool not in due or one.not_before > now or one.node in running:
             continue
-        due[one.pool].append((at > urgent_before, -one.risk, one.node, one))
+        at = -math.inf if one.changed else one.tier_at
+        if at > rest_before and one.kind is not None and most[one.pool] > 1:  # its links are what may be due
+            at = one.pair_at
+            if at > rest_before:
+                fresh.setdefault((one.pool, one.kind), []).append(one.node)
+        if at <= rest_before:
+            due[one.pool].append((at > urgent_before, -one.risk, one.node, one))
     found: list[Start] = []
     for pool, waiting in due.items():
         waiting.sort()
-        found.extend(_of_pool([entry[3] for entry in waiting], room[pool], rest_before, is_free))
+        partners = {kind: names for (where, kind), names in fresh.items() if where == pool}
+        found.extend(_of_pool([entry[3] for entry in waiting], room[pool], rest_before, is_free, partners))
     return tuple(found)
 
 
-def _of_pool(waiting: list[Standing], room: int, rest_before: float, is_free: Callable[[str], bool]) -> Iterator[Start]:
-    """The first of a pool that are free, within its room. Nodes whose tier is fresh are paired."""
+def _of_pool(
+    waiting: list[Standing],
+    room: int,
+    rest_before: float,
+    is_free: Callable[[str], bool],
+    partners: Mapping[str, list[str]],
+) -> Iterator[Start]:
+    """
+    The first of a pool that are free, within its room. Nodes whose tier is fresh are paired: with each other, and the
+    last one with any of `partners`.
+    """
     single: dict[str, Standing] = {}  # by accelerator: it waits for a partner
     asked = 0
     for one in waiting:
         if room <= 0 or asked >= MOST_LOOKED_AT + room:
             return
-        pairs = not one.changed and one.tier_at > rest_before
-        kind = one.kind or ""
-        if pairs and room < 2:
+        kind = one.kind if not one.changed and one.tier_at > rest_before else None
+        if kind is not None and room < 2:
             continue
         asked += 1
         if not is_free(one.node):
             continue
-        if not pairs:
+        if kind is None:
             room -= 1
             yield Start(node=one.node)
         elif (other := single.pop(kind, None)) is not None:
@@ -94,3 +108,8 @@ def _of_pool(waiting: list[Standing], room: int, rest_before: float, is_free: Ca
             yield Start(node=other.node, partner=one.node)
         else:
             single[kind] = one
+    for kind, one in single.items():
+        possible = itertools.islice(partners.get(kind, ()), MOST_LOOKED_AT)
+        if room >= 2 and (partner := next(filter(is_free, possible), None)) is not None:
+            room -= 2
+            yield Start(node=one.node, partner=partner)

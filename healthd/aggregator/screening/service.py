@@ -59,6 +59,8 @@ BUSY_SECONDS = 60.0
 """A node that was in use is not asked again for so long."""
 RANKED_SECONDS = 3600.0
 """How long a risk stands if nothing new is heard: it grows by the day."""
+RANKS_EACH_PLAN = 500
+"""Risks that are computed again in one turn: the event loop waits for them."""
 LATE_SECONDS = 120.0
 """Beyond its time, a node that says nothing of its order any more is given up."""
 NEIGHBOUR_LABELS = ("switch", "delivery")
@@ -210,7 +212,7 @@ class Screening:
         names = {spec.name for spec in state.checks}
         runs = runs and any(check in names for check in self._policy.collective_checks)
         groups = tuple((label, state.labels[label]) for label in NEIGHBOUR_LABELS if label in state.labels)
-        self._known[name] = Known(
+        found = self._known[name] = Known(
             screened=screened,
             pool=state.labels.get("pool"),
             wanted=look.wanted_checks(state, self._tier),
@@ -225,6 +227,7 @@ class Screening:
         if screened.failed_at is not None:
             for group in groups:
                 self._failed.setdefault(group, {})[name] = screened.failed_at
+        found.standing, found.ranked_at = self._standing(name, found, now), now
 
     # --- what runs ----------------------------------------------------------------------------------------------------
 
@@ -235,12 +238,13 @@ class Screening:
         standing = self._engine.screenings()
         for one in list(self._running):
             lost = [name for name in one.nodes if name not in standing]
-            if lost:
-                self._interrupted(one, lost, now)
-                self._end(one, orders)
-            elif one.order is not None:
-                if self._run_ended(one, one.order, now):
+            if one.order is not None:
+                if self._run_ended(one, one.order, now, lost=bool(lost)):
                     self._end(one, orders)
+            elif lost:
+                for name in one.nodes:
+                    self._note_yield(one, name, now, "the node is" if name in lost else f"{', '.join(lost)} is")
+                self._end(one, orders)
             elif one.validation is not None:
                 accused += self._go_on_together(one, one.validation, now, orders)
         ours = {name for one in self._running for name in one.nodes}
@@ -252,47 +256,40 @@ class Screening:
         orders |= dict.fromkeys(one.nodes)
         self._plan_at = min(self._plan_at, self._engine.now() + min(1.0, self._pause))
 
-    def _interrupted(self, one: Running, lost: Sequence[str], now: float) -> None:
-        """A node is wanted. What passed on it counts."""
-        for name in one.nodes:
-            known = self._known.get(name)
-            if known is None:
-                continue
-            done = ""
-            if one.order is not None and one.order.run is not None:
-                checks = one.order.run.checks
-                done = f" after {len(checks) - len(_left(one, known, checks))} of {len(checks)} checks"
-            wanted = "the node is" if name in lost else f"{', '.join(lost)} is"
-            self._note(name, now, "screening yields", f"{one.work(name)}{done}: {wanted} wanted")
-
-    def _run_ended(self, one: Running, order: Order, now: float) -> bool:
-        """Whether the run of a tier is over; takes in what came of it."""
+    def _run_ended(self, one: Running, order: Order, now: float, *, lost: bool) -> bool:
+        """Whether the run of a tier is over; takes in what came of it. `lost`: somebody wants the node."""
         (name,) = one.nodes
         node = self._fleet.node(name)
         report = None if node is None else node.orders.get(order.id)
         over = report is not None and report.status in FINAL_STATUSES
-        if not over and now < one.ends_at + LATE_SECONDS:
+        if not over and not lost and now < one.ends_at + LATE_SECONDS:
             return False
         self._look(name, now)
         known = self._known[name]
         checks = order.run.checks if order.run is not None else ()
-        if not _left(one, known, checks):
-            self._note(name, now, "screened", f"{one.work(name)} passed in {span(now - one.started_at)}")
-            return True
+        rest = _left(one, known, checks)
         failed = one.before is not None and known.screened.failures > one.before.failures
-        what = "failed" if failed else "could not be completed"
-        why = _why(report)
-        self._note(
-            name, now, "screening failed" if failed else "screening incomplete", f"{one.work(name)} {what}: {why}"
-        )
-        self._rest(name, now)
+        if not rest:
+            self._note(name, now, "screened", f"{one.work(name)} passed in {span(now - one.started_at)}")
+        elif lost and not failed:
+            self._note_yield(one, name, now, "the node is", f" after {len(checks) - len(rest)} of {len(checks)} checks")
+        else:
+            kind, what = (
+                ("screening failed", "failed") if failed else ("screening incomplete", "could not be completed")
+            )
+            self._note(name, now, kind, f"{one.work(name)} {what}: {_why(report)}")
+            self._rest(name, now)
         return True
+
+    def _note_yield(self, one: Running, name: str, now: float, who: str, done: str = "") -> None:
+        """A node is wanted, or quarantined. What passed on it counts."""
+        self._note(name, now, "screening yields", f"{one.work(name)}{done}: {who} wanted elsewhere or quarantined")
 
     def _rest(self, name: str, now: float) -> None:
         """A screening has ended without a pass: the node is not tried again at once."""
         known = self._known[name]
         known.screened = dataclasses.replace(known.screened, tried_at=now)
-        known.ranked_at = -math.inf
+        known.standing = None
         self._unwritten[name] = known.screened
 
     def _note(self, node: str, now: float, kind: str, message: str) -> None:
@@ -327,7 +324,7 @@ class Screening:
                 continue
             if name in rest and name not in found.out:
                 known.screened = dataclasses.replace(known.screened, paired_at=now)
-                self._unwritten[name], known.ranked_at = known.screened, -math.inf
+                self._unwritten[name], known.standing = known.screened, None
                 self._note(name, now, "screened", f"{one.work(name)} passed in {span(now - one.started_at)}")
                 continue
             why = found.out.get(name) or next(iter(found.reasons), None)
@@ -366,17 +363,20 @@ class Screening:
             if known.pool not in wanted and self._is_free(name):
                 return True
             known.not_before = now + min(BUSY_SECONDS, self._pause)
-            known.ranked_at = -math.inf
+            if known.standing is not None:
+                known.standing = dataclasses.replace(known.standing, not_before=known.not_before)
             return False
 
         return plan.plan(now, self._sizes(), self._standings(now), self._pools_running(), self.settings, is_free)
 
     def _standings(self, now: float) -> Iterator[Standing]:
-        """All nodes that may be screened, with their risk."""
+        """All nodes that may be screened, with their risk; of some it is computed again."""
+        left = RANKS_EACH_PLAN
         for name, known in self._known.items():
             if not self._is_screened(known):
                 continue
-            if known.standing is None or now - known.ranked_at > RANKED_SECONDS:
+            if known.standing is None or (now - known.ranked_at > RANKED_SECONDS and left > 0):
+                left -= known.standing is not None
                 known.standing, known.ranked_at = self._standing(name, known, now), now
             yield known.standing
 

@@ -31,8 +31,8 @@ class ScreeningSettings:
     """The pools that are screened. Empty: all nodes, those without a pool as one pool."""
 
     def __post_init__(self) -> None:
-        if not 60.0 <= self.every_seconds <= 366 * 86400.0:
-            raise ValueError(f"every: must be from 1 min to 366 d, not {self.every_seconds:g} s")
+        if not 1.0 <= self.every_seconds <= 366 * 86400.0:
+            raise ValueError(f"every: must be from 1 s to 366 d, not {self.every_seconds:g} s")
         if not 0 < self.share <= 1:
             raise ValueError(f"share: must be more than 0 and at most 1, not {self.share:g}")
         for window in self.windows:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from healthd.core.model.reasons import Health, Reason
     from healthd.core.model.results import CheckResult, CheckSpec, WorkDigest
-    from healthd.core.model.sync import PROTOCOL, Problem, StepBlock, SyncAnswer, SyncRequest
+    from healthd.core.model.sync import PROTOCOL, Problem, StepBlock, SyncAnswer, SyncRequest, Use
 
 __all__ = [
     "FINAL_STATUSES",
@@ -91,6 +91,7 @@ __all__ = [
     "StepBlock",
     "SyncAnswer",
     "SyncRequest",
+    "Use",
     "ValidationKind",
     "Verdict",
     "WellNode",
@@ -157,6 +158,7 @@ if not TYPE_CHECKING:
             "StepBlock",
             "SyncAnswer",
             "SyncRequest",
+            "Use",
         },
     }
 

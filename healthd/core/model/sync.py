@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthd.core.model.node import NodeState, Quarantine
+from healthd.core.model.node import Allocation, Lease, NodeState, Quarantine
 from healthd.core.model.orders import Order, OrderReport
 from healthd.core.model.reasons import Reason
 
@@ -18,7 +18,7 @@ class StepBlock:
     """
     The own time of a node's `ranks` in the steps of a running job of `size` ranks, for the comparison of its nodes.
 
-    `own_seconds` is of each step from `first_step` on; None: not known. See `healthd.steps`.
+    `own_seconds` is of each step from `first_step` on; None: not known. See docs/stragglers.md.
     """
 
     job: str
@@ -29,6 +29,20 @@ class StepBlock:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Use:
+    """
+    Who uses a node: all that differs between its state and the one with the digest `since`, which was sent before.
+
+    A gate makes each of its nodes confirm a lease, and later its end: a whole state each time is a hundred times this.
+    """
+
+    since: str
+    allocated: tuple[Allocation, ...]
+    leases: tuple[Lease, ...]
+    running: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SyncRequest:
     """
     What a node says to the aggregator.
@@ -36,7 +50,8 @@ class SyncRequest:
     `incarnation` is new at every start of the daemon; `seq` counts requests within it. `last_answer` is the id of the
     newest answer received and `since_answer_seconds` how long ago that was, by CLOCK_BOOTTIME: what lies between is
     what the aggregator adds to all ages. `state` is None when nothing but ages changed; then `digest` names the state
-    that was sent last, and `ages` maps checks to ages. `issuer` is the database that last made a statement to the node:
+    that was sent last, and `ages` maps checks to ages. Where nothing else changed than who uses the node, `use` says so
+    instead of a state. `issuer` is the database that last made a statement to the node:
     its quarantine is that one's word. None: none ever did. `steps` are those of running jobs since the last answer,
     and `step_jobs` all jobs that report their steps on the node now: another one is over there. None: it does not say.
     """
@@ -53,6 +68,7 @@ class SyncRequest:
     issuer: str | None
     steps: tuple[StepBlock, ...] = ()
     step_jobs: tuple[str, ...] | None = None
+    use: Use | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from checks.atomic_file import write_atomically
 from healthd.core.model import StepBlock
+from healthd.integrations.steps.datagram import MAX_BYTES, RankEnd, parse, parse_end
+from healthd.integrations.steps.detector import JobSteps
 from healthd.integrations.steps.settings import StepSettings
 from healthd.node.clock import Clock
 from healthd.node.settings import NodeSettings
-from healthd.steps import MAX_BYTES, JobSteps, RankEnd, parse, parse_end
 
 log = logging.getLogger(__name__)
 

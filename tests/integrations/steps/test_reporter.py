@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from healthd.steps import RankEnd, StepReport, parse, parse_end
+from healthd.integrations.steps.datagram import RankEnd, StepReport, parse, parse_end
 from healthd_steps import StepReporter
 from healthd_steps.callbacks import LightningCallback, TrainerCallback
 from tests import prepared

@@ -19,8 +19,8 @@ from checks.host.machine import Host
 from checks.system.job_steps import Params, job_steps
 from healthd.core.tasks import Tasks
 from healthd.integrations.steps import reports as step_reports
+from healthd.integrations.steps.detector import WINDOW_STEPS, JobSteps
 from healthd.integrations.steps.reports import FILE, MAX_JOBS, MAX_RANK_SERIES, MAX_RANKS, StepReports
-from healthd.steps import WINDOW_STEPS, JobSteps
 from tests import prepared
 from tests.job import IN_A_JOB
 

@@ -11,11 +11,18 @@ from typing import Any
 import pytest
 
 from checks.contract import Status, Tier
-from healthd.aggregator.fleet.peers import FORGET_SECONDS, MOST_AT_ONCE, MOST_BLOCKS, MOST_JOBS, MOST_JOBS_OF_NODE
 from healthd.aggregator.fleet.registry import Fleet
 from healthd.aggregator.identity.tokens import key_hash
 from healthd.core.model import Health, NodeState, StepBlock, SyncRequest
-from healthd.steps import Block
+from healthd.integrations.steps.blocks import Block
+from healthd.integrations.steps.fleet import (
+    FORGET_SECONDS,
+    MOST_AT_ONCE,
+    MOST_BLOCKS,
+    MOST_JOBS,
+    MOST_JOBS_OF_NODE,
+    JobComparison,
+)
 from tests import prepared
 from tests.aggregator.cluster import Cluster, ask
 from tests.aggregator.parts import KEY, Clock, fleet, result, spec, state
@@ -50,6 +57,8 @@ class Nodes:
     def __init__(self, names: int) -> None:
         self.clock = Clock()
         self.fleet: Fleet = fleet(self.clock)
+        assert isinstance(self.fleet.peers.jobs, JobComparison)
+        self.jobs = self.fleet.peers.jobs
         self.names = [f"n{i}" for i in range(names)]
         self._seq = 0
 
@@ -84,7 +93,7 @@ class Nodes:
             self.judge()
 
     def judge(self) -> None:
-        self.fleet.peers._apply_soon(asyncio.run(self.fleet.peers.jobs.judge()))
+        self.fleet.peers._apply_soon(asyncio.run(self.jobs.judge()))
 
     def health(self, node: str) -> tuple[Health | None, list[str]]:
         view = self.fleet.view(node)
@@ -113,7 +122,7 @@ def test_the_slow_node_of_a_job_is_warned_of_with_rank_and_numbers_and_others_ar
     assert view.node.state is not None
     assert view.node.state.results[0].status is Status.WARN
     assert view.node.failing is False  # nothing for a rule to begin with
-    assert [(node, bool(text)) for node, text in nodes.fleet.peers.jobs.news] == [("n2", True)]
+    assert [(node, bool(text)) for node, text in nodes.jobs.news] == [("n2", True)]
 
 
 def test_the_warning_goes_when_the_node_is_slow_no_more_and_when_the_job_is_over() -> None:
@@ -124,8 +133,8 @@ def test_the_warning_goes_when_the_node_is_slow_no_more_and_when_the_job_is_over
     nodes.run(5, slow="n1", first=10)
     assert nodes.health("n1")[0] is Health.DEGRADED
     nodes.clock.now += FORGET_SECONDS + 1
-    nodes.fleet.peers._apply_soon(nodes.fleet.peers.jobs.forget_old())
-    assert not nodes.fleet.peers.jobs.jobs
+    nodes.fleet.peers._apply_soon(nodes.jobs.forget_old())
+    assert not nodes.jobs.jobs
     nodes.say("n1")
     assert nodes.health("n1")[1] == []
 
@@ -142,10 +151,10 @@ def test_a_node_that_has_the_job_no_more_is_warned_of_no_more_and_the_last_one_e
     assert nodes.health("n2") == (Health.HEALTHY, [])
     for node in ("n0", "n1"):
         nodes.say(node, jobs=())
-    assert set(nodes.fleet.peers.jobs.jobs) == {"train"}
+    assert set(nodes.jobs.jobs) == {"train"}
     nodes.say("n3", jobs=())
-    assert not nodes.fleet.peers.jobs.jobs
-    assert not nodes.fleet.peers.jobs.slow
+    assert not nodes.jobs.jobs
+    assert not nodes.jobs.slow
 
 
 def test_what_strangers_tell_is_bounded() -> None:
@@ -157,9 +166,9 @@ def test_what_strangers_tell_is_bounded() -> None:
         block("x", 0, 2, -1, (0.1,) * 50),
     )
     nodes.say("n0", *bad)
-    assert not nodes.fleet.peers.jobs.jobs
+    assert not nodes.jobs.jobs
     nodes.say("n0", *(block(f"j{i}", 0, 2, 0, (0.1,) * 50) for i in range(2 * MOST_BLOCKS)))
-    jobs = nodes.fleet.peers.jobs
+    jobs = nodes.jobs
     assert list(jobs.jobs) == [f"j{i}" for i in range(MOST_BLOCKS - MOST_JOBS_OF_NODE, MOST_BLOCKS)]
     for i in range(MOST_JOBS + 10):
         jobs.put("n0", (block(f"k{i}", 0, 2, 0, (0.1,) * 50),))
@@ -173,11 +182,11 @@ def test_what_strangers_tell_is_bounded() -> None:
     jobs.forget_old()
     assert not jobs.jobs
     assert not jobs._told
-    assert not jobs._due
+    assert not jobs._tellers
 
 
 def test_a_node_that_tells_a_smaller_job_cuts_off_nobody() -> None:
-    jobs = Nodes(0).fleet.peers.jobs
+    jobs = Nodes(0).jobs
     values = (0.1,) * 50
     for rank in range(4):
         jobs.put(f"n{rank}", (block("train", rank, 1 if rank == 2 else 4, 0, values),))
@@ -188,7 +197,7 @@ def test_a_node_that_tells_a_smaller_job_cuts_off_nobody() -> None:
 
 def test_steps_may_come_while_a_large_job_is_judged_and_the_loop_goes_on() -> None:
     nodes = Nodes(0)
-    jobs = nodes.fleet.peers.jobs
+    jobs = nodes.jobs
     many = 4 * MOST_AT_ONCE
     values = tuple(0.1 + (step % 5) / 500 for step in range(50))
 
@@ -219,7 +228,7 @@ def test_steps_may_come_while_a_large_job_is_judged_and_the_loop_goes_on() -> No
 
 def test_a_job_that_cannot_be_compared_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(2)
-    jobs = nodes.fleet.peers.jobs
+    jobs = nodes.jobs
     for rank in range(2):
         for name in ("bad", "good"):
             jobs.put(f"n{rank}", (block(name, rank, 2, 0, (0.1,) * 50),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from healthd.steps import WINDOW_STEPS
+from healthd.integrations.steps.detector import WINDOW_STEPS
 
 STEP_SECONDS = 0.2
 

@@ -7,19 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from healthd.steps import (
-    BLOCK_STEPS,
-    LEAST_KNOWN_STEPS,
-    MOST_OPEN,
-    MOST_WAITING,
-    Block,
-    Blocks,
-    JobOverNodes,
-    StepReport,
-    are_bounded,
-)
+from healthd.integrations.steps.blocks import BLOCK_STEPS, LEAST_KNOWN_STEPS, MOST_WAITING, Block, Blocks
+from healthd.integrations.steps.datagram import StepReport
+from healthd.integrations.steps.over_nodes import MOST_OPEN, JobOverNodes, are_bounded
 from tests.every import every
-from tests.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
+from tests.integrations.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 
 
 def blocks(own: Own, count: int, nodes: int) -> list[dict[str, Block]]:

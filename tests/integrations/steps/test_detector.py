@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.steps import WINDOW_STEPS, JobSteps, StepReport, change_point, parse
+from healthd.integrations.steps.datagram import StepReport, parse
+from healthd.integrations.steps.detector import WINDOW_STEPS, JobSteps, change_point
 from tests.every import every
+from tests.integrations.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 from tests.profile import fleets
-from tests.steps.detector_kit import STEP_SECONDS, Own, by_blocks, by_drift, by_length, by_turns, noisy
 
 
 def reports(own: Own, steps: int, ranks: int, *, first: int = 0, work: Own | None = None) -> Iterator[StepReport]:

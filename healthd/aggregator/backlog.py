@@ -1,0 +1,151 @@
+"""
+The order of work on the event loop: syncs, which come by the hundred, give way to gates.
+
+One gate of 64 nodes makes 64 nodes answer at once, several times. First come, first served, the next gate would wait
+for all of them at each of its steps. So work that may wait is done in slices: at most `SLICE_SECONDS` of it in one turn
+of the loop, and none while something urgent is under way, for `URGENT_SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+SLICE_SECONDS = 0.002
+"""So long the backlog works in one turn of the loop; one piece more may have begun before."""
+URGENT_SECONDS = 0.05
+"""So long something urgent holds it back at most: neither a transaction that hangs nor a stream of gates may make nodes
+silent."""
+
+Work = Callable[[], None]
+
+
+class Urgency:
+    """Something urgent that is under way, until `end`. Safe to repeat."""
+
+    __slots__ = ("_backlog", "began")
+
+    def __init__(self, backlog: Backlog, began: float) -> None:
+        self._backlog, self.began = backlog, began
+
+    def end(self) -> None:
+        """It is done, or waits for something that the backlog may bring."""
+        self._backlog.calm(self)
+
+
+_URGENCY: ContextVar[Urgency | None] = ContextVar("URGENCY", default=None)
+
+
+class Backlog:
+    """
+    Work that may wait, on one event loop. `do` does it at once while there is time in this turn and nothing waits.
+
+    Work does not raise. `prior` goes before the rest: what a gate waits for. The loop and its clock are found at the
+    first use unless a test gives its own.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._prior: deque[Work] = deque()
+        self._rest: deque[Work] = deque()
+        self._urgent: set[Urgency] = set()
+        self._spent = 0.0
+        self._turn_ends = False  # whether the end of this turn is scheduled
+        self._held_since: float | None = None
+        self._free_until = float("-inf")
+        self._recheck: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How many pieces of work wait."""
+        return len(self._prior) + len(self._rest)
+
+    def do(self, work: Work, *, prior: bool = False) -> None:
+        """Do it now, or as soon as its turn comes."""
+        if self._prior or self._rest or self._spent >= SLICE_SECONDS or self._held_back():
+            (self._prior if prior else self._rest).append(work)
+            self._go_on()
+        else:
+            self._work(work)
+        if not self._turn_ends:
+            self._turn_ends = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    @contextlib.contextmanager
+    def urgent(self) -> Iterator[None]:
+        """What runs within is urgent, until it ends or calls `at_ease`."""
+        urgency = Urgency(self, self._clock())
+        self._urgent.add(urgency)
+        token = _URGENCY.set(urgency)
+        try:
+            yield
+        finally:
+            _URGENCY.reset(token)
+            urgency.end()
+
+    def calm(self, urgency: Urgency) -> None:
+        """That is urgent no more."""
+        if urgency in self._urgent:
+            self._urgent.discard(urgency)
+            if len(self):
+                self._go_on()
+
+    def _held_back(self) -> bool:
+        """Whether something urgent is under way. After `URGENT_SECONDS` of that the backlog has as long for itself."""
+        if not self._urgent:
+            self._held_since = None
+            return False
+        now = self._clock()
+        if now < self._free_until:
+            return False
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < URGENT_SECONDS:
+            return True
+        self._held_since, self._free_until = None, now + URGENT_SECONDS
+        return False
+
+    def _go_on(self) -> None:
+        """See to it that what waits is done: in the next turn, or when what is urgent has had its time."""
+        loop = asyncio.get_running_loop()
+        if not self._held_back():
+            if self._recheck is not None:
+                self._recheck.cancel()
+                self._recheck = None
+            if not self._turn_ends:
+                self._turn_ends = True
+                loop.call_soon(self._next_turn)
+        elif self._recheck is None:
+            self._recheck = loop.call_later(URGENT_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._recheck = None
+        if len(self):
+            self._go_on()
+
+    def _next_turn(self) -> None:
+        """A new turn of the loop: a new slice."""
+        self._turn_ends, self._spent = False, 0.0
+        while (waiting := self._prior or self._rest) and self._spent < SLICE_SECONDS and not self._held_back():
+            self._work(waiting.popleft())
+        if len(self):
+            self._go_on()
+
+    def _work(self, work: Work) -> None:
+        began = self._clock()
+        work()
+        self._spent += self._clock() - began
+
+
+def at_ease() -> None:
+    """What is under way in this context is urgent no more: it waits for nodes now."""
+    if (urgency := _URGENCY.get()) is not None:
+        urgency.end()
+
+
+def arrived() -> float | None:
+    """When what is urgent in this context began, by `time.perf_counter`; None where nothing is."""
+    return None if (urgency := _URGENCY.get()) is None else urgency.began
