@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily
 
+from checks.contract import Tier
 from healthd.aggregator.api import Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.drain.controller import RELEASED, ActuatorCollector, make_drain_controller
@@ -365,7 +366,8 @@ def build(terms: Terms, store: Store) -> Parts:
     for row in loaded.nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
     tasks = Tasks(within=terms.tasks)
-    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)
+    proof = Tier.SOAK if terms.screening.tier == "soak" else Tier.DEEP
+    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock, proof=proof)
     metrics = FleetMetrics(fleet, engine, store, task_errors=tasks.errors, now=clock)
     metrics.add(LeadershipCollector(store.leads, lambda: store.term))
     metrics.add(tasks_metric())
