@@ -64,6 +64,9 @@ MOST_PROBED = 4
 """Nodes of a reject that are looked at, to see whether one of them is healthy again."""
 FAILURES = 3
 """Passes in a row in which the aggregator did not answer until Kueue is told to reserve no more quota."""
+INACTIVE_SECONDS = 5.0
+"""How long a check is not Active at least. Kueue (0.17) looks at queues once a second: of one that was not active for
+less than that it does not see the return, and Workloads that came meanwhile wait until anything else happens."""
 
 
 class Gates(Protocol):
@@ -180,6 +183,7 @@ class Controller:
         self._failures = 0
         self._why: Condition | None = None
         self._refused: dict[str, _Refused] = {}  # by the name of the check
+        self._inactive_at: dict[str, float] = {}  # by the name of the check: when it was written that it is not Active
         self._unknown_pools: dict[tuple[str, str], str] = {}  # check and pool -> what the aggregator says of it
         self._away = LogOnce(log)
         self._troubles: list[str] = []
@@ -205,12 +209,12 @@ class Controller:
         except HealthdError as error:
             claims = None
             self._is_away(error)
-        await self._write_conditions(queues, now)
+        conditions_due = await self._write_conditions(queues, now)
         of_workload: dict[str, list[Claim]] = {}
         for claim in claims or ():
             of_workload.setdefault(claim.workload, []).append(claim)
         kept: set[str] = set()
-        due = math.inf if claims is not None else POLL_SECONDS
+        due = min(conditions_due, math.inf if claims is not None else POLL_SECONDS)
         left = MOST_ASKED if claims is not None else 0
         for workload in sorted(queues.workloads.values(), key=self._turn):
             claimed = of_workload.get(workload_id(workload, queues.cluster), [])
@@ -241,6 +245,8 @@ class Controller:
         named = {flavor.pool for flavor in queues.flavors.values()}
         for key in [key for key in self._unknown_pools if key[0] not in queues.checks or key[1] not in named]:
             del self._unknown_pools[key]
+        for name in self._inactive_at.keys() - queues.checks.keys():
+            del self._inactive_at[name]
         known = {workload.uid for workload in queues.workloads.values()}
         memories: tuple[dict[str, float] | dict[str, Retried], ...] = (self._said_at, self._asked_at, self._retried)
         for memory in memories:
@@ -418,15 +424,25 @@ class Controller:
         self._failures = FAILURES if self._why.reason == REFUSES else self._failures + 1
         self._away.say(str(error))
 
-    async def _write_conditions(self, queues: Queues, now: float) -> None:
+    async def _write_conditions(self, queues: Queues, now: float) -> float:
+        """How many seconds later a check may be Active again; infinite where none waits for that."""
+        due = math.inf
         for check in queues.checks.values():
             wanted = self._condition(check, now)
             if wanted is None or wanted == check.condition:
+                continue
+            left = self._inactive_at.get(check.name, -math.inf) + INACTIVE_SECONDS - now
+            if wanted.active and left > 0:
+                due = min(due, left)
                 continue
             try:
                 await self._cluster.write_condition(check, wanted)
             except HealthdError as error:
                 self._troubles.append(f"AdmissionCheck {check.name}: {error}")
+                continue
+            if not wanted.active and (check.condition is None or check.condition.active):
+                self._inactive_at[check.name] = now
+        return due
 
     def _refusal(self, check: AdmissionCheck, now: float, seconds: float) -> str:
         """What the aggregator said when it refused a question with these terms, for so long; else empty."""

@@ -8,6 +8,7 @@ Minutes of random jobs, faults and kills with the real Kueue, and three invarian
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.integrations.kueue import player
-from tests.integrations.kueue.site_kit import KueueSite, moment
+from tests.integrations.kueue.site_kit import KueueSite, kueue_job, moment
 from tests.kubernetes.jobs_kit import JOBS, node_of
 from tests.kubernetes.kit import SYSTEM
 from tests.patience import PATIENCE
@@ -87,19 +88,26 @@ class Minutes:
     def submit(self) -> bool:
         if len(self.unfinished()) >= MOST_JOBS:
             return False
-        self._jobs += 1
+        name = f"job-{self._jobs + 1}"
         seconds = self.rng.choice((1, 3, 8))
         command: tuple[str, ...] = ("sleep", str(seconds))
         if self.rng.random() < 0.3:  # it takes its time to end when it is preempted or evicted
             command = ("sh", "-c", f"trap 'sleep 6; exit 143' TERM; sleep {seconds + 10} & wait")
-        self.site.submit(
-            f"job-{self._jobs}",
+        job = kueue_job(
+            name,
             self.rng.choice((1, 2, 3)),
+            self.site.image,
             command=command,
             local_queue=self.local_queue,
             urgent=self.rng.random() < 0.3,
             grace_seconds=20,
         )
+        told = self.site.cluster.kubectl("create", "-f", "-", text=json.dumps(job), wrong=None)
+        if "failed calling webhook" in told:  # Kueue was killed a moment ago, and takes no Jobs
+            self.done["submissions while Kueue was away"] += 1
+            return False
+        assert "created" in told, told
+        self._jobs += 1
         return True
 
     def delete(self) -> bool:

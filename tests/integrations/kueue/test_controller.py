@@ -14,6 +14,7 @@ from healthd.core.http.client import RefusedError
 from healthd.core.model import Claim, Decision, ExcludedNode, GateRequest, Verdict
 from healthd.integrations.kueue.controller import (
     FAILURES,
+    INACTIVE_SECONDS,
     LABELS_SECONDS,
     MESSAGE_SECONDS,
     OVERDUE_SECONDS,
@@ -118,10 +119,14 @@ def test_while_the_aggregator_is_away_nothing_is_released_and_kueue_hears_of_it_
         assert found.condition.reason == "AggregatorRefuses"
         found.away = None
         found.end_pods("default/a")
-        await found.run_pass()
-        assert found.condition.active
+        found.now += INACTIVE_SECONDS - 1
+        due = await found.controller.run_pass(found.queues(fresh=True), found.now)
         assert not found.held()
         assert not found.labelled
+        assert (found.condition.active, due) == (False, 1.0), "Kueue sees no change that is over at once"
+        found.now += due
+        await found.run_pass()
+        assert found.condition.active
 
     play(story())
 
