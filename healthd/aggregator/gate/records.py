@@ -146,7 +146,6 @@ Progress = Collecting | Waiting | Checking | Validating | Granting | Decided
 
 
 def phase_of(progress: Progress) -> Phase:
-    """The name of a phase."""
     return _PHASES[type(progress)]
 
 
@@ -226,7 +225,6 @@ class Gate:
 
     @property
     def phase(self) -> Phase:
-        """Where the gate is."""
         return phase_of(self.progress)
 
     @property
@@ -241,7 +239,6 @@ class Gate:
 
     @property
     def validation(self) -> Validation | None:
-        """The validation that is under way."""
         return self.progress.validation if isinstance(self.progress, Validating) else None
 
     @property

@@ -275,7 +275,6 @@ class OrderQueue:
         return bool(self._queue)
 
     def pop(self) -> OrderedRun:
-        """Remove the next one."""
         return self._queue.popleft()
 
     def add(

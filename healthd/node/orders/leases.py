@@ -150,7 +150,6 @@ class LeaseStore:
 
     @property
     def held(self) -> tuple[HeldLease, ...]:
-        """The leases in force."""
         return tuple(self._held.values())
 
     def with_stamps(self) -> tuple[tuple[Lease, float], ...]:
