@@ -258,7 +258,6 @@ class Gate:
 
     @property
     def as_asked(self) -> GateRequest:
-        """The request with the names that it came with."""
         if not self.asked:
             return self.request
         return replace(self.request, nodes=tuple(self.asked.get(name, name) for name in self.request.nodes))
