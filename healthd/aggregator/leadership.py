@@ -27,7 +27,8 @@ from healthd.aggregator.drain.controller import RELEASED, ActuatorCollector, mak
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.engine import Engine, Handshakes, steady_clock
 from healthd.aggregator.fleet import Fleet
-from healthd.aggregator.fleet.stragglers import PeerEvents, Stragglers
+from healthd.aggregator.fleet.history import PeerEvents
+from healthd.aggregator.fleet.slow import Stragglers
 from healthd.aggregator.forwarding import Front, Serving
 from healthd.aggregator.identity.tokens import Guard
 from healthd.aggregator.jobs.postmortem_records import Postmortem
@@ -312,7 +313,8 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
             tasks.supervise("stragglers", parts.stragglers.run)
             tasks.supervise("comparison of nodes", parts.fleet.peers.run)
             settle = terms.policy.tuning.settle_seconds
-            compared = PeerEvents(parts.fleet, store, settle_seconds=settle, clock=time.time)
+            news = parts.stragglers.peers.news
+            compared = PeerEvents(parts.fleet.peers, news, store, settle_seconds=settle, clock=time.time)
             tasks.supervise("history of the comparison", compared.run)
             tasks.supervise("count of jobs without a gate", parts.ungated.run)
             if parts.drain is not None:
@@ -401,7 +403,7 @@ def build(terms: Terms, store: Store) -> Parts:
         guard=terms.guard,
         metrics=metrics,
         handshakes=Handshakes(settings.handshake_seconds),
-        stragglers=Stragglers(fleet, store),
+        stragglers=Stragglers(fleet),
         ungated=ungated,
         accusations=accusations,
         postmortems=postmortems,
