@@ -364,20 +364,7 @@ def build(terms: Terms, store: Store) -> Parts:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
     tasks = Tasks(within=terms.tasks)
     engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)
-    metrics = FleetMetrics(
-        fleet,
-        holding=lambda: len(engine.open_gates()),
-        overrides=lambda: len(engine.overrides()),
-        breakers=lambda: len(engine.breakers()),
-        repairs=lambda: len(engine.repairs()),
-        words=engine.rule_words,
-        waits=engine.waits,
-        recovering=lambda: engine.recovering() is not None,
-        store=lambda: (store.failures, store.failing),
-        errors=engine.internal_errors,
-        task_errors=tasks.errors,
-        now=clock,
-    )
+    metrics = FleetMetrics(fleet, engine, store, task_errors=tasks.errors, now=clock)
     metrics.add(LeadershipCollector(store.leads, lambda: store.term))
     metrics.add(tasks_metric())
     metrics.add(LOOP_LAG)

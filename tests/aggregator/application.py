@@ -24,7 +24,7 @@ async def always_gated(_: str) -> bool:
 
 def parts_of_test(folder: Path, *, store: Store, fleet: Fleet, engine: Engine, guard: Guard | None = None) -> Parts:
     """`guard` None: no tokens."""
-    metrics = FleetMetrics(fleet, holding=lambda: 0, overrides=lambda: 0, errors=engine.internal_errors)
+    metrics = FleetMetrics(fleet, engine, store)
     return Parts(
         settings=AggregatorSettings(state_dir=folder),
         fleet=fleet,

@@ -18,6 +18,7 @@ from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.validation import records as validations
 from healthd.core.model import Decision, ExcludedNode, GateRequest, Health, Mode, Quarantine, Reason, Verdict
 from healthd.localize.model import Outcome
+from tests.aggregator.metrics_kit import Figures, metrics_of
 from tests.aggregator.parts import Clock, Node, fleet, state
 
 CONTRACT = {
@@ -85,7 +86,7 @@ def decided(code: str, ordered: dict[str, OrderedRun] | None = None) -> Gate:
 
 
 def make(registry: Fleet | None = None) -> FleetMetrics:
-    return FleetMetrics(registry or fleet(), holding=lambda: 2, overrides=lambda: 1)
+    return metrics_of(registry or fleet(), Figures(gates=2, forced=1))
 
 
 def samples(metrics: FleetMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

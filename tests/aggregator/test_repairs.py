@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Action, Tier
-from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.quarantine import repairs
 from healthd.aggregator.quarantine.records import RuleRecord
 from healthd.aggregator.quarantine.repair_records import Repair, RepairDecision, RepairEnd, RepairState
 from healthd.core.errors import ConflictError, NotFoundError
 from healthd.core.model import Verdict
 from tests.aggregator.engine_kit import running
+from tests.aggregator.metrics_kit import metrics_of
 from tests.aggregator.parts import Clock, fleet
 from tests.aggregator.rules_engine_kit import kept, kinds, measured
 from tests.aggregator.ruling import DAY, HOUR, MINUTE, Case, fault
@@ -205,7 +205,7 @@ async def test_done_survives_a_takeover_and_the_node_is_admitted_only_after_the_
         assert told == [closed]
         assert [step.state.value for step in closed.steps] == ["advised", "accepted", "done", "closed"]
         assert {"repair accepted", "repair done", "repair closed"} <= set(await kinds(run, "n1"))
-        metrics = FleetMetrics(fleet(Clock()), holding=lambda: 0, overrides=lambda: 0)
+        metrics = metrics_of(fleet(Clock()))
         metrics.repair_closed(closed)
         text = metrics.render("text/plain")[0].decode()
         assert 'healthd_repair_seconds_count{advice="replace"} 1.0' in text

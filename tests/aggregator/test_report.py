@@ -32,12 +32,12 @@ from healthd.aggregator.jobs.calibration import (
     word_of,
 )
 from healthd.aggregator.jobs.outcome_records import Counts, DecisionRow, Ended, EndRow, GateEnding
-from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.store.reading import prune, read_facts, read_facts_since
 from healthd.aggregator.store.rows import Change, Kind, PutGate, PutOutcome, PutRecord
 from healthd.aggregator.store.store import Store
 from healthd.core.model import AdmittedNode, Decision, ExcludedNode, GateRequest, Inventory, Mode, Reason, Verdict
 from tests.aggregator.engine_kit import running
+from tests.aggregator.metrics_kit import metrics_of
 from tests.aggregator.parts import fleet
 from tests.aggregator.world import NOW, POLICY, World, state, with_wrong
 from tests.every import every
@@ -436,7 +436,7 @@ def test_a_month_of_twenty_thousand_gates_is_counted_without_reading_their_recor
 
 
 def test_ends_of_jobs_are_counters_with_bounded_labels() -> None:
-    metrics = FleetMetrics(fleet(), holding=lambda: 0, overrides=lambda: 0)
+    metrics = metrics_of(fleet())
     for outcome in ("ok", "failed", "infra", "other"):
         for way in GateEnding:
             for alarmed in (False, True):

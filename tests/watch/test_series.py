@@ -12,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from checks.contract import Blame, Finding, Measurement, Status, Tier
 from checks.reasons import action_of
 from healthd.aggregator.gate.records import Decided, Gate, Terms
-from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError
 from healthd.core.http.server import exposition
 from healthd.core.model import Decision, GateRequest, Mode, Quarantine, Reason, Verdict
 from healthd.node.http.metrics import MAX_READINGS, registry_of
 from healthd.node.state.store import NodeStore
+from tests.aggregator.metrics_kit import Figures, metrics_of
 from tests.aggregator.parts import Clock, fleet
 from tests.node.node_kit import BOOT, CATALOGUE, MovedClock, measured, result, settings, specs, survey
 
@@ -102,7 +102,7 @@ def watched(would: Verdict | None, *codes: str) -> Gate:
 
 
 def test_what_observe_mode_or_a_person_let_pass_is_counted_by_the_reason_that_would_have_stopped_it() -> None:
-    metrics = FleetMetrics(fleet(), holding=lambda: 0, overrides=lambda: 0)
+    metrics = metrics_of(fleet())
     metrics.gate_decided(watched(Verdict.REJECT, "Observed", "SlowDevice"))
     metrics.gate_decided(watched(Verdict.REJECT, "Override", "SlowDevice"))
     metrics.gate_decided(watched(Verdict.REJECT, "Observed", "Homemade"))
@@ -125,14 +125,7 @@ def test_the_longest_waits_and_what_ails_the_aggregator_are_told() -> None:
     registry.load("n1", key_hash=None, pool=None)
     kept = Quarantine(reason="x", owner="o", owner_kind="person", since=time.time() - 5000, until=None)
     registry.set_quarantine("n1", kept)
-    metrics = FleetMetrics(
-        registry,
-        holding=lambda: 2,
-        overrides=lambda: 0,
-        waits=lambda: (3.0, 40.0),
-        recovering=lambda: True,
-        store=lambda: (7, True),
-    )
+    metrics = metrics_of(registry, Figures(gates=2, waited=(3.0, 40.0), recovery="lost", failures=7, failing=True))
     found = parsed(metrics.render("")[0])
     assert found["healthd_gates_holding_oldest_seconds", ()] == 40.0
     assert found["healthd_quarantine_oldest_seconds", (("owner_kind", "person"),)] == pytest.approx(5000, abs=5)
