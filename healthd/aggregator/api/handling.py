@@ -117,7 +117,6 @@ class Parts:
 
 
 def parts_of(request: Request) -> Parts:
-    """The parts of this aggregator."""
     parts: Parts = request.app.state.parts
     return parts
 

@@ -69,7 +69,6 @@ class PeerFindings:
         self._apply_soon(self.jobs.keep(node, jobs))
 
     def forget(self, node: str) -> None:
-        """The node is gone."""
         changed = self.digests.forget(node)
         self.digests.judge(node)
         self._apply_soon(changed)

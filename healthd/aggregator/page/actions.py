@@ -38,7 +38,6 @@ from healthd.core.node_name import check_name
 
 
 def feed_of(request: Request) -> Feed:
-    """The feed of this aggregator."""
     feed: Feed = request.app.state.feed
     return feed
 

@@ -280,7 +280,6 @@ async def tell_difference(task: Task) -> None:
 
 
 def line_to_main(task: Task) -> GateLine:
-    """The line to the aggregator of this gate."""
     return GateLine(Endpoint(urls=(task.url,), token=task.token, ca_file=None), gone_seconds=task.gone_seconds)
 
 

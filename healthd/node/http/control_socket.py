@@ -222,7 +222,6 @@ def run_now(control_socket: Path, tier: Tier, checks: Sequence[str] = ()) -> Ord
 
 
 def node_state(control_socket: Path) -> NodeState:
-    """The daemon's state."""
     return wire.decode(call(control_socket, "GET", "/v1/node"), NodeState, what="answer")
 
 

@@ -22,7 +22,6 @@ def job_variables() -> tuple[str, ...]:
 
 @functools.cache
 def job_schedulers() -> tuple[JobScheduler, ...]:
-    """The job schedulers of all integrations."""
     return tuple(record_at(one.job_scheduler) for one in INTEGRATIONS if one.job_scheduler is not None)
 
 

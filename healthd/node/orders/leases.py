@@ -150,7 +150,6 @@ class LeaseStore:
 
     @property
     def held(self) -> tuple[HeldLease, ...]:
-        """The leases in force."""
         return tuple(self._held.values())
 
     def with_stamps(self) -> tuple[tuple[Lease, float], ...]:
@@ -181,7 +180,6 @@ class LeaseStore:
         self._try_commit(left, {**self._final_reports, lease_id: report})
 
     def add_final_report(self, order_id: str, report: OrderReport) -> None:
-        """Store the final report of an order."""
         self._try_commit(self._held, {**self._final_reports, order_id: report})
 
     def note_seen(self, lease_id: str, fate: LeaseFate) -> None:
