@@ -29,6 +29,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -264,6 +265,64 @@ def serve(state_dir: str, database: str | None) -> None:
     asyncio.run(run_aggregator(settings, policy, on_ready=lambda address: print(address, flush=True)))
 
 
+def serve_bare() -> None:
+    """What a sync costs that does nothing: uvicorn as it comes, the request read and an answer written by msgspec."""
+    import itertools
+
+    import uvicorn
+
+    from healthd.core.model import SyncAnswer, SyncRequest
+
+    number = itertools.count(1)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        decode(body, SyncRequest, what="sync")
+        if wait := float(scope["query_string"].partition(b"=")[2]):
+            await asyncio.sleep(wait)
+        seq = next(number)
+        answer = SyncAnswer(
+            answer=f"a{seq}",
+            seq=seq,
+            issuer="bare",
+            orders=None,
+            acknowledged=(),
+            send_all=False,
+            retry_after_seconds=0.0,
+        )
+        text = encode(answer)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(text))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+    async def run() -> None:
+        config = uvicorn.Config(app, port=0, lifespan="off", access_log=False, log_level="error", backlog=4096)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        print(f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", flush=True)
+        await serving
+
+    asyncio.run(run())
+
+
+async def bare(arguments: argparse.Namespace, port: int, pid: int) -> list[float]:
+    """The idle costs of the bare application."""
+    nodes = [SimulatedNode(f"node-{number:05}", port, arguments.sync_seconds) for number in range(arguments.nodes)]
+    await join(nodes)
+    tasks = [asyncio.create_task(node.live()) for node in nodes]
+    await asyncio.sleep(arguments.sync_seconds + 0.5)
+    idle = [one async for one in idle_costs(nodes, pid, seconds=arguments.idle_seconds)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return idle
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the aggregator, run the benchmark, end the aggregator."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -278,8 +337,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL of its own, instead of SQLite")
     parser.add_argument("--database", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print every gate's time, for a program")
+    parser.add_argument("--bare", action="store_true", help="only syncs with nothing new, of a bare application")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    if arguments.serve == "bare":
+        serve_bare()
+        return
     if arguments.serve:
         serve(arguments.serve, arguments.database)
         return
@@ -289,13 +352,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     limit = LIMIT_SECONDS + arguments.nodes / LEAST_JOINED_PER_SECOND
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="healthd-bench-"))
-        command = [sys.executable, "-m", "tests.benchmarks.bench_gate", "--serve", folder]
+        command = [sys.executable, "-m", "tests.benchmarks.bench_gate", "--serve", "bare" if arguments.bare else folder]
         if arguments.postgresql:
             command += ["--database", stack.enter_context(serving()).url]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline().rpartition(":")[2])
+            if arguments.bare:
+                costs = asyncio.run(asyncio.wait_for(bare(arguments, port, process.pid), limit))
+                print(f"a bare application: first quartile {1e3 * percentile(costs, 25):.3f} ms a sync")
+                return
             run = asyncio.run(asyncio.wait_for(bench(arguments, port, process.pid), limit))
         finally:
             process.terminate()
