@@ -218,7 +218,7 @@ def shown(run: GateRun) -> str:
     """For people."""
     lines = [f"nodes {run.nodes}, joined in {run.join_seconds:.1f} s"]
     for name, times in (("open loop, one a second", run.open), ("closed loop", run.closed)):
-        if not times:
+        if len(times) < 2:
             continue
         lines.append(f"{f'{len(times)} gates, {name}; ms':40}{'p50':>10}{'p99':>10}{'max':>10}")
         for what, seconds in (

@@ -114,6 +114,8 @@ class FleetState:
         self.claims: dict[str, Claim] = {}
         self._current_claims: Mapping[str, Claim] | None = None
         self.quarantines: dict[str, Quarantine] = dict(loaded.quarantines)
+        self.quarantine_changes = 0
+        """How many were set or lifted since these were loaded."""
         self._quarantined: dict[str, int] = dict(loaded.quarantined)
         self.overrides: dict[str, Override] = dict(loaded.overrides)
         self.probes: dict[str, Order] = {}
@@ -451,6 +453,7 @@ class FleetState:
     ) -> Quarantine | None:
         """Quarantine a node, or lift its quarantine (None); `why` is for people. Returns it with its number."""
         known = self.quarantines.get(node)
+        self.quarantine_changes += 1
         if quarantine is None:
             self.quarantines.pop(node, None)
             batch.event(node, "quarantine lifted", why)

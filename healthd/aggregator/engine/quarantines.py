@@ -135,6 +135,22 @@ class QuarantineMemory:
 log = logging.getLogger(__name__)
 
 
+COUNTED_SECONDS = 1.0
+"""So long a count of a pool stands while nobody joins or leaves it: hundreds of nodes may turn bad at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """A number of nodes as counted `at` a moment, when what it depends on had the number `of`."""
+
+    number: int
+    at: float
+    of: int
+
+    def stands(self, now: float, of: int) -> bool:
+        return self.of == of and 0 <= now - self.at < COUNTED_SECONDS
+
+
 class Breakers:
     """By pool; "" are the nodes without one. Kept in `memory`, which is as on disk."""
 
@@ -154,11 +170,8 @@ class Breakers:
         self._policy = policy
         self._pool_of = pool_of
         self._present = present
-        self._sizes: dict[str, int] = {}
-
-    def begin(self) -> None:
-        """A turn begins: pools are counted anew."""
-        self._sizes.clear()
+        self._sizes: dict[str, _Counted] = {}
+        self._kept: dict[str, _Counted] = {}
 
     def all(self) -> Mapping[str, Breaker]:
         """Those that are open, by pool."""
@@ -170,17 +183,29 @@ class Breakers:
         would keep its place for ever.
         """
         key = pool or ""
-        if key not in self._sizes:
-            unlabelled = (name for name in self._registry.names() if self._pool_of(name) is None)
-            names = self._registry.pool(key) if key else unlabelled
-            self._sizes[key] = sum(self._present(name, now) for name in names)
-        kept = sum(
-            one.owner_kind == "rule" and (self._pool_of(name) or "") == key and self._present(name, now)
-            for name, one in self._fleet_state.quarantines.items()
-        )
-        size = self._sizes[key]
+        size, kept = self._size(now, key), self._kept_by_rules(now, key)
         most = self._policy.most_out(size)
         return PoolLimit(pool=key, size=size, kept=kept, most=most, open=key in self._memory.breakers)
+
+    def _size(self, now: float, key: str) -> int:
+        names: Collection[str] = self._registry.pool(key) if key else self._registry.names()
+        counted = self._sizes.get(key)
+        if counted is None or not counted.stands(now, len(names)):
+            own = names if key else [name for name in names if self._pool_of(name) is None]
+            number = sum(self._present(name, now) for name in own)
+            counted = self._sizes[key] = _Counted(number=number, at=now, of=len(names))
+        return counted.number
+
+    def _kept_by_rules(self, now: float, key: str) -> int:
+        state = self._fleet_state
+        counted = self._kept.get(key)
+        if counted is None or not counted.stands(now, state.quarantine_changes):
+            number = sum(
+                one.owner_kind == "rule" and (self._pool_of(name) or "") == key and self._present(name, now)
+                for name, one in state.quarantines.items()
+            )
+            counted = self._kept[key] = _Counted(number=number, at=now, of=state.quarantine_changes)
+        return counted.number
 
     def trip(self, batch: Batch, effect: OpenBreaker) -> None:
         """The rules want more nodes of a pool out than they may: a person is to look first."""
@@ -250,7 +275,6 @@ class Quarantines:
         """
         if not self._policy.rules:
             return
-        self.breakers.begin()
         for name, spoken in sorted(batch.inherited.items()):
             with contained(Where.NODE, name):
                 node = nodes.get(name)
