@@ -1,10 +1,4 @@
-"""
-Adds results and accusations to the record: what is counted, what latches, what passes again. Pure.
-
-Also here:
-
-- what the rules may see of a node: its state turned into facts.
-"""
+"""Adds results and accusations to the record: what is counted, what latches, what passes again. Pure."""
 
 from __future__ import annotations
 
@@ -60,15 +54,6 @@ MOST_MARKS = 100
 MOST_LATCHES = 32
 """Of one node: two for each of 16 devices. What is beyond adds nothing to a node that is out."""
 
-MOST_FAULTS = 8
-"""Findings of one result that are looked at: one is enough to fail it, more only say more."""
-
-MOST_MESSAGE = 500
-"""Characters of a finding's message: what is longer is cut, because sentences are built of it and kept."""
-
-MOST_OUTCOMES = 200
-"""Checks of one node that are looked at: some five times as many as there are."""
-
 
 def count_results(record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleRecord:
     """Take in every result that is a new one."""
@@ -91,33 +76,107 @@ def count_results(record: RuleRecord, facts: Facts, effects: list[Effect]) -> Ru
     return dataclasses.replace(record, seen=seen)
 
 
-def count_accusations(now: float, record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleRecord:
-    """New accusations, and passes of the quick tier that speak for an accused node."""
-    for fault in facts.accusations:
-        if fault.action in HARD_ACTIONS:
-            record = latch(record, facts, fault, Tier.QUICK, now, effects)
-            continue
-        new = accused(now, fault)
-        record = _fail(record, new, effects)
-    if facts.quick_at is None or not any(count.rule is Rule.ACCUSED for count in record.counts):
-        return record
-    before = record.seen.get(COLLECTIVES)
-    after = max([count.last_at for count in record.counts if count.rule is Rule.ACCUSED])
-    if before is not None:
-        after = max(after, before.at)
-    if facts.quick_at <= after + SLACK_SECONDS:
-        return record
-    counts = tuple(
-        _pass(count, facts.quick_at, effects) if count.rule is Rule.ACCUSED else count for count in record.counts
-    )
-    seen = {**record.seen, COLLECTIVES: LastCounted(at=facts.quick_at, started_at=0.0, by_age=True)}
-    return dataclasses.replace(record, counts=counts, seen=seen)
+def _is_new(outcome: Outcome, before: LastCounted) -> bool:
+    """
+    Whether it was not counted before. Ages alone tell a new run only when it is much younger; its start tells more.
+    """
+    other_run = not before.by_age and before.started_at != outcome.started_at
+    slack = SAME_SLACK_SECONDS if other_run else max(SLACK_SECONDS, min(outcome.interval_seconds / 2, 60.0))
+    return outcome.measured_at > before.at + slack
+
+
+def _count(record: RuleRecord, facts: Facts, outcome: Outcome, effects: list[Effect]) -> RuleRecord:
+    """One new result: faults that latch, faults that are counted, a pass for what failed before."""
+    hard = [fault for fault in outcome.faults if fault.action in HARD_ACTIONS]
+    soft = [fault for fault in outcome.faults if fault.action not in HARD_ACTIONS]
+    for fault in hard:
+        record = latch(record, facts, fault, outcome.tier, outcome.measured_at, effects)
+    window = min(max(SOFT_WINDOW_SECONDS, SOFT_RESULTS * outcome.interval_seconds), LONGEST_WINDOW_SECONDS)
+    if soft:
+        devices = devices_at_fault(fault.device for fault in soft)
+        first = FailureCount(
+            rule=Rule.SOFT,
+            fault=soft[0],
+            tier=outcome.tier,
+            active=outcome.active,
+            since=outcome.measured_at,
+            last_at=outcome.measured_at,
+            window_seconds=window,
+            devices=devices,
+        )
+        return _fail(record, first, effects)
+    counts = []
+    for count in record.counts:
+        if count.rule is Rule.SOFT and count.fault.check == outcome.check:
+            if outcome.passed is True:
+                count = _pass(count, outcome.measured_at, effects)
+            else:
+                count = dataclasses.replace(count, passes=0)
+        counts.append(count)
+    return dataclasses.replace(record, counts=tuple(counts))
+
+
+def _fail(record: RuleRecord, new: FailureCount, effects: list[Effect]) -> RuleRecord:
+    """A failure more of what is counted already, or the first one."""
+    counts, found = [], False
+    for count in record.counts:
+        same = (count.rule, count.fault.check, count.fault.injected)
+        if same == (new.rule, new.fault.check, new.fault.injected):
+            found = True
+            if count.passes >= CLEAR_PASSES:
+                effects.append(_failed(new.fault))
+            marks = (*count.marks, _failure(new))[-MOST_MARKS:]
+            count = dataclasses.replace(
+                count,
+                fault=new.fault,
+                tier=max(count.tier, new.tier, key=lambda tier: tier.rank),
+                last_at=new.last_at,
+                window_seconds=new.window_seconds,
+                fails=count.fails + 1,
+                passes=0,
+                marks=marks,
+                devices=_devices_of(marks, new.devices),
+            )
+        counts.append(count)
+    if not found:
+        effects.append(_failed(new.fault))
+        counts.append(dataclasses.replace(new, fails=1, marks=(_failure(new),)))
+    return dataclasses.replace(record, counts=tuple(counts))
+
+
+def _failure(new: FailureCount) -> CountedResult:
+    return CountedResult(at=new.last_at, failed=True, devices=new.devices)
 
 
 def devices_at_fault(devices: Iterable[str | None]) -> tuple[str, ...]:
     """All devices of these faults; none where one of them is on no device, because then the node is at fault."""
     found = set(devices)
     return () if None in found else tuple(sorted(one for one in found if one is not None))
+
+
+def _devices_of(marks: tuple[CountedResult, ...], before: tuple[str, ...]) -> tuple[str, ...]:
+    """The devices of the failures among the results that are looked at; as before where there is none."""
+    failed = [mark for mark in marks[-SOFT_RESULTS:] if mark.failed]
+    if not failed:
+        return before
+    return devices_at_fault(device for mark in failed for device in (mark.devices or (None,)))
+
+
+def _failed(fault: Fault) -> HistoryNote:
+    injected = " (injected)" if fault.injected else ""
+    return HistoryNote(kind="failed", message=f"{fault.check} {fault.target} {fault.code}: {fault.message}{injected}")
+
+
+def _pass(count: FailureCount, at: float, effects: list[Effect]) -> FailureCount:
+    passes = count.passes + 1
+    if passes == CLEAR_PASSES:
+        text = f"{count.fault.check} passes again, {passes} times in a row ({count.fault.code} before)"
+        effects.append(HistoryNote(kind="passed again", message=text))
+    marks = (
+        count.marks if count.rule is Rule.ACCUSED else (*count.marks, CountedResult(at=at, failed=False))[-MOST_MARKS:]
+    )
+    devices = _devices_of(marks, count.devices)
+    return dataclasses.replace(count, passes=min(passes, MOST_MARKS), marks=marks, devices=devices)
 
 
 def latch(record: RuleRecord, facts: Facts, fault: Fault, tier: Tier, at: float, effects: list[Effect]) -> RuleRecord:
@@ -166,6 +225,42 @@ def accused(now: float, fault: Fault) -> FailureCount:
         last_at=now,
         window_seconds=ACCUSED_WINDOW_SECONDS,
     )
+
+
+def count_accusations(now: float, record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleRecord:
+    """New accusations, and passes of the quick tier that speak for an accused node."""
+    for fault in facts.accusations:
+        if fault.action in HARD_ACTIONS:
+            record = latch(record, facts, fault, Tier.QUICK, now, effects)
+            continue
+        new = accused(now, fault)
+        record = _fail(record, new, effects)
+    if facts.quick_at is None or not any(count.rule is Rule.ACCUSED for count in record.counts):
+        return record
+    before = record.seen.get(COLLECTIVES)
+    after = max([count.last_at for count in record.counts if count.rule is Rule.ACCUSED])
+    if before is not None:
+        after = max(after, before.at)
+    if facts.quick_at <= after + SLACK_SECONDS:
+        return record
+    counts = tuple(
+        _pass(count, facts.quick_at, effects) if count.rule is Rule.ACCUSED else count for count in record.counts
+    )
+    seen = {**record.seen, COLLECTIVES: LastCounted(at=facts.quick_at, started_at=0.0, by_age=True)}
+    return dataclasses.replace(record, counts=counts, seen=seen)
+
+
+# What the rules may see of a node: its state turned into facts. Pure.
+
+
+MOST_FAULTS = 8
+"""Findings of one result that are looked at: one is enough to fail it, more only say more."""
+
+MOST_MESSAGE = 500
+"""Characters of a finding's message: what is longer is cut, because sentences are built of it and kept."""
+
+MOST_OUTCOMES = 200
+"""Checks of one node that are looked at: some five times as many as there are."""
 
 
 def facts_of(
@@ -245,6 +340,13 @@ def accusation(reason: Reason) -> Fault:
     )
 
 
+def _serials(inventory: Inventory | None) -> dict[str, str | None]:
+    """Serial numbers of the devices; one that two devices tell is none."""
+    devices = inventory.devices if inventory is not None else ()
+    times = Counter(device.serial for device in devices)
+    return {device.target: name_of(device.serial) if times[device.serial] == 1 else None for device in devices}
+
+
 def in_force(check: str, faults: Iterable[str]) -> bool:
     """Whether an injected fault that stands touches this check; a device injected as missing is counted by others."""
     for fault in faults:
@@ -276,110 +378,6 @@ def device_of(target: str, inventory: Inventory | None) -> str | None:
             return device.target
         index -= count
     return None
-
-
-def _is_new(outcome: Outcome, before: LastCounted) -> bool:
-    """
-    Whether it was not counted before. Ages alone tell a new run only when it is much younger; its start tells more.
-    """
-    other_run = not before.by_age and before.started_at != outcome.started_at
-    slack = SAME_SLACK_SECONDS if other_run else max(SLACK_SECONDS, min(outcome.interval_seconds / 2, 60.0))
-    return outcome.measured_at > before.at + slack
-
-
-def _count(record: RuleRecord, facts: Facts, outcome: Outcome, effects: list[Effect]) -> RuleRecord:
-    """One new result: faults that latch, faults that are counted, a pass for what failed before."""
-    hard = [fault for fault in outcome.faults if fault.action in HARD_ACTIONS]
-    soft = [fault for fault in outcome.faults if fault.action not in HARD_ACTIONS]
-    for fault in hard:
-        record = latch(record, facts, fault, outcome.tier, outcome.measured_at, effects)
-    window = min(max(SOFT_WINDOW_SECONDS, SOFT_RESULTS * outcome.interval_seconds), LONGEST_WINDOW_SECONDS)
-    if soft:
-        devices = devices_at_fault(fault.device for fault in soft)
-        first = FailureCount(
-            rule=Rule.SOFT,
-            fault=soft[0],
-            tier=outcome.tier,
-            active=outcome.active,
-            since=outcome.measured_at,
-            last_at=outcome.measured_at,
-            window_seconds=window,
-            devices=devices,
-        )
-        return _fail(record, first, effects)
-    counts = []
-    for count in record.counts:
-        if count.rule is Rule.SOFT and count.fault.check == outcome.check:
-            if outcome.passed is True:
-                count = _pass(count, outcome.measured_at, effects)
-            else:
-                count = dataclasses.replace(count, passes=0)
-        counts.append(count)
-    return dataclasses.replace(record, counts=tuple(counts))
-
-
-def _fail(record: RuleRecord, new: FailureCount, effects: list[Effect]) -> RuleRecord:
-    """A failure more of what is counted already, or the first one."""
-    counts, found = [], False
-    for count in record.counts:
-        same = (count.rule, count.fault.check, count.fault.injected)
-        if same == (new.rule, new.fault.check, new.fault.injected):
-            found = True
-            if count.passes >= CLEAR_PASSES:
-                effects.append(_failed(new.fault))
-            marks = (*count.marks, _failure(new))[-MOST_MARKS:]
-            count = dataclasses.replace(
-                count,
-                fault=new.fault,
-                tier=max(count.tier, new.tier, key=lambda tier: tier.rank),
-                last_at=new.last_at,
-                window_seconds=new.window_seconds,
-                fails=count.fails + 1,
-                passes=0,
-                marks=marks,
-                devices=_devices_of(marks, new.devices),
-            )
-        counts.append(count)
-    if not found:
-        effects.append(_failed(new.fault))
-        counts.append(dataclasses.replace(new, fails=1, marks=(_failure(new),)))
-    return dataclasses.replace(record, counts=tuple(counts))
-
-
-def _failure(new: FailureCount) -> CountedResult:
-    return CountedResult(at=new.last_at, failed=True, devices=new.devices)
-
-
-def _devices_of(marks: tuple[CountedResult, ...], before: tuple[str, ...]) -> tuple[str, ...]:
-    """The devices of the failures among the results that are looked at; as before where there is none."""
-    failed = [mark for mark in marks[-SOFT_RESULTS:] if mark.failed]
-    if not failed:
-        return before
-    return devices_at_fault(device for mark in failed for device in (mark.devices or (None,)))
-
-
-def _failed(fault: Fault) -> HistoryNote:
-    injected = " (injected)" if fault.injected else ""
-    return HistoryNote(kind="failed", message=f"{fault.check} {fault.target} {fault.code}: {fault.message}{injected}")
-
-
-def _pass(count: FailureCount, at: float, effects: list[Effect]) -> FailureCount:
-    passes = count.passes + 1
-    if passes == CLEAR_PASSES:
-        text = f"{count.fault.check} passes again, {passes} times in a row ({count.fault.code} before)"
-        effects.append(HistoryNote(kind="passed again", message=text))
-    marks = (
-        count.marks if count.rule is Rule.ACCUSED else (*count.marks, CountedResult(at=at, failed=False))[-MOST_MARKS:]
-    )
-    devices = _devices_of(marks, count.devices)
-    return dataclasses.replace(count, passes=min(passes, MOST_MARKS), marks=marks, devices=devices)
-
-
-def _serials(inventory: Inventory | None) -> dict[str, str | None]:
-    """Serial numbers of the devices; one that two devices tell is none."""
-    devices = inventory.devices if inventory is not None else ()
-    times = Counter(device.serial for device in devices)
-    return {device.target: name_of(device.serial) if times[device.serial] == 1 else None for device in devices}
 
 
 def _passed(result: CheckResult, policy: Policy) -> bool | None:

@@ -3,13 +3,6 @@
 
 The same facts change nothing a second time: results are counted once, by the time they were measured. Unknown results
 never clear a node, and only faults of the node itself are among the facts.
-
-Also here:
-
-- why a node is to be kept out, as the record stands: each cause with its sentence;
-- lifecycle of a quarantine verdict: when it begins, what comes of it, when it ends;
-- which run to order on a node that the rules keep out, because nothing else would show that it is well;
-- what a node tells of a rule's quarantine out of a database that was lost.
 """
 
 from __future__ import annotations
@@ -61,183 +54,10 @@ from healthd.aggregator.quarantine.records import (
 from healthd.core.model import FINAL_STATUSES, OrderStatus, Quarantine
 from healthd.core.text import moment, span
 
+# Why a node is to be kept out, as the record stands: each cause with its sentence. Pure.
+
+
 _ORDER = {Rule.HARD: 0, Rule.ACCUSED: 1, Rule.SOFT: 2}
-
-MOST_DEVICES = 4
-"""Devices of a node that may be at fault at once without the node being at fault: a quarter of 16."""
-
-COOLDOWN_SECONDS = 600.0
-"""How long a rule's first quarantine lasts at least. Ten minutes: nobody's job starts and dies in between."""
-COOLDOWN_FACTOR = 4.0
-"""How much longer each repeat lasts. Four: 10 min, 40 min, 2.7 h, 10.7 h, a day."""
-COOLDOWN_MAX_SECONDS = 86400.0
-"""The longest least time. A day: somebody should have looked by then."""
-MOST_REPEATS = 1000
-
-AGAIN_SECONDS = 30.0
-"""After a run that helped: the next pass in the row."""
-RETRY_SECONDS = 600.0
-"""After a run that was refused or did not help, at least: whoever has the devices may keep them for long."""
-
-MOST_COUNTS = 64
-"""Checks of one node that are counted: some twice as many as there are."""
-
-_CODE = "Quarantined"
-
-
-def due_at(record: RuleRecord) -> float:
-    """When time alone may change something of the record, though nothing is heard; in the past: at the next word."""
-    word = record.word
-    if word is None:
-        return float("inf")
-    if word.clear:
-        return word.until
-    times = [word.until, record.probe_after]
-    if record.probe is not None:
-        times = [record.probe.ordered_at + record.probe.deadline_seconds]
-    return max(times)
-
-
-def released(record: RuleRecord) -> RuleRecord:
-    """A person lets the node in: all is forgiven but the number of repeats; what was counted is not counted again."""
-    return dataclasses.replace(record, counts=(), latches=(), seats=(), owed=(), word=None, probe=None)
-
-
-def judge_inherited(
-    now: float, record: RuleRecord, facts: Facts, spoken: Quarantine, policy: Policy
-) -> tuple[RuleRecord, tuple[Effect, ...]]:
-    """
-    As `judge`, of this quarantine alone.
-
-    Results are left for the next look: they count only from a node whose contact is confirmed, and a quarantine is
-    taken over from the first word of the node on. Neither the share of the pool nor its breaker stops it: it was
-    within the share when it began, and how large the pool is shows only when its nodes have come.
-    """
-    room = dataclasses.replace(facts.room, kept=0, most=1, open=False)
-    bare = dataclasses.replace(facts, outcomes=(), quick_at=None, deep_at=None, room=room)
-    return judge(now, _inherited(now, record, facts, spoken), bare, policy)
-
-
-def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple[RuleRecord, tuple[Effect, ...]]:
-    """
-    What is remembered from now on, and what is to be done. `record.latches` are those that are on the node's
-    identities or in its seats now.
-
-    A latch of `facts.identities` that is missing in the answer was cleared; others only left the node.
-    """
-    effects: list[Effect] = []
-    told = facts
-    if facts.maintenance or record.maintenance:
-        facts = _blameless(facts)
-    record = dataclasses.replace(_without_cleared_faults(record, facts), maintenance=facts.maintenance)
-    record = _replaced(now, record, facts, effects)
-    record = count_results(record, facts, effects)
-    record = count_accusations(now, record, facts, effects)
-    record = _unlatched(record, facts, effects)
-    record = dataclasses.replace(record, counts=_in_time(now, record), seats=_seats(record, facts))
-    causes = causes_of(record, facts, policy)
-    word, repeats, last_at = speak(now, record, facts, causes, effects)
-    record = dataclasses.replace(record, word=word, repeats=repeats, last_at=last_at)
-    if word is None:
-        record = dataclasses.replace(record, counts=tuple(one for one in record.counts if not one.tripped))
-    record = dataclasses.replace(record, seen=_still_needed(record, told))
-    return next_probe(now, record, facts, policy, causes), tuple(effects)
-
-
-def causes_of(record: RuleRecord, facts: Facts, policy: Policy) -> tuple[Cause, ...]:
-    """All that keeps the node out now: those that mean it first, then by rule."""
-    found = [_latched(latch, facts, policy) for latch in record.latches]
-    found += [_owed(one, facts, policy) for one in record.owed]
-    for count in record.counts:
-        if count.tripped and count.passes < CLEAR_PASSES:
-            found.append(_counted(count, policy))
-    return tuple(sorted(found, key=lambda one: (one.observed, _ORDER[one.rule], one.injected, one.key)))
-
-
-def speak(
-    now: float, record: RuleRecord, facts: Facts, causes: tuple[Cause, ...], effects: list[Effect]
-) -> tuple[RuleVerdict | None, int, float | None]:
-    """The word from now on, the number of words so far, and when the last began."""
-    word, repeats, last_at = record.word, record.repeats, record.last_at
-    if last_at is not None and now - last_at > HISTORY_DAYS * 86400.0 and word is None:
-        repeats, last_at = 0, None
-    if not causes:
-        return _without_cause(now, word, repeats, last_at, facts, effects)
-    first = causes[0]
-    begins = word is None
-    if word is None:
-        # The exponent is bounded long before the number could not be a float any more.
-        grown = COOLDOWN_SECONDS * COOLDOWN_FACTOR ** min(repeats, 20)
-        word = RuleVerdict(
-            rule=first.rule,
-            mode=RuleMode.SHADOWED,
-            code=first.code,
-            reason="",
-            lead="",
-            since=now,
-            until=now + min(grown, COOLDOWN_MAX_SECONDS),
-            clear=False,
-            injected=True,
-            repeats_before=repeats,
-            last_before=last_at,
-        )
-        repeats, last_at = min(repeats + 1, MOST_REPEATS), now
-    before = record.word
-    injected = word.injected and all(cause.injected for cause in causes)
-    mode = _mode(word if not begins else None, facts, first, effects, now)
-    if begins or word.lead != first.key or mode is not word.mode or word.clear:
-        nth = "" if repeats < 2 else f"; {repeats} times in {HISTORY_DAYS:g} days"
-        least = f"; out for at least {span(word.until - word.since)}" if word.until > word.since else ""
-        reason = f"{first.reason}{least}{nth}"
-        word = dataclasses.replace(
-            word, rule=first.rule, code=first.code, reason=reason, lead=first.key, mode=mode, clear=False
-        )
-    word = dataclasses.replace(word, injected=injected, devices=_at_fault(record, causes))
-    _tell(before, word, facts, effects)
-    return word, repeats, last_at
-
-
-def quarantine_of(word: RuleVerdict) -> Quarantine:
-    """The word as others are told of it: without an end until only time has to pass."""
-    return Quarantine(
-        reason=word.reason,
-        owner=f"rule:{word.rule.value}",
-        owner_kind="rule",
-        since=word.since,
-        until=word.until if word.clear else None,
-        injected=word.injected,
-        devices=word.devices,
-    )
-
-
-def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, causes: tuple[Cause, ...]) -> RuleRecord:
-    """The record with the run that is under way or to be ordered now, if any."""
-    word, probe = record.word, record.probe
-    if probe is not None:
-        over = facts.probe_status in FINAL_STATUSES or now >= probe.ordered_at + probe.deadline_seconds
-        if not over and causes and word is not None and not facts.allocated:
-            return record
-        helped = facts.probe_status == OrderStatus.DONE and any(count.passes for count in record.counts)
-        again = AGAIN_SECONDS if helped else max(RETRY_SECONDS, word.until - word.since if word is not None else 0.0)
-        return dataclasses.replace(record, probe=None, probe_after=now + again)
-    if not policy.rules or not causes or facts.allocated or now < record.probe_after:
-        return record
-    if word is None or now < word.until:
-        return record
-    # A node that a person keeps out is left alone, unless a person has said that it is repaired.
-    out = word.mode is RuleMode.ENFORCED or (
-        word.mode is RuleMode.SHADOWED and any(one.repaired for one in record.owed)
-    )
-    if not out:
-        return record
-    tiers = list(_tiers(record, facts))
-    if not tiers or None in tiers:
-        return record
-    tier = max((one for one in tiers if one is not None), key=lambda one: one.rank)
-    order_id = f"rule:{facts.node}:{int(now * 1000):x}"
-    within = policy.run_seconds[tier] + facts.compile_seconds
-    found = RecheckRun(order_id=order_id, tier=tier, ordered_at=now, deadline_seconds=within)
-    return dataclasses.replace(record, probe=found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,9 +76,18 @@ class Cause:
     devices: tuple[str, ...]
 
 
-def rebooted(latch: Latch, facts: Facts) -> bool:
-    """Whether this is known to be another boot than that in which the fault was seen."""
-    return latch.boot_id is not None and facts.boot_id is not None and latch.boot_id != facts.boot_id
+def causes_of(record: RuleRecord, facts: Facts, policy: Policy) -> tuple[Cause, ...]:
+    """All that keeps the node out now: those that mean it first, then by rule."""
+    found = [_latched(latch, facts, policy) for latch in record.latches]
+    found += [_owed(one, facts, policy) for one in record.owed]
+    for count in record.counts:
+        if count.tripped and count.passes < CLEAR_PASSES:
+            found.append(_counted(count, policy))
+    return tuple(sorted(found, key=lambda one: (one.observed, _ORDER[one.rule], one.injected, one.key)))
+
+
+MOST_DEVICES = 4
+"""Devices of a node that may be at fault at once without the node being at fault: a quarter of 16."""
 
 
 def _at_fault(record: RuleRecord, causes: tuple[Cause, ...]) -> tuple[str, ...]:
@@ -267,6 +96,11 @@ def _at_fault(record: RuleRecord, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     found = devices_at_fault(device for one in meant for device in (one.devices or (None,)))
     # Beyond the bound of latches a device may be latched that is not among them.
     return () if len(found) > MOST_DEVICES or len(record.latches) >= MOST_LATCHES else found
+
+
+def rebooted(latch: Latch, facts: Facts) -> bool:
+    """Whether this is known to be another boot than that in which the fault was seen."""
+    return latch.boot_id is not None and facts.boot_id is not None and latch.boot_id != facts.boot_id
 
 
 def _cause(
@@ -340,6 +174,61 @@ def _counted(count: FailureCount, policy: Policy) -> Cause:
     return _cause(count.rule, fault.code, key, reason, policy, injected=fault.injected, devices=count.devices)
 
 
+# Lifecycle of a quarantine verdict: when it begins, what comes of it, when it ends. Pure.
+
+
+COOLDOWN_SECONDS = 600.0
+"""How long a rule's first quarantine lasts at least. Ten minutes: nobody's job starts and dies in between."""
+COOLDOWN_FACTOR = 4.0
+"""How much longer each repeat lasts. Four: 10 min, 40 min, 2.7 h, 10.7 h, a day."""
+COOLDOWN_MAX_SECONDS = 86400.0
+"""The longest least time. A day: somebody should have looked by then."""
+MOST_REPEATS = 1000
+
+
+def speak(
+    now: float, record: RuleRecord, facts: Facts, causes: tuple[Cause, ...], effects: list[Effect]
+) -> tuple[RuleVerdict | None, int, float | None]:
+    """The word from now on, the number of words so far, and when the last began."""
+    word, repeats, last_at = record.word, record.repeats, record.last_at
+    if last_at is not None and now - last_at > HISTORY_DAYS * 86400.0 and word is None:
+        repeats, last_at = 0, None
+    if not causes:
+        return _without_cause(now, word, repeats, last_at, facts, effects)
+    first = causes[0]
+    begins = word is None
+    if word is None:
+        # The exponent is bounded long before the number could not be a float any more.
+        grown = COOLDOWN_SECONDS * COOLDOWN_FACTOR ** min(repeats, 20)
+        word = RuleVerdict(
+            rule=first.rule,
+            mode=RuleMode.SHADOWED,
+            code=first.code,
+            reason="",
+            lead="",
+            since=now,
+            until=now + min(grown, COOLDOWN_MAX_SECONDS),
+            clear=False,
+            injected=True,
+            repeats_before=repeats,
+            last_before=last_at,
+        )
+        repeats, last_at = min(repeats + 1, MOST_REPEATS), now
+    before = record.word
+    injected = word.injected and all(cause.injected for cause in causes)
+    mode = _mode(word if not begins else None, facts, first, effects, now)
+    if begins or word.lead != first.key or mode is not word.mode or word.clear:
+        nth = "" if repeats < 2 else f"; {repeats} times in {HISTORY_DAYS:g} days"
+        least = f"; out for at least {span(word.until - word.since)}" if word.until > word.since else ""
+        reason = f"{first.reason}{least}{nth}"
+        word = dataclasses.replace(
+            word, rule=first.rule, code=first.code, reason=reason, lead=first.key, mode=mode, clear=False
+        )
+    word = dataclasses.replace(word, injected=injected, devices=_at_fault(record, causes))
+    _tell(before, word, facts, effects)
+    return word, repeats, last_at
+
+
 def _without_cause(
     now: float, word: RuleVerdict | None, repeats: int, last_at: float | None, facts: Facts, effects: list[Effect]
 ) -> tuple[RuleVerdict | None, int, float | None]:
@@ -398,6 +287,58 @@ def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: 
         effects.append(word)
 
 
+def quarantine_of(word: RuleVerdict) -> Quarantine:
+    """The word as others are told of it: without an end until only time has to pass."""
+    return Quarantine(
+        reason=word.reason,
+        owner=f"rule:{word.rule.value}",
+        owner_kind="rule",
+        since=word.since,
+        until=word.until if word.clear else None,
+        injected=word.injected,
+        devices=word.devices,
+    )
+
+
+# Which run to order on a node that the rules keep out, because nothing else would show that it is well. Pure.
+
+
+AGAIN_SECONDS = 30.0
+"""After a run that helped: the next pass in the row."""
+RETRY_SECONDS = 600.0
+"""After a run that was refused or did not help, at least: whoever has the devices may keep them for long."""
+
+
+def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, causes: tuple[Cause, ...]) -> RuleRecord:
+    """The record with the run that is under way or to be ordered now, if any."""
+    word, probe = record.word, record.probe
+    if probe is not None:
+        over = facts.probe_status in FINAL_STATUSES or now >= probe.ordered_at + probe.deadline_seconds
+        if not over and causes and word is not None and not facts.allocated:
+            return record
+        helped = facts.probe_status == OrderStatus.DONE and any(count.passes for count in record.counts)
+        again = AGAIN_SECONDS if helped else max(RETRY_SECONDS, word.until - word.since if word is not None else 0.0)
+        return dataclasses.replace(record, probe=None, probe_after=now + again)
+    if not policy.rules or not causes or facts.allocated or now < record.probe_after:
+        return record
+    if word is None or now < word.until:
+        return record
+    # A node that a person keeps out is left alone, unless a person has said that it is repaired.
+    out = word.mode is RuleMode.ENFORCED or (
+        word.mode is RuleMode.SHADOWED and any(one.repaired for one in record.owed)
+    )
+    if not out:
+        return record
+    tiers = list(_tiers(record, facts))
+    if not tiers or None in tiers:
+        return record
+    tier = max((one for one in tiers if one is not None), key=lambda one: one.rank)
+    order_id = f"rule:{facts.node}:{int(now * 1000):x}"
+    within = policy.run_seconds[tier] + facts.compile_seconds
+    found = RecheckRun(order_id=order_id, tier=tier, ordered_at=now, deadline_seconds=within)
+    return dataclasses.replace(record, probe=found)
+
+
 def _tiers(record: RuleRecord, facts: Facts) -> Iterator[Tier | None]:
     """The tier that each cause waits for; None for one that no run can take away."""
     for latch in record.latches:
@@ -412,6 +353,49 @@ def _tiers(record: RuleRecord, facts: Facts) -> Iterator[Tier | None]:
             yield count.tier if count.tier is not Tier.PASSIVE else Tier.QUICK
 
 
+def due_at(record: RuleRecord) -> float:
+    """When time alone may change something of the record, though nothing is heard; in the past: at the next word."""
+    word = record.word
+    if word is None:
+        return float("inf")
+    if word.clear:
+        return word.until
+    times = [word.until, record.probe_after]
+    if record.probe is not None:
+        times = [record.probe.ordered_at + record.probe.deadline_seconds]
+    return max(times)
+
+
+MOST_COUNTS = 64
+"""Checks of one node that are counted: some twice as many as there are."""
+
+
+def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple[RuleRecord, tuple[Effect, ...]]:
+    """
+    What is remembered from now on, and what is to be done. `record.latches` are those that are on the node's
+    identities or in its seats now.
+
+    A latch of `facts.identities` that is missing in the answer was cleared; others only left the node.
+    """
+    effects: list[Effect] = []
+    told = facts
+    if facts.maintenance or record.maintenance:
+        facts = _blameless(facts)
+    record = dataclasses.replace(_without_cleared_faults(record, facts), maintenance=facts.maintenance)
+    record = _replaced(now, record, facts, effects)
+    record = count_results(record, facts, effects)
+    record = count_accusations(now, record, facts, effects)
+    record = _unlatched(record, facts, effects)
+    record = dataclasses.replace(record, counts=_in_time(now, record), seats=_seats(record, facts))
+    causes = causes_of(record, facts, policy)
+    word, repeats, last_at = speak(now, record, facts, causes, effects)
+    record = dataclasses.replace(record, word=word, repeats=repeats, last_at=last_at)
+    if word is None:
+        record = dataclasses.replace(record, counts=tuple(one for one in record.counts if not one.tripped))
+    record = dataclasses.replace(record, seen=_still_needed(record, told))
+    return next_probe(now, record, facts, policy, causes), tuple(effects)
+
+
 def _blameless(facts: Facts) -> Facts:
     """
     The facts of a node in maintenance, or of its first report after that: what failed was measured in it and says
@@ -422,6 +406,9 @@ def _blameless(facts: Facts) -> Facts:
         dataclasses.replace(one, passed=None, faults=()) if one.passed is False else one for one in facts.outcomes
     )
     return dataclasses.replace(facts, outcomes=outcomes, accusations=(), allocated=facts.allocated or facts.maintenance)
+
+
+# --- what goes ------------------------------------------------------------------------------------------------------
 
 
 def _without_cleared_faults(record: RuleRecord, facts: Facts) -> RuleRecord:
@@ -514,6 +501,9 @@ def _in_time(now: float, record: RuleRecord) -> tuple[FailureCount, ...]:
     return tuple(kept[-MOST_COUNTS:])
 
 
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
 def _seats(record: RuleRecord, facts: Facts) -> tuple[DeviceSlot, ...]:
     """Where each latched device is, or was when it was seen last."""
     targets = {f"serial:{serial}": target for target, serial in facts.serials.items() if serial}
@@ -534,6 +524,32 @@ def _still_needed(record: RuleRecord, facts: Facts) -> dict[str, LastCounted]:
     if any(count.rule is Rule.ACCUSED for count in record.counts):
         wanted.add(COLLECTIVES)
     return {check: seen for check, seen in record.seen.items() if check in wanted}
+
+
+def released(record: RuleRecord) -> RuleRecord:
+    """A person lets the node in: all is forgiven but the number of repeats; what was counted is not counted again."""
+    return dataclasses.replace(record, counts=(), latches=(), seats=(), owed=(), word=None, probe=None)
+
+
+# What a node tells of a rule's quarantine out of a database that was lost. Pure.
+
+
+_CODE = "Quarantined"
+
+
+def judge_inherited(
+    now: float, record: RuleRecord, facts: Facts, spoken: Quarantine, policy: Policy
+) -> tuple[RuleRecord, tuple[Effect, ...]]:
+    """
+    As `judge`, of this quarantine alone.
+
+    Results are left for the next look: they count only from a node whose contact is confirmed, and a quarantine is
+    taken over from the first word of the node on. Neither the share of the pool nor its breaker stops it: it was
+    within the share when it began, and how large the pool is shows only when its nodes have come.
+    """
+    room = dataclasses.replace(facts.room, kept=0, most=1, open=False)
+    bare = dataclasses.replace(facts, outcomes=(), quick_at=None, deep_at=None, room=room)
+    return judge(now, _inherited(now, record, facts, spoken), bare, policy)
 
 
 def _inherited(now: float, record: RuleRecord, facts: Facts, spoken: Quarantine) -> RuleRecord:

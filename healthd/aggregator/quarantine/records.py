@@ -13,20 +13,7 @@ from dataclasses import dataclass, field
 from checks.contract import Action, Tier
 from healthd.core.model import OrderStatus, Quarantine
 
-ACCUSED_WINDOW_SECONDS = 86400.0
-"""How old accusations that count may be. A day: jobs start a few times a day."""
-
-COLLECTIVES = "collectives"
-"""The name under which accusations by validations are counted, in the place of a check's."""
-
-INHERITED = "inherited"
-"""The name under which the quarantine is counted that a rule spoke before the database was lost."""
-
-HARD_ACTIONS = (Action.REPLACE, Action.RESET_DEVICE, Action.REBOOT)
-"""Actions of reasons that no later pass takes back by itself; the catalogue of reasons says which have them."""
-
-BY_BOOT = (Action.RESET_DEVICE, Action.REBOOT)
-"""Actions that a new boot has done."""
+# What the rules of quarantine may see of a node. Frozen data; all `*_at` are seconds of the controller's clock.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +105,22 @@ class Facts:
         return tuple(dict.fromkeys((self.identity, f"node:{self.node}", *found)))
 
 
+ACCUSED_WINDOW_SECONDS = 86400.0
+"""How old accusations that count may be. A day: jobs start a few times a day."""
+
+COLLECTIVES = "collectives"
+"""The name under which accusations by validations are counted, in the place of a check's."""
+
+INHERITED = "inherited"
+"""The name under which the quarantine is counted that a rule spoke before the database was lost."""
+
+HARD_ACTIONS = (Action.REPLACE, Action.RESET_DEVICE, Action.REBOOT)
+"""Actions of reasons that no later pass takes back by itself; the catalogue of reasons says which have them."""
+
+BY_BOOT = (Action.RESET_DEVICE, Action.REBOOT)
+"""Actions that a new boot has done."""
+
+
 class Rule(str, enum.Enum):
     """SOFT: failed too often lately. HARD: a fault that does not heal by itself. ACCUSED: named by validations."""
 
@@ -136,6 +139,9 @@ class RuleMode(str, enum.Enum):
     OBSERVED = "observed"
     HELD = "held"
     SHADOWED = "shadowed"
+
+
+# --- what is remembered ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +298,9 @@ class Breaker:
 
     at: float
     reason: str
+
+
+# --- what is wanted -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
