@@ -28,12 +28,12 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 
-from checks.host.control_group import ControlGroup
-from checks.host.descendants import descendants, parent_of
-
 if __name__ == "__main__":
     # Run by path, without site-packages: `checks` is the package that this file is in.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from checks.host.control_group import ControlGroup
+from checks.host.descendants import descendants, parent_of
 
 FOLDER_PREFIX = "healthd-nccom-"
 PROFILE_PREFIX = "healthd-profile-"
@@ -70,6 +70,14 @@ def main(arguments: Sequence[str]) -> int:
     if os.getppid() != parent:
         _remove_ours(folder)
     return _TOLD_TO_END if status is None else _end_as(status)
+
+
+def _remove_ours(folder: str) -> None:
+    """Remove the folder where it is one of ours: its owner is gone, and no other process does."""
+    if os.path.basename(folder).startswith((FOLDER_PREFIX, PROFILE_PREFIX)):
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def stand_guard(parent: int) -> None:
@@ -113,11 +121,6 @@ def adopt_orphans(parent: int) -> bool:
     return os.getppid() == parent
 
 
-def end_descendants() -> None:
-    """Kill all descendants of this process, until there are none."""
-    _end_all(None)
-
-
 def has_children() -> bool:
     """Reap all children that have ended; whether there are others."""
     try:
@@ -128,12 +131,9 @@ def has_children() -> bool:
     return True
 
 
-def _remove_ours(folder: str) -> None:
-    """Remove the folder where it is one of ours: its owner is gone, and no other process does."""
-    if os.path.basename(folder).startswith((FOLDER_PREFIX, PROFILE_PREFIX)):
-        import shutil
-
-        shutil.rmtree(folder, ignore_errors=True)
+def end_descendants() -> None:
+    """Kill all descendants of this process, until there are none."""
+    _end_all(None)
 
 
 def _end_with_descendants(*_: object) -> None:
@@ -146,6 +146,9 @@ def _close_all() -> None:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one of this listing
             os.close(int(name))
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
 
 
 def _begin(parent: int) -> bool:
@@ -182,6 +185,9 @@ def _become(argv: list[str], folder: str, report: int, group: ControlGroup | Non
         os.write(report if report >= 0 else 2, text.encode())
     finally:
         os._exit(_NO_SUCH_PROGRAM)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 def _wait(pid: int) -> int | None:
