@@ -70,7 +70,7 @@ test-images: $(STAMP) # every image recipe built and started (root, buildah, deb
 
 .PHONY: test-kubernetes
 test-kubernetes: $(STAMP) ## [Test] with root: a real Kubernetes of three nodes (docs/kubernetes_tests.md)
-	@$(PYTEST) -m "kubernetes and not (images $(LATER))" --ignore tests/kubernetes/test_jobs.py $(ARGS) tests/kubernetes
+	@$(PYTEST) -m "kubernetes and not (images $(LATER))" --ignore tests/kubernetes/test_jobs.py $(ARGS) tests/kubernetes tests/integrations
 
 .PHONY: test-kubernetes-jobs
 test-kubernetes-jobs: $(STAMP) # Jobs while a real Kubernetes changes under them: updates, drains, dead kubelets (not a part of test-all)

@@ -393,7 +393,6 @@ class Check(CheckInfo):
     judge: Judge | None = None
 
     def info(self) -> CheckInfo:
-        """What it declares."""
         return CheckInfo(**{field.name: getattr(self, field.name) for field in dataclasses.fields(CheckInfo)})
 
     @property

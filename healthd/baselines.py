@@ -194,7 +194,6 @@ class SampleSeries:
 
     @property
     def kind(self) -> Kind:
-        """The kind of machine that was measured."""
         return Kind(hardware=self.hardware, accelerator=self.accelerator, versions=tuple(sorted(self.versions.items())))
 
 

@@ -27,8 +27,8 @@ ROOMS = {
     "healthd.runner": {"core", "localize"},
     "healthd.clients": {"core"},
     "healthd.integrations": {"core", "clients", "node", "aggregator", "hooks", "cli"},
-    "healthd.node": {"core", "clients", "runner", "integrations"},
-    "healthd.aggregator": {"integrations", "core", "clients", "localize", "baselines", "postmortem"},
+    "healthd.node": {"core", "runner", "integrations"},
+    "healthd.aggregator": {"integrations", "core", "localize", "baselines", "postmortem"},
     "healthd.hooks": {"core", "aggregator", "node", "runner", "integrations"},
     "healthd.postmortem": {"core"},
     "healthd.cli": {
@@ -51,7 +51,6 @@ AGGREGATOR = {
     "settings": {"identity"},
     "metrics": {"records", "fleet", "jobs"},
     "identity": set[str](),
-    "service_accounts": {"identity", "settings"},
     "fleet": {"store", "backlog"},
     "validation": {"records", "policy"},
     "gate": {"records", "policy", "validation"},
@@ -107,7 +106,6 @@ AGGREGATOR = {
         "forwarding",
         "leadership",
         "metrics",
-        "service_accounts",
     },
 }
 
@@ -317,7 +315,16 @@ FOR_LEAVES = {
     },
     "healthd.clients": {"kubernetes"},
     "healthd.hooks": {"stopping"},
-    "healthd.node": {"clock", "http.health", "protobuf", "services", "settings", "state.store"},
+    "healthd.node": {
+        "clock",
+        "http.health",
+        "occupancy.model",
+        "occupancy.watching",
+        "protobuf",
+        "services",
+        "settings",
+        "state.store",
+    },
 }
 
 

@@ -251,7 +251,6 @@ def detect(host: Host) -> Accelerator:
 
 
 def accelerator_names() -> tuple[str, ...]:
-    """All kinds of devices, by name."""
     return tuple(sorted(_accelerators()))
 
 

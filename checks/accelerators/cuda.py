@@ -324,7 +324,6 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", 0)
 
     def synchronize(self) -> None:
-        """Wait for all streams."""
         self.torch.cuda.synchronize(self.torch_device)
 
     def available_bytes(self) -> int | None:

@@ -23,7 +23,6 @@ class Report:
         self._send({"step": text, "at": time.monotonic()})
 
     def reading(self, name: str, value: float) -> None:
-        """One measured number."""
         self._send({"reading": name, "value": value})
 
     def fault(self, reason: str, message: str) -> None:

@@ -60,7 +60,6 @@ class Backlog:
         self._recheck: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """How many pieces of work wait."""
         return len(self._prior) + len(self._rest)
 
     def do(self, work: Work, *, prior: bool = False) -> None:

@@ -20,13 +20,15 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily
 
+from checks.contract import Tier
 from healthd.aggregator.api import Parts, SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.drain.controller import RELEASED, ActuatorCollector, make_drain_controller
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.engine import Engine, Handshakes, steady_clock
 from healthd.aggregator.fleet import Fleet
-from healthd.aggregator.fleet.stragglers import PeerEvents, Stragglers
+from healthd.aggregator.fleet.history import PeerEvents
+from healthd.aggregator.fleet.slow import Stragglers
 from healthd.aggregator.forwarding import Front, Serving
 from healthd.aggregator.identity.tokens import Guard
 from healthd.aggregator.jobs.postmortem_records import Postmortem
@@ -311,7 +313,8 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
             tasks.supervise("stragglers", parts.stragglers.run)
             tasks.supervise("comparison of nodes", parts.fleet.peers.run)
             settle = terms.policy.tuning.settle_seconds
-            compared = PeerEvents(parts.fleet, store, settle_seconds=settle, clock=time.time)
+            news = parts.stragglers.peers.news
+            compared = PeerEvents(parts.fleet.peers, news, store, settle_seconds=settle, clock=time.time)
             tasks.supervise("history of the comparison", compared.run)
             tasks.supervise("count of jobs without a gate", parts.ungated.run)
             if parts.drain is not None:
@@ -363,7 +366,8 @@ def build(terms: Terms, store: Store) -> Parts:
     for row in loaded.nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
     tasks = Tasks(within=terms.tasks)
-    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)
+    proof = Tier.SOAK if terms.screening.tier == "soak" else Tier.DEEP
+    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock, proof=proof)
     metrics = FleetMetrics(fleet, engine, store, task_errors=tasks.errors, now=clock)
     metrics.add(LeadershipCollector(store.leads, lambda: store.term))
     metrics.add(tasks_metric())
@@ -399,7 +403,7 @@ def build(terms: Terms, store: Store) -> Parts:
         guard=terms.guard,
         metrics=metrics,
         handshakes=Handshakes(settings.handshake_seconds),
-        stragglers=Stragglers(fleet, store),
+        stragglers=Stragglers(fleet),
         ungated=ungated,
         accusations=accusations,
         postmortems=postmortems,

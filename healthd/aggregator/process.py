@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gc
 import logging
-import os
 import resource
 import signal
 import sys
@@ -23,10 +22,8 @@ from healthd.aggregator.leadership import Course, Terms, leading
 from healthd.aggregator.metrics import observe_lag
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.screening.settings import ScreeningSettings
-from healthd.aggregator.service_accounts import TokenReviews
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store import Leadership, Store, Watch, is_shared
-from healthd.clients.kubernetes import api_server
 from healthd.core.config import record_at
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
@@ -229,9 +226,6 @@ async def _renew_certificate(server: Server) -> None:
 def _platform(settings: AggregatorSettings) -> Platforms | None:
     """Who says whose the tokens are that no file has; None where nobody does."""
     found: list[Platform] = []
-    if settings.kubernetes.on:
-        wanted = settings.kubernetes
-        found.append(TokenReviews(wanted, api_server(os.environ, wanted.service_account, wanted.api_server)))
     for one in INTEGRATIONS:
         if one.identities is not None:
             provider: Callable[[AggregatorSettings], Platform | None] = record_at(one.identities)

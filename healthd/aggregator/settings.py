@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,90 +18,8 @@ from healthd.integrations import INTEGRATIONS
 
 R = TypeVar("R")
 
-_ACCOUNT = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.-]{1,253}")
-_OF_NAMESPACE = re.compile(r"[a-z0-9.-]{1,63}/[a-z0-9.*?-]{1,253}")
-_ACCOUNTS = re.compile(r"[a-z0-9.*?-]{1,63}/[a-z0-9.*?-]{1,253}")
-MOST_ACCOUNTS = 100
 # The row of the database has room for 300 characters.
 _URL = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,253}/?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class KubernetesCallers:
-    """
-    Service accounts of Kubernetes that may speak here with the tokens that it projects into their pods. ValueError.
-
-    Where an account is in several lists, `admins` beats `nodes`, then come `controllers`, `readers` and `hooks`.
-    """
-
-    audience: str | None = None
-    """The audience that the tokens are bound to, such as `healthd`: no other service can use a token sent here. None:
-    only tokens of the token table are accepted."""
-
-    nodes: tuple[str, ...] = ()
-    """Accounts of node daemons, as NAMESPACE/NAME, or patterns for the names of one namespace (`healthd/node-*`). Each
-    may only act for the node on which its pod runs."""
-
-    hooks: tuple[str, ...] = ()
-    """Accounts of jobs, as NAMESPACE/NAME or patterns of it (`train/*`), with the scope `gate`. Each may only ask for
-    jobs of its namespace and for the node on which its pod runs."""
-
-    controllers: tuple[str, ...] = ()
-    """Accounts with the scope `gate` for every node and every job, as NAMESPACE/NAME: `healthd kueue`, which gates the
-    jobs of all queues."""
-
-    readers: tuple[str, ...] = ()
-    """Accounts with the scope `read`, such as Prometheus', as NAMESPACE/NAME."""
-
-    admins: tuple[str, ...] = ()
-    """Accounts with the scope `admin`, as NAMESPACE/NAME: anyone who can create their tokens (`kubectl create token`)
-    may do everything here."""
-
-    review_seconds: float = 300.0
-    """How long a token review by the API server stays valid; a deleted pod keeps access for that long. Five minutes:
-    each node costs the API server one call per period."""
-
-    outage_seconds: float = 1800.0
-    """How long a review stays valid while the API server cannot be reached. Half an hour covers an update of the
-    control plane."""
-
-    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-    """Directory with `token` and `ca.crt` of the aggregator's own account, which may create `tokenreviews`. Both are
-    read again for each request."""
-
-    api_server: str | None = None
-    """URL of the API server; None: from the variables of every pod (KUBERNETES_SERVICE_HOST)."""
-
-    def __post_init__(self) -> None:
-        accounts = {name: getattr(self, name) for name in ("nodes", "hooks", "controllers", "readers", "admins")}
-        if self.audience is None:
-            if named := next((name for name, some in accounts.items() if some), None):
-                raise ValueError(f"{named}: goes with an audience that their tokens are bound to; set 'audience' too")
-            return
-        if not self.audience or not self.audience.isprintable() or len(self.audience) > 253:
-            raise ValueError(f"audience: must be 1 to 253 printable characters, not {self.audience[:40]!r}")
-        if not any(accounts.values()):
-            raise ValueError(
-                "audience: is set but no accounts are listed: set 'nodes', 'hooks', 'controllers', 'readers' or "
-                "'admins'"
-            )
-        for name, listed in accounts.items():
-            if len(listed) > MOST_ACCOUNTS:
-                raise ValueError(f"{name}: {len(listed)} accounts; {MOST_ACCOUNTS} are allowed, or use patterns")
-            form = {"hooks": _ACCOUNTS, "nodes": _OF_NAMESPACE}.get(name, _ACCOUNT)
-            for account in listed:
-                if not form.fullmatch(account) or account.count("*") > 4:
-                    raise ValueError(f"{name}: {account[:80]!r} must be NAMESPACE/NAME, as healthd-system/healthd-node")
-        if not 10 <= self.review_seconds <= self.outage_seconds <= 86400:
-            raise ValueError(
-                f"review: must be between 10 s and outage ({self.outage_seconds:g} s), and that a day at most, not "
-                f"{self.review_seconds:g} s"
-            )
-
-    @property
-    def on(self) -> bool:
-        """Whether tokens of service accounts are taken at all."""
-        return self.audience is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +48,6 @@ class AggregatorSettings:
     token_table: Path | None = None
     """TOML file of the accepted bearer tokens, as `healthd token` writes it; None: anyone who reaches the port may
     do everything, which is only allowed on loopback."""
-
-    kubernetes: KubernetesCallers = field(default_factory=KubernetesCallers)
-    """Which service accounts of Kubernetes may speak here, beside the tokens of the file."""
 
     tls_cert: Path | None = None
     """PEM file of the server's certificate chain; None: plain HTTP, which is only allowed on loopback."""
@@ -204,7 +119,7 @@ class AggregatorSettings:
             )
         check_exposure(
             hosts=[self.address[0]],
-            tokens=self.token_table is not None or self.kubernetes.on or any_on(self.integrations),
+            tokens=self.token_table is not None or any_on(self.integrations),
             tls=self.tls_cert is not None,
             insecure=self.insecure,
         )

@@ -12,7 +12,7 @@ import contextlib
 import random
 import ssl
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -333,6 +333,21 @@ class MarkedNodes(Protocol):
 
     async def find(self, node: str, names: Sequence[str]) -> tuple[str, dict[str, object]] | None:
         """The first of these names of a node of the fleet that the cluster knows, with its object."""
+
+
+@runtime_checkable
+class NamesNode(Protocol):
+    """A table of settings that says what the node is called in its cluster."""
+
+    @property
+    def node(self) -> str | None:
+        """None: as in the fleet."""
+
+
+def name_in_cluster(tables: Iterable[object], name: str) -> str:
+    """What a node of the fleet is called in its cluster, by the tables of its settings."""
+    named = (table.node for table in tables if isinstance(table, NamesNode))
+    return next((one for one in named if one), name)
 
 
 def note_text(text: str) -> str:

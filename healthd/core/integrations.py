@@ -65,6 +65,9 @@ class Integration:
     job_workload: tuple[str, str] | None = None
     """The variable that has the id of a job in all of its processes, and how the name of its workload begins."""
 
+    workload_watch: str | None = None
+    """What sees the end of pods that have a lease: a `healthd.node.occupancy.watching.MakeWorkloadWatch`."""
+
     launcher: str | None = None
     """What starts the processes of a job and gives them their rank: a `healthd.hooks.launchers.Launcher`."""
 

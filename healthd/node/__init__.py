@@ -9,6 +9,7 @@ __all__ = [
     "occupancy.model",
     "occupancy.occupancy",
     "occupancy.own",
+    "occupancy.watching",
     "protobuf",
     "services",
     "settings",

@@ -19,5 +19,4 @@ class Clock:
 
 
 def system_clock() -> Clock:
-    """The machine's own clocks."""
     return Clock(boot=lambda: time.clock_gettime(time.CLOCK_BOOTTIME), wall=time.time)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from checks.collective.nccom.run import lnc_of
 from checks.host.machine import Host
-from healthd.clients.kubernetes import ApiServer, api_server
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.http import server as web
 from healthd.core.tasks import Tasks
@@ -24,14 +23,12 @@ from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.checks.kernel_watch import CHECK, KernelWatch
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock, system_clock
-from healthd.node.condition import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
-from healthd.node.maintenance import MaintenanceWatch
 from healthd.node.nccom import RoundSettings
 from healthd.node.occupancy.occupancy import Schedulers
-from healthd.node.occupancy.pods import PodWatch
+from healthd.node.occupancy.watching import workload_watch
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
@@ -43,7 +40,7 @@ from healthd.node.services import (
     step_source,
     write_credential,
 )
-from healthd.node.settings import DAEMON, KubernetesSettings, NodeSettings
+from healthd.node.settings import NodeSettings
 from healthd.node.state import files
 from healthd.node.state.saving import ProfileFolder, SavedEvidence, StateFile, StateSaver
 from healthd.node.state.store import NodeStore
@@ -140,13 +137,11 @@ async def _serve(
     collectives = Collectives(
         store, scheduler, runner.session, interface=settings.interface, clock=clock, tasks=tasks, rounds=rounds
     )
-    pods = _pod_watch(settings, tasks)
+    pods = workload_watch(settings, tasks)
     kernel = _kernel_watch(runner, store, scheduler)
     orders = Orders(store, scheduler, leases, settings, clock=clock, tasks=tasks, collectives=collectives, pods=pods)
     evidence = SavedEvidence(settings.state_dir / "evidence.json", runner, store.boot_id)
     saver = StateSaver(store, settings, evidence.save)
-    conditions = _condition_writers(settings, store, clock)
-    maintenance = _maintenance_watch(settings, store)
     profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
     profiles.tidy()
     runner.on_profile = profiles.keep
@@ -178,10 +173,6 @@ async def _serve(
             for client in sync_clients:
                 tasks.supervise("held sync", client.run_held)
                 tasks.supervise("urgent sync", client.run_urgent)
-            if maintenance is not None:
-                tasks.supervise("watch over maintenance", maintenance.run)
-            for writer in conditions:
-                tasks.supervise("node condition", writer.run)
             try:
                 await stopping
             finally:  # a preflight cancels this task
@@ -227,53 +218,6 @@ def _kernel_watch(runner: Runner, store: NodeStore, scheduler: Scheduler) -> Ker
         return None
     params = runner.settings.params.get(CHECK, {})
     return KernelWatch("/dev/kmsg", params, lambda: scheduler.run_soon(CHECK))
-
-
-def _pod_watch(settings: NodeSettings, tasks: Tasks) -> PodWatch | None:
-    """The watch over the pods of leases; None in a hook, which sees nothing of the host and lets go of its lease."""
-    if settings.executor != DAEMON:
-        return None
-    server = _server_of_pod(settings.kubernetes) if settings.kubernetes.watch_pods else None
-    return PodWatch(
-        server, settings.host_root, settings.allocations, tasks=tasks, look_seconds=settings.lease.watch_seconds
-    )
-
-
-def _maintenance_watch(settings: NodeSettings, store: NodeStore) -> MaintenanceWatch | None:
-    """The watch over the node's own object; None outside of a pod, in a hook, or where no sign is named."""
-    wanted = settings.kubernetes
-    if settings.executor != DAEMON or not wanted.maintenance:
-        return None
-    server = _server_of_pod(wanted)
-    if server is None:
-        return None
-    return MaintenanceWatch(store, server, node=wanted.node or settings.name, signs=wanted.maintenance)
-
-
-def _server_of_pod(wanted: KubernetesSettings) -> ApiServer | None:
-    """The API server of the settings, or of the pod that this is; None where it is no pod."""
-    try:
-        return api_server(os.environ, wanted.service_account, wanted.api_server)
-    except ConfigError as error:
-        if wanted.api_server is not None:
-            raise ConfigError(f"node.kubernetes: {error}") from None
-        return None
-
-
-def _condition_writers(settings: NodeSettings, store: NodeStore, clock: Clock) -> list[ConditionWriter]:
-    """The writer of the Kubernetes condition; none where none is configured."""
-    wanted = settings.kubernetes
-    if not wanted.on:
-        return []
-    try:
-        server = api_server(os.environ, wanted.service_account, wanted.api_server)
-    except ConfigError as error:
-        raise ConfigError(f"node.kubernetes: {error}") from None
-    if wanted.accelerated_hardware_ready:
-        log.warning(
-            "AcceleratedHardwareReady is being written: if node repair is on, a hardware fault replaces this instance"
-        )
-    return [ConditionWriter(store, wanted, server, clock=clock)]
 
 
 class LeasesFile:

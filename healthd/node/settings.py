@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,50 +16,6 @@ R = TypeVar("R")
 
 DAEMON = "daemon"
 """The executor of a node's own daemon."""
-
-_CONDITION = re.compile(r"[a-z0-9][a-z0-9.-]{1,250}/[A-Za-z][A-Za-z0-9_.-]{0,62}")
-
-
-_SIGN = re.compile(r"(taint|condition|label|annotation):([A-Za-z0-9][A-Za-z0-9._/-]{0,316})(?:=(.{0,256}))?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaintenanceSign:
-    """What a Kubernetes node in maintenance bears. `value` None: whatever value it has."""
-
-    kind: str
-    name: str
-    value: str | None
-
-
-def parse_maintenance_sign(text: str) -> MaintenanceSign:
-    """`taint:KEY`, `condition:TYPE` (True), `label:KEY[=VALUE]`, `annotation:KEY[=VALUE]`; ValueError for all else."""
-    match = _SIGN.fullmatch(text)
-    if match is None or (match[3] is not None and match[1] in ("taint", "condition")):
-        raise ValueError(
-            f"maintenance: {text!r} must be taint:KEY, condition:TYPE, label:KEY[=VALUE] or annotation:KEY[=VALUE]"
-        )
-    return MaintenanceSign(kind=match[1], name=match[2], value=match[3])
-
-
-MAINTENANCE = (
-    "condition:MaintenanceInProgress",
-    "condition:DrainInProgress",
-    "condition:Drained",
-    "condition:GracefulNodeShutdownInProgress",
-    "taint:medik8s.io/drain",
-    "taint:aws-node-termination-handler/scheduled-maintenance",
-    "taint:aws-node-termination-handler/asg-lifecycle-termination",
-    "taint:aws-node-termination-handler/spot-itn",
-    "taint:karpenter.sh/disrupted",
-    "taint:baremetal.cluster.gke.io/maintenance",
-)
-"""
-Signs of maintenance by default. The conditions are those of kubernetes.io, "Node lifecycle conditions" (1.37, alpha),
-without MaintenancePlanned: nothing has happened then. The taints: medik8s/node-maintenance-operator
-(`controllers/taint.go`, NodeMaintenance), aws/aws-node-termination-handler (`pkg/node/node.go`), Karpenter's
-disruption taint, Google Distributed Cloud's maintenance mode.
-"""
 
 
 class Unprompted(str, enum.Enum):
@@ -166,9 +121,6 @@ class AllocationSettings:
     """Whether schedulers are queried at all. A hook started by a scheduler does not query it, because it would see its
     own job's allocation; one started by hand or over ssh does."""
 
-    kubelet_socket: Path | None = None
-    """Unix socket of the kubelet's pod resources; None: /var/lib/kubelet/pod-resources/kubelet.sock of the host."""
-
     ignore: tuple[str, ...] = ()
     """Workloads that never use the devices, as patterns: `pod:NAMESPACE/NAME`, `ecs-family:FAMILY`, `slurm:ID`. Empty:
     every allocation counts."""
@@ -185,66 +137,6 @@ class AllocationSettings:
     def of(self, key: str, record: type[R]) -> R:
         """The table of an integration; with its defaults where nothing is set."""
         return table_of(self.integrations, key, record)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KubernetesSettings:
-    """The node's health as a condition of its Kubernetes node, written from inside the cluster."""
-
-    condition: str | None = None
-    """Type of the condition, such as `healthd.internal/Fit` (`.internal` is a domain reserved for private use). None:
-    no condition is written."""
-
-    accelerated_hardware_ready: bool = False
-    """Also write `AcceleratedHardwareReady`. Dangerous: if node repair is on, False replaces or reboots the instance
-    after ten minutes, without a drain. Turn it on only if you want exactly that."""
-
-    events: bool = False
-    """Create a Kubernetes Event when the condition's status or reason changes, for `kubectl describe node`. Needs the
-    right to create events; the manifests grant it and turn this on."""
-
-    watch_pods: bool = True
-    """Watch the pod that a lease names at the API server, so that the lease ends with it. Needs the rights to list and
-    watch pods, which the manifests grant; nothing is requested while no lease names a pod. Without it, the control
-    groups and the kubelet's list of pods show when the pod has ended."""
-
-    maintenance: tuple[str, ...] = MAINTENANCE
-    """What marks the Kubernetes node as in maintenance: `taint:KEY`, `condition:TYPE`, `label:KEY[=VALUE]`,
-    `annotation:KEY[=VALUE]`. Gates exclude such a node, and failures on it do not count against it. A plain cordon
-    does not count, because it may be the answer to a fault; `taint:node.kubernetes.io/unschedulable` makes it count.
-    Needs the rights to list and watch nodes, which the manifests grant. Empty: the node is not watched."""
-
-    node: str | None = None
-    """Name of the node in Kubernetes; None: the node's name here."""
-
-    heartbeat_seconds: float = 300.0
-    """The condition is rewritten this often even if nothing changed. Five minutes, like the kubelet: every write goes
-    to etcd."""
-
-    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-    """Directory with `token` and `ca.crt`, where Kubernetes puts it. Both are read again for each request."""
-
-    api_server: str | None = None
-    """URL of the API server; None: from the variables of every pod (KUBERNETES_SERVICE_HOST)."""
-
-    def __post_init__(self) -> None:
-        if self.heartbeat_seconds < 30:
-            raise ValueError(
-                f"heartbeat: must be at least 30 s, not {self.heartbeat_seconds:g} s; each write costs etcd"
-            )
-        for sign in self.maintenance:
-            parse_maintenance_sign(sign)
-        if self.events and not self.on:
-            raise ValueError("events: report changes of the condition; set 'condition' too")
-        if self.condition is not None and not _CONDITION.fullmatch(self.condition):
-            raise ValueError(
-                f"condition: {self.condition!r} must be DOMAIN/Name; names without a domain belong to Kubernetes"
-            )
-
-    @property
-    def on(self) -> bool:
-        """Whether anything is to be written."""
-        return self.condition is not None or self.accelerated_hardware_ready
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,9 +205,6 @@ class NodeSettings:
 
     allocations: AllocationSettings = field(default_factory=AllocationSettings)
     """How the job schedulers of the host are asked."""
-
-    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
-    """The condition of the node in Kubernetes."""
 
     integrations: Mapping[str, Any] = tables_of(lambda: node_tables(INTEGRATIONS))
     """The tables of integrations that are set, by key; see `of`."""

@@ -102,7 +102,6 @@ class Signature:
 
     @cached_property
     def compiled(self) -> tuple[re.Pattern[str], ...]:
-        """The compiled patterns."""
         return tuple(re.compile(pattern) for pattern in self.patterns)
 
     def search(self, text: str) -> re.Match[str] | None:

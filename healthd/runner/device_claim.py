@@ -95,7 +95,6 @@ def busy_by(surveyed: Outcome) -> str | None:
 
 
 def lock_file(run_dir: Path, accelerator: str) -> Path:
-    """The lock file of an accelerator."""
     return run_dir / _LOCKS / f"{accelerator}.lock"
 
 

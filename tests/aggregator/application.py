@@ -8,7 +8,7 @@ from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.engine.engine import Engine
 from healthd.aggregator.engine.preflights import Handshakes
 from healthd.aggregator.fleet.registry import Fleet
-from healthd.aggregator.fleet.stragglers import Stragglers
+from healthd.aggregator.fleet.slow import Stragglers
 from healthd.aggregator.identity.tokens import Guard
 from healthd.aggregator.jobs.postmortems import Postmortems
 from healthd.aggregator.jobs.ungated import UngatedJobs
@@ -32,7 +32,7 @@ def parts_of_test(folder: Path, *, store: Store, fleet: Fleet, engine: Engine, g
         guard=guard or Guard(None),
         metrics=metrics,
         handshakes=Handshakes(1.0),
-        stragglers=Stragglers(fleet, store),
+        stragglers=Stragglers(fleet),
         ungated=UngatedJobs(always_gated, clock=lambda: 0.0),
         accusations=Accusations(keep_seconds=3600.0, clock=lambda: 0.0),
         postmortems=Postmortems(engine, store, on_outcome=metrics.job_ended),

@@ -10,8 +10,9 @@ from checks.contract import Status, Tier
 from healthd.aggregator.screening.records import Listed
 from healthd.aggregator.screening.service import Screening
 from healthd.aggregator.screening.settings import ScreeningSettings
-from healthd.core.model import CheckResult, OrderReport
+from healthd.core.model import CheckResult, Order, OrderReport
 from tests.aggregator.engine_kit import Running, running
+from tests.aggregator.lab import Lab
 from tests.aggregator.world import CHECKS, POLICY, World, good_results, result, spec
 
 DAY = 86400.0
@@ -54,6 +55,23 @@ class Idle(World):
         self.renew(name, results=deep_results(*checks))
         self.tell(name)
 
+    def link(self, lab: Lab) -> None:
+        """The nodes can run collectives together, and do at once what they are ordered, as in the lab."""
+        groups: dict[str, list[tuple[str, Order]]] = {}
+        for name, daemon in self.daemons.items():
+            for order in daemon.orders or ():
+                if order.collective is not None and order.id not in daemon.done:
+                    groups.setdefault(order.collective.group, []).append((name, order))
+        for orders in groups.values():
+            members = tuple(name for name, _ in sorted(orders, key=lambda one: _first_rank(one[1])))
+            for name, order in orders:
+                assert order.collective is not None
+                report = lab.report(name, order.collective, members)
+                self.daemons[name].done.add(order.id)
+                if report is not None:
+                    self.daemons[name].reports[order.id] = report
+                self.tell(name)
+
     def finish(self, name: str, *, bad: str = "") -> None:
         """The run of its screening is over."""
         (order,) = self.daemons[name].orders or ()
@@ -63,6 +81,10 @@ class Idle(World):
         kept = {one.check for one in self.daemons[name].state.results if one.tier is Tier.DEEP}
         self.renew(name, results=deep_results(*{*kept, *order.run.checks}, bad=bad))
         self.tell(name)
+
+
+def _first_rank(order: Order) -> int:
+    return 0 if order.collective is None else order.collective.first_rank
 
 
 @dataclasses.dataclass
@@ -111,7 +133,7 @@ class Site:
 async def site(
     world: Idle, settings: ScreeningSettings = SETTINGS, *, url: str = "sqlite://", rules: bool = False
 ) -> AsyncIterator[Site]:
-    policy = dataclasses.replace(POLICY, rules=rules, recovery_seconds=0.0)
+    policy = dataclasses.replace(POLICY, rules=rules, recovery_seconds=0.0, collective_checks=("all_reduce",))
     async with running(world, url, policy) as run:
         screening = Screening(run.engine, world, run.store, policy, settings)  # type: ignore[arg-type]
         await screening.load()

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import tracemalloc
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Evidence, Status, Tier
-from healthd.aggregator.fleet.comparison import (
-    AT_ONCE,
-    MOST_OF_NODE,
-    MOST_ROOTS,
-    SILENT_SECONDS,
-    DigestComparison,
-    Standing,
-)
+from healthd.aggregator.fleet.digests import MOST_OF_NODE, MOST_ROOTS, DigestComparison, Standing
+from healthd.aggregator.fleet.history import PeerEvents
 from healthd.aggregator.fleet.node_record import CompactState
-from healthd.aggregator.fleet.stragglers import PeerEvents
+from healthd.aggregator.fleet.peers import AT_ONCE, SILENT_SECONDS
 from healthd.aggregator.gate.eligibility import judge
 from healthd.aggregator.identity.tokens import key_hash
 from healthd.aggregator.store import reading
@@ -493,7 +488,7 @@ def test_history_is_written_once_and_not_of_what_came_and_went() -> None:
 
     async def main() -> list[tuple[str, str]]:
         store = Store.open("sqlite://")
-        events = PeerEvents(nodes.fleet, store, settle_seconds=0.0, clock=lambda: 1000.0)
+        events = PeerEvents(nodes.fleet.peers, deque(), store, settle_seconds=0.0, clock=lambda: 1000.0)
         found = nodes.fleet.peers.digests
         for name, bits in (("n0", "a"), ("n1", "b"), ("n2", "a")):  # at first n0 and n1 are one of two
             for changed in found.put(name, reported(name, bits)):

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from checks.contract import Finding, Measurement, Status, Tier
-from healthd.aggregator.fleet.stragglers import Peers
+from healthd.aggregator.fleet.slow import Peers
 from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.baselines import MOST_SAMPLES, Kind, Sample

@@ -32,6 +32,7 @@ class Book:
     case: Case = dataclasses.field(default_factory=Case)
     open: tuple[Repair, ...] = ()
     ended: list[Repair] = dataclasses.field(default_factory=list)
+    tier: Tier = Tier.DEEP
 
     @property
     def record(self) -> RuleRecord:
@@ -52,7 +53,7 @@ class Book:
         before = self.open
         self.open = repairs.decided(self.case.now, before, decision, device, "ana", "new part")
         made = [new for old, new in zip(before, self.open, strict=True) if new is not old and decision is DONE]
-        proved = repairs.repaired(self.case.now, self.record, made)
+        proved = repairs.repaired(self.case.now, self.record, made, self.tier)
         for seat in self.case.record.seats:
             self.case.latches[seat.identity] = tuple(one for one in proved.latches if one.identity == seat.identity)
         self.case.record = dataclasses.replace(proved, latches=())
@@ -165,6 +166,19 @@ def test_decisions_are_safe_to_repeat_and_a_repair_that_is_done_is_not_rejected(
     book.decide(DONE)
     with pytest.raises(ConflictError, match="healthd fleet release n1"):
         book.decide(RepairDecision.REJECT)
+
+
+def test_site_that_screens_by_the_soak_tier_proves_a_repair_by_it() -> None:
+    book = Book(tier=Tier.SOAK)
+    book.see(WRONG)
+    book.decide(DONE)
+    book.see(deep_at=book.case.now + MINUTE - 1.0)
+    assert book.case.quarantine is not None
+    assert book.case.record.probe is not None
+    assert book.case.record.probe.tier is Tier.SOAK
+    book.see(soak_at=book.case.now + MINUTE - 1.0)
+    assert book.case.quarantine is None
+    assert [one.end for one in book.ended] == [RepairEnd.PASSED]
 
 
 def test_person_who_keeps_the_node_out_still_gets_the_run_that_shows_the_repair() -> None:

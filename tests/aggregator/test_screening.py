@@ -11,6 +11,7 @@ import pytest
 from healthd.aggregator.screening.service import ScreeningCollector
 from healthd.aggregator.screening.settings import ScreeningSettings
 from healthd.core.model import Allocation, GateRequest, Quarantine
+from tests.aggregator.lab import Lab, inventory
 from tests.aggregator.screening_kit import DAY, DEEP, SETTINGS, Idle, site
 from tests.aggregator.world import NOW, good_results
 
@@ -141,6 +142,7 @@ async def test_another_machine_under_the_name_begins_anew_and_another_driver_is_
         here.world.finish("n1")
         await here.turn()
         assert here.listed()["n1"].candidate.days_since_pass is not None
+        assert here.listed()["n1"].candidate.age_days is None, "it may be old"
         here.world.renew("n1", versions={"nvidia_driver": "570"})
         await here.turn(DAY)
         assert not here.listed()["n1"].candidate.changed, "it was not known before"
@@ -151,6 +153,7 @@ async def test_another_machine_under_the_name_begins_anew_and_another_driver_is_
         assert here.world.orders("n1")
         here.world.finish("n1")
         await here.turn()
+        assert here.listed()["n1"].candidate.age_days is not None, "it came after the others"
         here.world.renew("n1", versions={"nvidia_driver": "575"})
         await here.turn(DAY)
         assert here.listed()["n1"].candidate.changed
@@ -171,6 +174,36 @@ async def test_a_neighbour_of_a_node_that_failed_is_at_risk() -> None:
         await here.turn()
         found = {name: one.candidate.neighbour_failed for name, one in here.listed().items()}
         assert found == {"n1": False, "n2": True, "n3": False}
+
+
+async def test_a_pair_that_fails_borrows_a_free_node_within_the_share_and_names_the_one_at_fault() -> None:
+    world, lab = Idle("n1", "n2", "n3"), Lab(("n1", "n2", "n3"), bad={"n2": "corrupt"})
+    for name in world.daemons:
+        world.renew(name, inventory=inventory(), peer_address="10.0.0.1")
+    async with site(world, ScreeningSettings(tier="deep", share=1.0)) as here:
+        await here.turn()
+        assert world.screened() == {"n1", "n2", "n3"}
+        for name in world.daemons:
+            world.finish(name)
+        for _ in range(30):
+            await here.turn(1.0)
+            assert len(here.run.engine.screenings()) <= 3
+            world.link(lab)
+        assert "accused" in await here.kinds("n2")
+        assert "screening failed" in await here.kinds("n2")
+        assert "accused" not in [*await here.kinds("n1"), *await here.kinds("n3")]
+        assert here.listed()["n1"].paired_at is not None
+        assert here.listed()["n2"].paired_at is None
+
+
+async def test_a_pool_with_a_share_of_one_node_screens_no_pairs() -> None:
+    world = Idle("n1", "n2", "n3")
+    for name in world.daemons:
+        world.renew(name, inventory=inventory(), peer_address="10.0.0.1")
+    async with site(world) as here:
+        await here.screen_all()
+        await here.turn(60.0)
+        assert here.run.engine.screenings() == {}
 
 
 async def test_only_nodes_of_the_pools_of_the_settings_are_screened_in_their_hours() -> None:

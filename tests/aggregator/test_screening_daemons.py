@@ -119,11 +119,10 @@ def test_a_job_has_the_devices_within_five_seconds_of_its_question(tmp_path: Pat
         assert "screening yields" in kinds(url, node)
         until(lambda: bool(screened()), 30)
         assert node not in screened(), "another node is free"
-        print(f"{took:.2f} s from the question to free devices")
 
 
 @pytest.mark.timeout(120)
-def test_pairs_of_free_nodes_run_collectives_and_the_one_at_fault_is_named(tmp_path: Path) -> None:
+def test_pairs_of_free_nodes_run_collectives(tmp_path: Path) -> None:
     with Cluster(tmp_path, checks=("memory_free", "heat", "all_reduce")) as cluster:
         config = (
             CONFIG.replace("[policy]", '[policy]\ncollective_checks = ["all_reduce"]') + 'every = "2m"\nshare = 1.0\n'
@@ -141,4 +140,3 @@ def test_pairs_of_free_nodes_run_collectives_and_the_one_at_fault_is_named(tmp_p
             60,
             lambda: str([told(name) for name in NODES]),
         )
-        print([told(name) for name in NODES])

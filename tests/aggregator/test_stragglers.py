@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd import baselines
-from healthd.aggregator.fleet import stragglers
-from healthd.aggregator.fleet.stragglers import RATE_FLOOR_RATIO, Peers, Sample, Suspect
+from healthd.aggregator.fleet import slow as slow_devices
+from healthd.aggregator.fleet.slow import RATE_FLOOR_RATIO, Peers, Sample, Suspect
 from healthd.aggregator.validation.outcome import LATE_SECONDS, of_group
 from healthd.aggregator.validation.records import Group, RankRange
 from healthd.aggregator.validation.records import Tested as Outcomes
@@ -47,7 +48,10 @@ def fleet(
 
 
 def find(samples: Sequence[Sample], history: Sequence[Suspect] = ()) -> tuple[Suspect, ...]:
-    return stragglers.find(stragglers.compared(samples), history)
+    groups: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for one in samples:
+        groups[one.peers, one.name].append(one)
+    return slow_devices.find([slow_devices.comparable(group) for group in groups.values()], history)
 
 
 def nodes(found: Sequence[Suspect]) -> set[str]:
@@ -138,7 +142,7 @@ def test_the_last_values_of_the_fleet_are_searched_and_told_once() -> None:
     assert nodes(peers.suspects) == {"n7"}
     confirmed = measure("2")
     assert nodes(confirmed) == {"n7"}
-    peers.told(confirmed)
+    assert [node for node, _ in peers.news] == ["n7"]
     assert measure("3") == ()
     assert nodes(peers.suspects) == {"n7"}
     peers.forget("n7")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from healthd.aggregator.drain.plan import ActuatorError, Observed, RejectedNode
-from healthd.aggregator.jobs.ungated import UngatedJobs
+from healthd.aggregator.jobs.ungated import HookedJob, UngatedJobs
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.process import aggregator
 from healthd.aggregator.settings import AggregatorSettings
@@ -172,12 +172,16 @@ async def test_unforeseen_exception_in_one_actuator_call_is_a_failed_call_and_tr
 
 async def test_job_that_cannot_be_looked_up_keeps_no_other_from_being_counted() -> None:
     async def gated(job: str) -> bool:
-        if job == "slurm-1":
+        if job == "1":
             raise ZeroDivisionError("planted")
         return False
 
-    tasks, ungated = Tasks(first_restart_seconds=0.001), UngatedJobs(gated, clock=lambda: 1.0, grace_seconds=0.0)
-    claims = tuple(Allocation(by="scheduler", holder=f"slurm:{job}") for job in (1, 2))
+    def hooked(job: str) -> HookedJob:
+        return HookedJob(id=job, gate=job)
+
+    tasks = Tasks(first_restart_seconds=0.001)
+    ungated = UngatedJobs(gated, clock=lambda: 1.0, grace_seconds=0.0, hooked=hooked)
+    claims = tuple(Allocation(by="scheduler", holder=job) for job in ("1", "2"))
     ungated.see(dataclasses.replace(state_of(), allocated=claims))
     tasks.supervise("count", ungated.run)
     await eventually(lambda: ungated.figure.examples == ("2",))

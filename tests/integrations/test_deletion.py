@@ -62,6 +62,7 @@ def without(name: str, copy: Path) -> None:
     (copy / LIST).write_text("".join(lines), encoding="utf-8")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", chosen())
 def test_everything_else_works_without_an_integration(name: str, tmp_path: Path) -> None:
     without(name, tmp_path)

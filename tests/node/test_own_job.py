@@ -18,7 +18,7 @@ def test_what_is_out_of_sight_matters_outside_of_a_job_and_to_the_daemon_anywher
     settings = load_settings({"state_dir": tmp_path}, section="node")
     assert settings.runner().options["in_job"] is False
     assert settings.runner(in_job=True).options["in_job"] is True  # a hook runs in the job's own container
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv(job_variables()[0], "1")
     assert settings.runner().options["in_job"] is True
     assert settings.runner(in_job=False).options["in_job"] is False  # the daemon, in a pod of its own
 

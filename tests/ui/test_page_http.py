@@ -308,7 +308,7 @@ def test_repair_is_decided_on_the_page_by_who_may_release_and_shows_who_when_and
         assert boss.post("/nodes/n7/repairs", data={**form, "decision": "done"}).status_code == 303
         assert boss.post("/nodes/n7/repairs", data={**form, "decision": "reject"}).status_code == 409
         text = text_of(other.get("/repairs?done=done").text)
-        assert "stays quarantined until it passes the deep tier" in text
+        assert "stays quarantined until it passes the deep or soak tier" in text
         assert "part 4 is ordered" in text
 
 

@@ -26,7 +26,7 @@ from healthd.aggregator.api.sync import WAIT_PATTERN, parse_wait, read_body
 from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.engine import Engine, Handshakes, RollCall
 from healthd.aggregator.fleet import Fleet
-from healthd.aggregator.fleet.stragglers import Stragglers
+from healthd.aggregator.fleet.slow import Stragglers
 from healthd.aggregator.gate.records import LeaseRow, Override, Phase
 from healthd.aggregator.identity.tokens import Caller, Guard, Scope, is_loopback
 from healthd.aggregator.jobs.postmortem_records import PostmortemState
@@ -117,7 +117,6 @@ class Parts:
 
 
 def parts_of(request: Request) -> Parts:
-    """The parts of this aggregator."""
     parts: Parts = request.app.state.parts
     return parts
 

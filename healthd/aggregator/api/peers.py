@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from healthd.aggregator.api.handling import READ, ApiRoute, parts_of
 from healthd.aggregator.fleet import DigestComparison, Standing
 from healthd.aggregator.fleet.job_records import SlowNodeRow, SteppingJob
-from healthd.aggregator.fleet.stragglers import Suspect
+from healthd.aggregator.fleet.slow import Suspect
 from healthd.baselines import SampleSeries
 
 MOST_LISTED = 1000

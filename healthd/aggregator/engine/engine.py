@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
+from checks.contract import Tier
 from healthd.aggregator.backlog import at_ease
 from healthd.aggregator.engine import admission
 from healthd.aggregator.engine.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
@@ -141,8 +142,10 @@ class Engine:
         registry: Fleet,
         policy: Policy,
         clock: Callable[[], float] | None = None,
+        proof: Tier = Tier.DEEP,
     ) -> None:
         self.policy = policy
+        self._proof = proof  # the tier that a repaired node has to pass
         self._store = store
         self._registry = registry
         self._clock = clock or steady_clock()
@@ -938,6 +941,7 @@ class Engine:
             bulkheads=self._bulkheads,
             started_at=self._started_at,
             removed=lambda: self.removed(),
+            proof=self._proof,
         )
 
     async def _rebuild(self) -> bool:
@@ -1203,6 +1207,7 @@ class Memory:
         bulkheads: Bulkheads,
         started_at: float,
         removed: Callable[[], Mapping[str, str]],
+        proof: Tier,
     ) -> None:
         self._registry, self._bulkheads = registry, bulkheads
         self._next_end = math.inf  # of a quarantine; each pass finds it anew
@@ -1217,6 +1222,7 @@ class Memory:
             loaded,
             pool_of=self.reconciler.pool_of,
             present=self.reconciler.present,
+            proof=proof,
         )
         self.stepper = Stepper(
             self.fleet_state,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from checks.contract import Tier
 from healthd.aggregator.engine.bulkheads import Where, contained
 from healthd.aggregator.engine.memory import Batch, FleetState
 from healthd.aggregator.fleet import Fleet, differences, identities_in, machine_of
@@ -206,7 +207,7 @@ class Breakers:
 
 
 class Quarantines:
-    """See the module. On the event loop alone."""
+    """See the module. On the event loop alone. A repaired node has to pass the tier `proof`."""
 
     def __init__(
         self,
@@ -217,7 +218,9 @@ class Quarantines:
         *,
         pool_of: Callable[[str], str | None],
         present: Callable[[str, float], bool],
+        proof: Tier,
     ) -> None:
+        self._proof = proof
         self.counted: Counter[tuple[str, str]] = Counter()
         """How often a rule came to a word, by rule and what came of it, since the process began."""
         self._fleet_state = fleet_state
@@ -348,6 +351,7 @@ class Quarantines:
             kept=kept is not None and kept.owner_kind == "rule",
             accusations=accusations,
             probe=record.probe.order_id if record.probe is not None else None,
+            soak=any(one.tier is Tier.SOAK for one in record.owed),
         )
         composed = dataclasses.replace(record, latches=tuple(self._latches_of(record, facts)))
         if spoken is None:
@@ -451,7 +455,7 @@ class Quarantines:
         made = [new for old, new in zip(before, after, strict=True) if new is not old and new.state is RepairState.DONE]
         record = self.remembered(name)
         if made and record is not None:
-            proved = repairs.repaired(batch.now, record, made)
+            proved = repairs.repaired(batch.now, record, made, self._proof)
             for seat in record.seats:
                 left = tuple(one for one in proved.latches if one.identity == seat.identity)
                 self._memory.put_latches(batch, seat.identity, left)

@@ -1,6 +1,6 @@
 """The nodes as they report: membership, names, pools, and comparisons between nodes."""
 
-from healthd.aggregator.fleet.comparison import DigestComparison, Standing
+from healthd.aggregator.fleet.digests import DigestComparison, Standing
 from healthd.aggregator.fleet.node_record import differences, identities_in, machine_identity, machine_of, name_of
 from healthd.aggregator.fleet.registry import (
     ANYBODY,
@@ -25,6 +25,7 @@ __all__ = [
     "Speaker",
     "Standing",
     "differences",
+    "history",
     "identities_in",
     "job_records",
     "machine_identity",
@@ -32,5 +33,5 @@ __all__ = [
     "name_of",
     "packed_records",
     "records",
-    "stragglers",
+    "slow",
 ]

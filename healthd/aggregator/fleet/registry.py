@@ -22,8 +22,8 @@ from typing import NoReturn
 
 from healthd.aggregator.backlog import Backlog
 from healthd.aggregator.fleet import node_record
-from healthd.aggregator.fleet.comparison import PeerFindings
 from healthd.aggregator.fleet.node_record import Arrival, NodeRecord
+from healthd.aggregator.fleet.peers import PeerFindings
 from healthd.aggregator.fleet.records import Duplicate, FleetNode
 from healthd.core.errors import ConflictError, HealthdError
 from healthd.core.model import Health, NodeState, Order, Quarantine, Reason, SyncAnswer, SyncRequest

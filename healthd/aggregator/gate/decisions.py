@@ -302,7 +302,6 @@ def _decision(
 
 
 def _revoke(context: StepContext, grants: Mapping[str, Grant], why: str) -> None:
-    """Take these leases back."""
     context.effects += [RevokeLease(node=name, lease_id=grant.lease_id, why=why) for name, grant in grants.items()]
 
 

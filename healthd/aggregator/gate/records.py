@@ -145,7 +145,6 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="
 
 
 def phase_of(progress: Progress) -> Phase:
-    """The name of a phase."""
     return _PHASES[type(progress)]
 
 
@@ -212,7 +211,6 @@ class Gate:
 
     @property
     def phase(self) -> Phase:
-        """Where the gate is."""
         return phase_of(self.progress)
 
     @property
@@ -227,7 +225,6 @@ class Gate:
 
     @property
     def validation(self) -> Validation | None:
-        """The validation that is under way."""
         return self.progress.validation if isinstance(self.progress, Validating) else None
 
     @property
@@ -247,7 +244,6 @@ class Gate:
 
     @property
     def as_asked(self) -> GateRequest:
-        """The request with the names that it came with."""
         if not self.asked:
             return self.request
         return replace(self.request, nodes=tuple(self.asked.get(name, name) for name in self.request.nodes))

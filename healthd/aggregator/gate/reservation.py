@@ -255,7 +255,6 @@ class StepContext:
 
     @property
     def now(self) -> float:
-        """The time of the step."""
         return self.snapshot.now
 
     def assess(self, name: str) -> Assessment:

@@ -45,7 +45,6 @@ ENDS: dict[str, float | None] = {"1h": 3600.0, "8h": 28800.0, "1d": 86400.0, "7d
 
 
 def feed_of(request: Request) -> Feed:
-    """The feed of this aggregator."""
     feed: Feed = request.app.state.feed
     return feed
 

@@ -119,7 +119,6 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def page(template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: object) -> Response:
-    """A page out of a template."""
     text = _environment().get_template(template).render(now=time.time(), **values)
     # The templates escape HTML, and know nothing of control characters.
     return HTMLResponse(printable(text), status_code=status, headers={**HEADERS, **(headers or {})})

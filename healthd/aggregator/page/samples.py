@@ -76,7 +76,6 @@ class Samples:
             self._evict(next(iter(self._nodes)))
 
     def forget(self, node: str) -> None:
-        """Drop a node that is gone."""
         self._evict(node)
         self.readings.forget(node)
         self.without_limits.discard(node)
@@ -131,7 +130,6 @@ class Readings:
         return self._index[name]
 
     def forget(self, node: str) -> None:
-        """Drop a node that is gone."""
         self._rows.pop(node, None)
 
     def names(self) -> Mapping[str, str]:

@@ -273,9 +273,11 @@ def facts_of(
     kept: bool,
     accusations: tuple[Reason, ...] = (),
     probe: str | None = None,
+    soak: bool = False,
 ) -> Facts:
     """
     A node whose state is known and whose contact is confirmed. `probe` is the id of the run that the rules ordered.
+    `soak`: something waits for a pass of that tier.
 
     What an injected fault did counts only while the fault is in force.
     """
@@ -308,6 +310,7 @@ def facts_of(
         outcomes=outcomes,
         quick_at=_passed_at(now - node.behind_seconds, state, Tier.QUICK, policy),
         deep_at=_passed_at(now - node.behind_seconds, state, Tier.DEEP, policy),
+        soak_at=_passed_at(now - node.behind_seconds, state, Tier.SOAK, policy) if soak else None,
         injected=state.faults,
         allocated=bool(state.allocated or state.leases),
         person=person,

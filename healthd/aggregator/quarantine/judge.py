@@ -149,7 +149,7 @@ def _owed(owed: ReplacementProof, facts: Facts, policy: Policy) -> Cause:
     what = (
         "the repair is marked as done" if owed.repaired else f"{owed.identity} replaced the latched {owed.instead_of}"
     )
-    reason = f"{owed.target}: {what} and has not passed the deep tier since {moment(owed.since)}"
+    reason = f"{owed.target}: {what} and has not passed the {owed.tier.value} tier since {moment(owed.since)}"
     devices = (owed.target,) if owed.target in facts.serials else ()
     key = f"{owed.target} {owed.identity}"
     return _cause(Rule.HARD, "NotYetRun", key, reason, policy, injected=False, devices=devices)
@@ -346,8 +346,7 @@ def _tiers(record: RuleRecord, facts: Facts) -> Iterator[Tier | None]:
             yield None
         elif latch.tier is not Tier.PASSIVE:
             yield latch.tier
-    if record.owed:
-        yield Tier.DEEP
+    yield from (one.tier for one in record.owed)
     for count in record.counts:
         if count.tripped and count.passes < CLEAR_PASSES and (count.active or count.rule is Rule.ACCUSED):
             yield count.tier if count.tier is not Tier.PASSIVE else Tier.QUICK
@@ -443,9 +442,10 @@ def _replaced(now: float, record: RuleRecord, facts: Facts, effects: list[Effect
         now_there = _other_in(DeviceSlot(target=target, identity=one.identity), facts)
         if now_there is not None:
             owed[target] = dataclasses.replace(one, identity=now_there, since=now)
-        elif facts.deep_at is not None and facts.deep_at > one.since:
+        elif (at := facts.soak_at if one.tier is Tier.SOAK else facts.deep_at) is not None and at > one.since:
             del owed[target]
-            effects.append(HistoryNote(kind="proved", message=f"{target}: {one.identity} has passed the deep tier"))
+            text = f"{target}: {one.identity} has passed the {one.tier.value} tier"
+            effects.append(HistoryNote(kind="proved", message=text))
     return dataclasses.replace(
         record,
         owed=tuple(owed.values()),

@@ -66,9 +66,9 @@ class Facts:
     One node as of now. `identity` is the machine's: its instance id, else its name. `serials` maps devices to serial
     numbers (None where the hardware tells none); empty where the devices are not known.
 
-    `quick_at`, `deep_at`: when the oldest active result was measured of evidence of that tier that passed whole; None:
-    there is none. `injected`: the faults in force. `person`, `kept`: a person, or a rule, keeps the
-    node out now. `accusations` are new ones.
+    `quick_at`, `deep_at`, `soak_at`: when the oldest active result was measured of evidence of that tier that passed
+    whole; None: there is none, or nothing waits for it. `injected`: the faults in force. `person`, `kept`: a person, or
+    a rule, keeps the node out now. `accusations` are new ones.
     `probe_status` is that of the node's report on the run that the rules ordered. `compile_seconds`: how much longer
     such a run may take there. `maintenance`: the node is in maintenance, so that nothing is held against it.
     """
@@ -89,6 +89,7 @@ class Facts:
     probe_status: OrderStatus | None = None
     compile_seconds: float = 0.0
     maintenance: bool = False
+    soak_at: float | None = None
 
     def identity_of(self, device: str | None) -> str:
         """Whose a fault on this device is: the device's by its serial number, else the machine's."""
@@ -217,8 +218,8 @@ class DeviceSlot:
 @dataclass(frozen=True, kw_only=True)
 class ReplacementProof:
     """
-    A device that replaced a latched one has to pass the deep tier, measured after `since`. `repaired`: a person marked
-    the repair of the device, or of the node, as done.
+    A device that replaced a latched one has to pass the `tier`, measured after `since`. `repaired`: a person marked the
+    repair of the device, or of the node, as done.
     """
 
     target: str
@@ -226,6 +227,7 @@ class ReplacementProof:
     instead_of: str
     since: float
     repaired: bool = False
+    tier: Tier = Tier.DEEP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from checks.contract import Tier
 from healthd.aggregator.quarantine.records import (
     HARD_ACTIONS,
     INHERITED,
@@ -105,7 +106,7 @@ def _followed(now: float, repair: Repair, latches: Sequence[Latch], owed: Replac
         why = f"{owed.identity} replaced {owed.instead_of}"
         return repair if done else _stepped(now, repair, RepairState.DONE, OURS, why)
     if done:
-        return closed(now, repair, RepairEnd.PASSED, "passed the deep tier after the repair")
+        return closed(now, repair, RepairEnd.PASSED, "the tier passed after the repair")
     return closed(now, repair, RepairEnd.CLEARED, "newer results cleared the finding")
 
 
@@ -145,16 +146,16 @@ def _decided(now: float, repair: Repair, state: RepairState, by: str, why: str) 
         return repair
     if repair.state is RepairState.DONE:
         raise ConflictError(
-            f"{repair.node} {repair.device}: the repair is marked as done, and the node waits for a pass of the deep "
-            f"tier; to admit it without, run 'healthd fleet release {repair.node}'"
+            f"{repair.node} {repair.device}: the repair is marked as done, and the node waits for a pass of the "
+            f"whole tier; to admit it without, run 'healthd fleet release {repair.node}'"
         )
     return _stepped(now, repair, state, by, why)
 
 
-def repaired(now: float, record: RuleRecord, repairs: Sequence[Repair]) -> RuleRecord:
+def repaired(now: float, record: RuleRecord, repairs: Sequence[Repair], tier: Tier) -> RuleRecord:
     """
     The record of a node after a person marked these repairs as done: their latches go, and the node has to pass the
-    deep tier instead. The rest of the cool-down goes as well, because a person has acted.
+    tier instead. The rest of the cool-down goes as well, because a person has acted.
     """
     devices = {repair.device for repair in repairs}
     kept, owed = [], {one.target: one for one in record.owed}
@@ -164,7 +165,7 @@ def repaired(now: float, record: RuleRecord, repairs: Sequence[Repair]) -> RuleR
             kept.append(latch)
             continue
         proof = ReplacementProof(
-            target=device, identity=latch.identity, instead_of=latch.identity, since=now, repaired=True
+            target=device, identity=latch.identity, instead_of=latch.identity, since=now, repaired=True, tier=tier
         )
         owed[device] = proof
     word = record.word

@@ -14,7 +14,7 @@ import logging
 import math
 import secrets
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -22,11 +22,12 @@ from prometheus_client.registry import Collector
 from checks.contract import Blame, Status, Tier
 from healthd.aggregator.engine import Engine
 from healthd.aggregator.fleet import Fleet
+from healthd.aggregator.fleet.records import FleetNode
 from healthd.aggregator.gate.records import Accuse
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.screening import look, plan
 from healthd.aggregator.screening.records import Candidate, Listed, Screened, Standing, Start
-from healthd.aggregator.screening.risk import risk
+from healthd.aggregator.screening.risk import NEW_DAYS, risk
 from healthd.aggregator.screening.settings import ScreeningSettings
 from healthd.aggregator.store import FencedError, Kind, PutEvent, PutRecord, Store, reading
 from healthd.aggregator.validation import advance, begin, consequence, lacking, orders_of
@@ -50,6 +51,8 @@ PLAN_SECONDS = 30.0
 """How often is planned; for a short `every` (tests), more often."""
 LOOK_SECONDS = 300.0
 """How often a node that runs nothing for us is looked at: risk changes over days."""
+TURN_SECONDS = 0.1
+"""The shortest pause between two turns: gates come first."""
 LOOKS_EACH_TURN = 20
 """Nodes that are looked at before the event loop goes on; a look opens a packed state."""
 PLANS_EACH_REST = 60
@@ -122,6 +125,7 @@ class Screening:
         self._known: dict[str, Known] = {}
         self._loaded: dict[str, Screened] = {}
         self._running: list[Running] = []
+        self._ours: frozenset[str] = frozenset()  # the nodes of `_running`, as of the last turn
         self._queue: deque[str] = deque()
         self._queued: set[str] = set()
         self._unwritten: dict[str, Screened] = {}
@@ -129,6 +133,7 @@ class Screening:
         self._failed: dict[tuple[str, str], dict[str, float]] = {}  # by label and value: when which node failed last
         self._pause = min(PLAN_SECONDS, settings.every_seconds / PLANS_EACH_REST)
         self._plan_at = -math.inf
+        self._first_at = engine.now()
         self._wake = asyncio.Event()
         self._trouble = LogOnce(log)
         if settings.on:
@@ -138,7 +143,9 @@ class Screening:
         """Screen for ever. Ends by cancellation."""
         await self.load()
         while True:
-            await wait_for(self._wake, 0.0 if self._queue else min(self._pause, self._due_in()))
+            await asyncio.sleep(TURN_SECONDS)
+            if not self._queue:
+                await wait_for(self._wake, min(self._pause, self._due_in()))
             try:
                 await self.turn()
                 self._trouble.clear()
@@ -151,17 +158,21 @@ class Screening:
     async def load(self) -> None:
         """Read what is remembered. What the aggregator before has ordered is over once its nodes have heard of this."""
         self._loaded = await self._store.read(reading.read_screened)
+        self._first_at = min((one.known_at for one in self._loaded.values()), default=self._engine.now())
         self._plan_at = self._engine.now() + self._policy.tuning.settle_seconds
 
     async def turn(self) -> None:
         """Look at some nodes that reported, go on with what runs, plan when it is time, and write what is new."""
         now = self._engine.now()
+        heard: set[str] = set()
         for _ in range(min(LOOKS_EACH_TURN, len(self._queue))):
             node = self._queue.popleft()
             self._queued.discard(node)
             self._look(node, now)
-        orders, accused = self._go_on(now)
-        if now >= self._plan_at and not self._engine.unsure():
+            heard.add(node)
+        due = now >= self._plan_at
+        orders, accused = self._go_on(now, None if due else heard)
+        if due and not self._engine.unsure():
             self._plan_at = now + self._pause
             for start in self._plan(now):
                 orders |= self._begin(start, now)
@@ -185,8 +196,7 @@ class Screening:
     def _hear(self, node: str) -> None:
         """A node has reported. It is looked at when it is new, runs something for us, or was not for a while."""
         known = self._known.get(node)
-        ours = node in self._engine.screenings() or any(node in one.nodes for one in self._running)
-        if ours or known is None or self._engine.now() - known.looked_at >= LOOK_SECONDS:
+        if node in self._ours or known is None or self._engine.now() - known.looked_at >= LOOK_SECONDS:
             if node not in self._queued:
                 self._queued.add(node)
                 self._queue.append(node)
@@ -231,13 +241,21 @@ class Screening:
 
     # --- what runs ----------------------------------------------------------------------------------------------------
 
-    def _go_on(self, now: float) -> tuple[dict[str, tuple[Order, ...] | None], list[Accuse]]:
-        """What changes of the screenings under way: orders (None: it is over on that node), and accusations."""
+    def _go_on(
+        self, now: float, heard: Container[str] | None
+    ) -> tuple[dict[str, tuple[Order, ...] | None], list[Accuse]]:
+        """
+        What changes of the screenings under way: orders (None: it is over on that node), and accusations. `heard` are
+        the nodes that something is new of; None: all are looked at.
+        """
         orders: dict[str, tuple[Order, ...] | None] = {}
         accused: list[Accuse] = []
         standing = self._engine.screenings()
         for one in list(self._running):
             lost = [name for name in one.nodes if name not in standing]
+            waits = heard is not None and not any(name in heard for name in one.nodes)
+            if waits and not lost and (one.validation is None or now < one.ends_at):
+                continue
             if one.order is not None:
                 if self._run_ended(one, one.order, now, lost=bool(lost)):
                     self._end(one, orders)
@@ -301,13 +319,14 @@ class Screening:
         self, one: Running, validation: Validation, now: float, orders: dict[str, tuple[Order, ...] | None]
     ) -> list[Accuse]:
         """Take the collectives of a pair as far as they can go; what they say of nodes at fault."""
-        step = advance(
-            now,
-            validation,
-            {name: node for name in one.nodes if (node := self._fleet.node(name)) is not None},
-            self._policy,
-            lambda count: self._partners(one, count, now),
-        )
+        nodes = self._views(one.nodes)
+
+        def partners(count: int) -> tuple[str, ...]:
+            found = self._partners(one, count)
+            nodes.update(self._views(found))
+            return found
+
+        step = advance(now, validation, nodes, self._policy, partners)
         one.validation, one.ends_at = step.validation, step.wake_at
         one.nodes = (*step.validation.members, *step.validation.partners)
         if step.validation.verdict is None:
@@ -338,7 +357,10 @@ class Screening:
             if why.blame is Blame.NODE and why.status is Status.FAIL
         ]
 
-    def _partners(self, one: Running, count: int, now: float) -> tuple[str, ...]:
+    def _views(self, names: Iterable[str]) -> dict[str, FleetNode]:
+        return {name: node for name in names if (node := self._fleet.node(name)) is not None}
+
+    def _partners(self, one: Running, count: int) -> tuple[str, ...]:
         """Free nodes of the pool for the search for who is at fault, within the share."""
         kinds = {known.kind for name in one.nodes if (known := self._known.get(name)) is not None}
         busy = self._pools_running()
@@ -398,6 +420,9 @@ class Screening:
         screened = known.screened
         passed = look.passed_at(screened, known.wanted)
         since = now - self.settings.every_seconds
+        age_days = (now - screened.known_at) / DAY_SECONDS
+        # What was there when screening was switched on may be old.
+        since_first = screened.known_at - self._first_at < DAY_SECONDS
         return Candidate(
             node=name,
             pool=known.pool,
@@ -406,7 +431,7 @@ class Screening:
             corrected_before_per_hour=screened.corrected_per_hour,
             failures=screened.failures,
             quarantines=self._engine.quarantined_times(name),
-            age_days=(now - screened.known_at) / DAY_SECONDS,
+            age_days=None if since_first and age_days < NEW_DAYS else age_days,
             changed=look.is_changed(screened, known.versions) if screened.versions else None,
             neighbour_failed=any(
                 at >= since
@@ -450,7 +475,7 @@ class Screening:
             )
             return {start.node: (order,)}
         members = (start.node, start.partner)
-        nodes = {one: node for one in members if (node := self._fleet.node(one)) is not None}
+        nodes = self._views(members)
         checks = self._policy.checks_over_nodes(ValidationKind.COLLECTIVES, self._tier)
         unknown = lacking(checks, members, nodes, self._policy)
         validation = begin(
@@ -477,6 +502,7 @@ class Screening:
         """Screenings that the engine did not begin, because somebody was faster."""
         standing = self._engine.screenings()
         self._running = [one for one in self._running if all(name in standing for name in one.nodes)]
+        self._ours = frozenset(name for one in self._running for name in one.nodes)
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 

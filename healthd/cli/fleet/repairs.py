@@ -35,7 +35,7 @@ def repairs(
     List the repairs that healthd advises (replace, reset, reboot), or decide about those of NODE.
 
     `accept` says that a person takes it on, `reject` that it will not be made. `done` says that it was made: NODE stays
-    quarantined until it passes the deep tier.
+    quarantined until it passes the deep or soak tier.
     """
     if what == "list":
         if node is not None or device is not None or reason is not None:
@@ -58,7 +58,7 @@ def repairs(
         answer = aggregator.call("PUT", f"/v1/nodes/{segment(node)}/repairs", body=body)
     left = wire.decode(answer, dict[str, Any], what="repairs")["repairs"]
     meant = [one["device"] for one in left if device in (None, one["device"])]
-    then = "; the node stays quarantined until it passes the deep tier" if what == "done" else ""
+    then = "; the node stays quarantined until it passes the deep or soak tier" if what == "done" else ""
     said = f"{node}: {counted(len(meant), 'repair')} {DECISIONS[what]} ({', '.join(meant)}){then}"
     done(as_json, said, repairs=left)
     return 0

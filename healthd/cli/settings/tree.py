@@ -137,7 +137,7 @@ class Settings(Tables):
     ) -> NodeSettings:
         """The node daemon as the executor of a preflight: it keeps nothing, and works on order alone."""
         from healthd.node.occupancy.own import inside_a_job
-        from healthd.node.settings import KubernetesSettings, Unprompted
+        from healthd.node.settings import Unprompted
 
         sync = dataclasses.replace(
             self.node.sync,
@@ -161,7 +161,6 @@ class Settings(Tables):
                 self.node.allocations, read=self.node.allocations.read and not inside_a_job(os.environ)
             ),
             sync=sync,
-            kubernetes=KubernetesSettings(),
             integrations={},
         )
 

@@ -84,12 +84,10 @@ class Task:
 
     @property
     def node(self) -> str:
-        """The name of this node in the gate."""
         return node_name(self.rank)
 
     @property
     def url(self) -> str:
-        """The aggregator's URL."""
         host = f"[{self.main}]" if ":" in self.main else self.main
         return f"http://{host}:{self.port}"
 

@@ -328,7 +328,6 @@ async def withdraw(task: Task, decision: Decision) -> None:
 
 
 def line_to_main(task: Task) -> GateLine:
-    """The line to the aggregator of this gate."""
     return GateLine(Endpoint(urls=(task.url,), token=task.token, ca_file=None), gone_seconds=task.gone_seconds)
 
 

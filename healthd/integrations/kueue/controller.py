@@ -276,8 +276,8 @@ class Controller:
         )
         step = Step(keep_all=True)
         try:
-            if any(claim.unfit for claim in claimed) and may_evict(workload, check):
-                known = dataclasses.replace(known, unfit=await self._unfit(claimed))
+            if any(claim.unfit for claim in claimed):
+                known = dataclasses.replace(known, unfit=await self._unfit(workload, check, claimed))
             waits = may_ask and self._waits_for_recovery(workload, check)
             if waits:
                 known = dataclasses.replace(known, recovered=await self._recovered(workload))
@@ -351,8 +351,16 @@ class Controller:
         elif last is not None and write.state == "Pending" and before is not None and before.state == "Pending":
             self._retried[workload.uid] = last
 
-    async def _unfit(self, claimed: Collection[Claim]) -> Mapping[str, str]:
-        """What is wrong with nodes on which pods of these gates run; of all, where they have other names there."""
+    async def _unfit(self, workload: Workload, check: AdmissionCheck, claimed: Collection[Claim]) -> Mapping[str, str]:
+        """
+        What is wrong with the nodes of a Ready that Kueue has not acted on, and with those of a running Workload that
+        may be evicted: nodes on which its pods run; all, where they have other names there.
+        """
+        state = workload.state_of(check.name)
+        if not workload.admitted and state is not None and state.state == "Ready":
+            return next((claim.unfit for claim in claimed if claim.gate == state.gate), {})
+        if not may_evict(workload, check):
+            return {}
         places = {pod.node for pod in await self._cluster.pods([claim.gate for claim in claimed])}
         same_names = not places.isdisjoint(node for claim in claimed for node in claim.nodes)
         unfit = {node: text for claim in claimed for node, text in claim.unfit.items()}

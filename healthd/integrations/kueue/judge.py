@@ -41,7 +41,8 @@ EVICT_SECONDS = 1
 """The pause before a running Workload is evicted whose node turned bad: Kueue evicts at its end. The node is marked by
 then, so that nothing has to be waited for."""
 WATCH_SECONDS = 2.0
-"""How often the nodes of a running Workload are looked at that is evicted when one of them turns bad."""
+"""How often nodes are looked at: of a running Workload that is evicted when one of them turns bad, and of one that is
+Ready and waits for Kueue."""
 MARK_SECONDS = 60
 """So often at most a running Workload's bad nodes are asked about by another gate."""
 LEASE_SECONDS = 30 * 86400.0
@@ -142,7 +143,8 @@ class Known:
     What is known beside the Workload. `answer` is the gate's, None before it was asked or while it cannot be.
 
     `labels` are those of the nodes that the answer admits, without those that the cluster does not have; None before
-    they were looked at. `unfit` says of nodes that pods of this Workload run on what is wrong with them now.
+    they were looked at. `unfit` says what is wrong now with nodes that pods of this Workload run on, or will once Kueue
+    acts on a Ready.
     `recovered`: a node for which its last gate was rejected is healthy again.
     """
 
@@ -222,7 +224,14 @@ def _ready(workload: Workload, check: AdmissionCheck, state: CheckState, known: 
             "it was granted for another quota reservation" if stale else f"Kueue did not admit in {span(READY_SECONDS)}"
         )
         return Step(write=_renewed(workload, state, f"taken back: {why}; the gate is asked again", now))
-    return Step(keep=keep, due=state.since + READY_SECONDS)
+    if keep is not None and known.unfit and now - state.since >= WATCH_SECONDS:  # Kueue is away, or slow
+        why = f"a node turned bad before Kueue admitted: {_told(known.unfit)}"
+        return Step(write=_renewed(workload, state, f"taken back: {why}; the gate is asked again", now))
+    return Step(keep=keep, due=min(state.since + READY_SECONDS, now + WATCH_SECONDS))
+
+
+def _told(unfit: Mapping[str, str]) -> str:
+    return "; ".join(f"node {node}: {text}" for node, text in sorted(unfit.items()))
 
 
 def may_evict(workload: Workload, check: AdmissionCheck) -> bool:
@@ -259,11 +268,10 @@ def _after_admission(workload: Workload, check: AdmissionCheck, state: CheckStat
         return Step(due=now + WATCH_SECONDS)  # other nodes have turned bad in the same minute: the next one is asked
     if isinstance(known.answer, Decision) and known.answer.decision is Verdict.ADMIT:
         return Step(due=now + WATCH_SECONDS)  # observe mode, an override, or they are healthy again
-    told = "; ".join(f"node {node}: {text}" for node, text in sorted(known.unfit.items()))
     return Step(
         write=Write(
             state="Retry",
-            message=plain(f"a node turned bad after the admission: {told}", MOST_CHARACTERS),
+            message=plain(f"a node turned bad after the admission: {_told(known.unfit)}", MOST_CHARACTERS),
             since=max(now, state.since + 1),
             requeue_after_seconds=EVICT_SECONDS,
         )

@@ -21,6 +21,7 @@ from typing import Any
 
 from checks.contract import Action, Blame, Status
 from checks.printable import printable
+from healthd.clients.kubernetes import name_in_cluster
 from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.core.model import NodeState, Reason
@@ -199,7 +200,7 @@ async def service(parts: DaemonParts) -> AsyncIterator[None]:
     """The sender of a daemon; none where no socket is configured."""
     settings = parts.settings.of("nvsentinel", NvsentinelSettings)
     if settings.socket is not None:
-        node = parts.settings.kubernetes.node or parts.settings.name
+        node = name_in_cluster(parts.settings.integrations.values(), parts.settings.name)
         sender = EventSender(parts.store, settings, node=node, clock=parts.clock)
         parts.tasks.supervise("health events for NVSentinel", sender.run)
     yield

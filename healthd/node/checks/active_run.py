@@ -105,7 +105,6 @@ class ActiveRun:
                 ordered.busy = result.findings[0].message
 
     def end_orders(self, status: OrderStatus, why: str) -> None:
-        """Report the end of its orders."""
         for ordered in self.orders:
             ordered.report(OrderReport(status=status, message=why))
         self.orders.clear()

@@ -493,7 +493,6 @@ class OrderQueue:
         return bool(self._queue)
 
     def pop(self) -> OrderedRun:
-        """Remove the next one."""
         return self._queue.popleft()
 
     def add(
@@ -539,13 +538,11 @@ class OrderQueue:
         return True
 
     def cancel(self, order_id: str, why: str) -> None:
-        """Cancel an order that waits."""
         for ordered in [o for o in self._queue if o.id == order_id]:
             self._queue.remove(ordered)
             ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
 
     def cancel_active(self, why: str) -> None:
-        """Cancel all orders that need the devices."""
         for ordered in [o for o in self._queue if self._occupancy.needs_devices(o.left)]:
             self._queue.remove(ordered)
             ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))

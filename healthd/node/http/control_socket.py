@@ -205,7 +205,6 @@ class RunRequest:
 
 
 def node_state(control_socket: Path) -> NodeState:
-    """The daemon's state."""
     return wire.decode(call(control_socket, "GET", "/v1/node"), NodeState, what="answer")
 
 

@@ -182,7 +182,6 @@ class Workload:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name and its aliases."""
         return (self.name, *self.aliases)
 
 

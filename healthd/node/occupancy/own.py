@@ -12,22 +12,17 @@ from pathlib import Path
 
 from healthd.core.config import record_at
 from healthd.integrations import INTEGRATIONS
-from healthd.node.occupancy import kubelet
 from healthd.node.occupancy.model import JobScheduler
-
-KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
 
 def job_variables() -> tuple[str, ...]:
     """What the schedulers that give devices away tell those whom they have started."""
-    return (KUBERNETES, *(name for one in INTEGRATIONS for name in one.job_variables))
+    return tuple(name for one in INTEGRATIONS for name in one.job_variables)
 
 
 @functools.cache
 def job_schedulers() -> tuple[JobScheduler, ...]:
-    """The job schedulers of all integrations."""
-    found: list[JobScheduler] = [record_at(one.job_scheduler) for one in INTEGRATIONS if one.job_scheduler is not None]
-    return (*found, kubelet.SCHEDULER)
+    return tuple(record_at(one.job_scheduler) for one in INTEGRATIONS if one.job_scheduler is not None)
 
 
 def own_jobs(known: Iterable[JobScheduler], environ: Mapping[str, str], root: Path = Path("/")) -> frozenset[str]:

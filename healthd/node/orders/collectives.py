@@ -96,7 +96,6 @@ class Collectives:
         self._scheduler.use_devices(use)
 
     def cancel(self, order_id: str, why: str) -> None:
-        """Cancel an order."""
         if self._current is not None:
             self._current[0].cancel(order_id, why)
 

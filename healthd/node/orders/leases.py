@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from healthd.core.model import Allocation, Lease, OrderReport, OrderStatus
@@ -30,7 +30,7 @@ from healthd.node.occupancy.model import (
     read_process,
     read_processes,
 )
-from healthd.node.occupancy.pods import PodLooks, Source, judge_pod
+from healthd.node.occupancy.watching import PodFate, unknown_fate
 from healthd.node.state import files
 from healthd.node.state.store import NodeStore
 
@@ -52,7 +52,7 @@ class HeldLease:
     """The start time of its process in clock ticks; None before it was seen."""
     pod_uid: str | None = None
     """The UID of its pod; None before it was seen."""
-    seen_by: tuple[Source, ...] = ()
+    seen_by: tuple[str, ...] = ()
     """Who has shown its pod: only such a source can tell that it is gone."""
     seen_at: float | None = None
     """When its workload was last seen (CLOCK_BOOTTIME); None before it was seen."""
@@ -150,7 +150,6 @@ class LeaseStore:
 
     @property
     def held(self) -> tuple[HeldLease, ...]:
-        """The leases in force."""
         return tuple(self._held.values())
 
     def with_stamps(self) -> tuple[tuple[Lease, float], ...]:
@@ -181,7 +180,6 @@ class LeaseStore:
         self._try_commit(left, {**self._final_reports, lease_id: report})
 
     def add_final_report(self, order_id: str, report: OrderReport) -> None:
-        """Store the final report of an order."""
         self._try_commit(self._held, {**self._final_reports, order_id: report})
 
     def note_seen(self, lease_id: str, fate: LeaseFate) -> None:
@@ -229,8 +227,8 @@ class Observations:
     """False on plain CPUs: a job need not open a device there, so free devices mean nothing before one was held."""
     scheduled: Scheduled = NO_SCHEDULERS
     """The allocations of the host's job schedulers."""
-    pods: Mapping[str, PodLooks] = field(default_factory=dict)
-    """What is seen of the pods of leases, by NAMESPACE/NAME."""
+    fate_of: Callable[[Pod, tuple[str, ...]], PodFate] = unknown_fate
+    """What is known of a pod, by who has shown it until now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +243,7 @@ class LeaseFate:
     seen: bool = False
     process_start: int | None = None
     pod_uid: str | None = None
-    seen_by: tuple[Source, ...] = ()
+    seen_by: tuple[str, ...] = ()
 
 
 def judge_lease(held: HeldLease, seen: Observations, *, now: float, settle_seconds: float) -> LeaseFate:
@@ -271,7 +269,7 @@ def _by_pod(held: HeldLease, seen: Observations) -> LeaseFate | None:
     pod = held.pod
     if pod is None:
         return None
-    fate = judge_pod(pod, seen.pods.get(pod.full_name, PodLooks()), held.seen_by)
+    fate = seen.fate_of(pod, held.seen_by)
     if fate.ended:
         return LeaseFate(ended=fate.ended)
     return LeaseFate(ended="", seen=True, pod_uid=fate.uid, seen_by=fate.seen_by) if fate.there else None

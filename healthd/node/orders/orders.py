@@ -20,7 +20,7 @@ from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderRep
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
-from healthd.node.occupancy.pods import PodWatch
+from healthd.node.occupancy.watching import WorkloadWatch, unknown_fate
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore, Observations, ProcessFinder, claim_devices, judge_lease
 from healthd.node.settings import NodeSettings
@@ -60,7 +60,7 @@ class Orders:
         clock: Clock,
         tasks: Tasks,
         collectives: Collectives | None = None,
-        pods: PodWatch | None = None,
+        pods: WorkloadWatch | None = None,
     ) -> None:
         """`collectives` None: none are run here. `pods` None: no pod is seen."""
         self._store = store
@@ -287,7 +287,7 @@ class Orders:
             surveyed_at=self._store.surveyed_at,
             jobs_hold=described is None or described.jobs_open_devices,
             scheduled=self._store.scheduled,
-            pods={} if self._pods is None else self._pods.looks,
+            fate_of=unknown_fate if self._pods is None else self._pods.fate,
         )
         for held in self._leases.held:
             end = judge_lease(held, observations, now=now, settle_seconds=self._settings.lease.settle_seconds)

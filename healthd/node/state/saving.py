@@ -205,7 +205,6 @@ class ProfileFolder:
             return None
 
     def trace(self, profile_id: str) -> Path:
-        """The file of a trace."""
         return self._path(profile_id, _TRACE)
 
     def _path(self, profile_id: str, ending: str) -> Path:

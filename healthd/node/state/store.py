@@ -55,7 +55,6 @@ def ended_well(result: CheckResult) -> bool:
 
 
 def by_name(specs: Iterable[CheckSpec]) -> dict[str, CheckSpec]:
-    """Specs by their names."""
     return {spec.name: spec for spec in specs}
 
 
@@ -440,7 +439,6 @@ class History:
         self._failed: collections.deque[StampedResult] = collections.deque(maxlen=max(1, size))
 
     def add(self, stamped: StampedResult) -> None:
-        """Add one result."""
         self._recent.append(stamped)
         if stamped.result.status not in (Status.PASS, Status.SKIP):
             self._failed.append(stamped)

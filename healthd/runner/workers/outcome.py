@@ -190,7 +190,6 @@ class Outcome:
 
     @property
     def profiles(self) -> list[Profile]:
-        """The profiles that are complete."""
         return self.profile_parts.whole
 
     @property

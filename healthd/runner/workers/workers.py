@@ -279,7 +279,6 @@ class Unreaped:
         self._by_key: dict[str, WorkerProcess] = {}
 
     def add(self, key: str, process: WorkerProcess) -> None:
-        """Record one."""
         self._by_key[key] = process
 
     def reap(self, key: str) -> WorkerProcess | None:

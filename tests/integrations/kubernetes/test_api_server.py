@@ -19,10 +19,11 @@ from healthd.clients.kubernetes import ApiServer, KubernetesError, pods_path
 from healthd.core.tasks import Tasks
 from healthd.core.workload import Pod
 from healthd.integrations.kubernetes.actuator import KubernetesActuator
+from healthd.integrations.kubernetes.condition_writer import ConditionWriter
+from healthd.integrations.kubernetes.pods import PodWatch
+from healthd.integrations.kubernetes.settings import KubernetesSettings
 from healthd.node.clock import system_clock
-from healthd.node.condition import ConditionWriter
-from healthd.node.occupancy.pods import PodWatch
-from healthd.node.settings import AllocationSettings, KubernetesSettings
+from healthd.node.settings import AllocationSettings
 from healthd.node.state.store import NodeStore
 from tests.aggregator.actuators_kit import fleet_of, kept, suspect
 from tests.kubernetes.kit import CONDITION, KEY, Cluster, answers, until

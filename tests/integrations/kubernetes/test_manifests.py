@@ -25,7 +25,6 @@ from checks.contract import Tier
 from checks.discover import builtin_checks
 from deploy.kubernetes import generate
 from healthd.aggregator.identity.tokens import check_exposure
-from healthd.aggregator.service_accounts import NEEDS as NEEDS_REVIEWS
 from healthd.cli.hooks.answer import own_workload
 from healthd.cli.hooks.gate import gate
 from healthd.cli.hooks.preflight import preflight
@@ -34,10 +33,12 @@ from healthd.core.config import load
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.integrations.kubernetes.actuator import LIST, READ, WRITE
+from healthd.integrations.kubernetes.condition_writer import NEEDS, NEEDS_EVENTS
+from healthd.integrations.kubernetes.maintenance import NEEDS as NODES_NEED
+from healthd.integrations.kubernetes.pods import NEEDS as PODS_NEED
+from healthd.integrations.kubernetes.service_accounts import NEEDS as NEEDS_REVIEWS
+from healthd.integrations.kubernetes.settings import KubernetesCallers, KubernetesSettings
 from healthd.node.checks.catalogue import QuickFacts, enabled_checks, quick_due_at, under_rule
-from healthd.node.condition import NEEDS, NEEDS_EVENTS
-from healthd.node.maintenance import NEEDS as NODES_NEED
-from healthd.node.occupancy.pods import NEEDS as PODS_NEED
 from healthd.postmortem import EXIT_CODES
 from tests.aggregator.world import result, state
 from tests.deploy.kubernetes_kit import (
@@ -280,7 +281,7 @@ def test_secrets_are_those_that_the_guide_makes(whole: tuple[dict[str, Any], ...
 def test_nodes_and_hooks_send_tokens_that_are_bound_to_the_aggregators_audience(
     whole: tuple[dict[str, Any], ...],
 ) -> None:
-    callers = of_config_map("", "healthd-aggregator", whole).aggregator.kubernetes
+    callers = of_config_map("", "healthd-aggregator", whole).aggregator.of("kubernetes", KubernetesCallers)
     hooks = [
         template["spec"]
         for item in examples()
@@ -309,8 +310,9 @@ def test_nodes_and_hooks_send_tokens_that_are_bound_to_the_aggregators_audience(
 def test_variables_are_settings_and_names_are_checks(overlay: str) -> None:
     node = of_config_map(overlay, "healthd-node")
     assert set(node.node.disabled) <= set(builtin_checks())
-    assert node.node.kubernetes.condition == "healthd.internal/Fit"
-    assert not node.node.kubernetes.accelerated_hardware_ready
+    wanted = node.node.of("kubernetes", KubernetesSettings)
+    assert wanted.condition == "healthd.internal/Fit"
+    assert not wanted.accelerated_hardware_ready
     aggregator = of_config_map(overlay, "healthd-aggregator").aggregator
     assert not aggregator.insecure
     check_exposure(hosts=["0.0.0.0"], tokens=True, tls=aggregator.tls_cert is not None, insecure=False)
@@ -330,10 +332,11 @@ def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> 
     settings = of_config_map("", "healthd-aggregator", whole)
     assert settings.actuator.kind == "kubernetes"
     assert settings.actuator.mode == "observe", "nobody's nodes are tainted by the first apply"
-    assert of_config_map("", "healthd-node", whole).node.kubernetes.accelerated_hardware_ready
+    wanted = of_config_map("", "healthd-node", whole).node.of("kubernetes", KubernetesSettings)
+    assert wanted.accelerated_hardware_ready
     rule = the(tuple(examples()), "NodeReadinessRule", "healthd-fit")["spec"]
     assert rule["dryRun"] is True
-    assert rule["conditions"][0]["type"] == of_config_map("", "healthd-node", whole).node.kubernetes.condition
+    assert rule["conditions"][0]["type"] == wanted.condition
 
 
 def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) -> None:

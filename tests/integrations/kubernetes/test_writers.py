@@ -27,8 +27,8 @@ from healthd.aggregator.drain.plan import ActuatorError, Done
 from healthd.clients.kubernetes import ApiServer, KubernetesError
 from healthd.core.model import Quarantine
 from healthd.integrations.kubernetes.actuator import EFFECT, KubernetesActuator
-from healthd.node.condition import ConditionWriter
-from healthd.node.settings import KubernetesSettings
+from healthd.integrations.kubernetes.condition_writer import ConditionWriter
+from healthd.integrations.kubernetes.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
 from tests.kubernetes.kit import CONDITION, KEY, Cluster, answers, until, url_of
 from tests.kubernetes.writers_kit import NAMESPACE, account, removal

@@ -182,6 +182,7 @@ class KueueSite(Site):
     def told(self) -> str:
         objects = "workloads.kueue.x-k8s.io,pods,jobs"
         words = self.cluster.kubectl("get", objects, "-n", JOBS, "-o", "wide")
+        words += self.cluster.kubectl("get", "clusterqueues,admissionchecks", "-o", "yaml")
         for one in self.cluster.items("workloads.kueue.x-k8s.io", "-n", JOBS):
             words += json.dumps(one.get("status", {}))[:3000] + "\n"
         words += self.cluster.kubectl("logs", "-n", SYSTEM, "deployment/healthd-kueue", "--tail=40")

@@ -21,7 +21,7 @@ from healthd.integrations.kueue.controller import (
     REFUSED_SECONDS,
     Queues,
 )
-from healthd.integrations.kueue.judge import READY_SECONDS, Answer, Write
+from healthd.integrations.kueue.judge import READY_SECONDS, WATCH_SECONDS, Answer, Write
 from healthd.integrations.kueue.workloads import GatedPod, Terms, Workload
 from tests.integrations.kueue import player
 from tests.integrations.kueue.world import World, sentence
@@ -383,6 +383,27 @@ def test_a_running_job_is_evicted_once_its_bad_node_is_marked_and_not_when_its_p
         await other.run_pass()
         assert (state(other, "a"), len(other.gates)) == ("Ready", 1)
         assert good in other.gates["g-1"].pods
+
+    play(story())
+
+
+def test_a_node_that_turns_bad_while_kueue_is_away_starts_no_pods() -> None:
+    async def story() -> None:
+        found = world(nodes=("n1", "n2", "n3"))
+        found.submit("a", "u1")
+        kueue(found)  # it reserves, and admits later
+        await found.run_pass()
+        assert state(found, "a") == "Ready"
+        bad, _ = next(iter(found.gates.values())).nodes
+        found.unfit_nodes = {bad: "link is down"}
+        found.now += WATCH_SECONDS + 1
+        await found.run_pass()
+        assert (state(found, "a"), f"node {bad}: link is down" in said(found, "a")) == ("Pending", True)
+        found.now += 2
+        await found.run_pass()
+        await found.run_pass()
+        assert state(found, "a") == "Ready"
+        assert bad not in list(found.gates.values())[-1].nodes
 
     play(story())
 

@@ -9,7 +9,7 @@ import pytest
 
 from healthd.core.evidence import reason
 from healthd.core.model import AdmittedNode, Decision, GateRequest, Verdict
-from healthd.integrations.kueue.judge import READY_SECONDS, Known, Refusal, Step, attempt_of, judge
+from healthd.integrations.kueue.judge import READY_SECONDS, WATCH_SECONDS, Known, Refusal, Step, attempt_of, judge
 from healthd.integrations.kueue.workloads import (
     AdmissionCheck,
     Flavor,
@@ -312,10 +312,24 @@ def ready(*, admitted: bool, bound: bool = True, attempt: int | None = None, **m
 
 def test_a_ready_that_kueue_does_not_use_within_a_minute_is_taken_back() -> None:
     found = ready(admitted=False)
-    assert judged(read(found)) == Step(keep="g-1", due=NOW + READY_SECONDS)
+    (check,) = read(found).checks
+    later = check.since + READY_SECONDS - 1
+    assert judged(read(found), now=later) == Step(keep="g-1", due=later + 1)
     state, message = wrote(judged(read(found), now=NOW + READY_SECONDS))
     assert (state, "taken back: Kueue did not admit in 60 s" in message) == ("Pending", True)
     assert judged(read(ready(admitted=True)), now=NOW + 9999) == Step(keep="g-1")
+
+
+def test_a_ready_is_taken_back_when_a_node_turns_bad_before_kueue_admits() -> None:
+    """Kueue may be away, and admit by it when it is back; at once it is not, since Kueue is about to act."""
+    found, unfit = ready(admitted=False), {"n2": "link is down"}
+    (check,) = read(found).checks
+    assert judged(read(found), now=check.since, unfit=unfit).write is None
+    step = judged(read(found), now=check.since + WATCH_SECONDS, unfit=unfit)
+    assert (wrote(step)[0], "node n2: link is down" in wrote(step)[1], step.keep) == ("Pending", True, None)
+    assert judged(read(ready(admitted=False, bound=False)), now=check.since + 3, unfit=unfit).write is None, (
+        "observe mode"
+    )
 
 
 def test_a_ready_of_another_reservation_or_of_somebody_else_is_taken_back() -> None:

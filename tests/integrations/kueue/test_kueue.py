@@ -209,7 +209,7 @@ def test_without_the_aggregator_kueue_is_told_to_reserve_nothing_and_nobody_is_a
         "patch", "admissionchecks.kueue.x-k8s.io", "healthd", "--type=merge", "-p", json.dumps(patch)
     )
     until("the slip is named", lambda: active(queues).get("reason") == "BadAnnotation", told=service.said)
-    assert "'best' is no tier" in active(queues)["message"]
+    assert "'best'" in active(queues)["message"]
 
 
 def test_the_example_is_taken_by_the_definitions(queues: Kueue) -> None:

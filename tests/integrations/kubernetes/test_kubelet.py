@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.node.occupancy import kubelet
+from healthd.integrations.kubernetes import kubelet
 from healthd.node.occupancy.model import Reading
 from healthd.node.occupancy.occupancy import Schedulers
 from healthd.node.settings import AllocationSettings

@@ -26,8 +26,9 @@ from healthd.clients.kubernetes import STRATEGIC, KubernetesError, api_server
 from healthd.core.errors import ConfigError
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckSpec, Health, NodeState, Quarantine, Reason
-from healthd.node.condition import ACCELERATED_HARDWARE_READY, ConditionWriter, conditions
-from healthd.node.settings import KubernetesSettings
+from healthd.integrations.kubernetes.condition import ACCELERATED_HARDWARE_READY, conditions
+from healthd.integrations.kubernetes.condition_writer import ConditionWriter
+from healthd.integrations.kubernetes.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
 from tests.clients.api_server_kit import Cluster, cluster
 from tests.every import every
@@ -474,6 +475,12 @@ def test_daemon_outside_of_a_cluster_says_so_and_does_not_start(tmp_path: Path) 
     assert process.returncode == 2
     assert said.splitlines()[-1].startswith("healthd: node.kubernetes: no API server")
     assert "Traceback" not in said
+
+
+def test_message_of_a_check_is_escaped() -> None:
+    (one,) = conditions(seen(Health.UNHEALTHY, why(message="\x1b[2J all is well \x9b1A")), PLAIN)
+    assert one.message.isprintable()
+    assert "\\u001b[2J" in one.message
 
 
 # --- where the server is --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from healthd.clients.kubernetes import (
     watch_seconds,
 )
 from healthd.core.tasks import LogOnce
-from healthd.node.settings import MaintenanceSign, parse_maintenance_sign
+from healthd.integrations.kubernetes.settings import MaintenanceSign, parse_maintenance_sign
 from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ import pytest
 
 from healthd.core.tasks import Tasks
 from healthd.core.workload import Pod, names_of, pod_of, problem_of
-from healthd.node.occupancy.pods import ApiPod, PodFate, PodLooks, PodWatch, Source, cgroup_there, judge_pod
+from healthd.integrations.kubernetes.pods import ApiPod, PodLooks, PodWatch, Source, cgroup_there, judge_pod
+from healthd.node.occupancy.watching import PodFate
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, AllocationSettings, Unprompted
@@ -193,7 +194,7 @@ class Node(World):
 
     @property
     def seen_by(self) -> tuple[str, ...]:
-        return tuple(source.value for held in self.ledger.held for source in held.seen_by)
+        return tuple(source for held in self.ledger.held for source in held.seen_by)
 
     async def ended(self, why: str) -> None:
         await eventually(lambda: self.status("L1") == "done")

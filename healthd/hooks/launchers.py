@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import pkgutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,8 +115,6 @@ def find_places(environ: Mapping[str, str]) -> tuple[Place, ...]:
 def _launchers() -> tuple[Launcher, ...]:
     """The launchers of all integrations, innermost first."""
     found: list[Launcher] = [record_at(one.launcher) for one in INTEGRATIONS if one.launcher is not None]
-    names = sorted(one.name for one in pkgutil.iter_modules(__path__))
-    found += [importlib.import_module(f"{__name__}.{name}").LAUNCHER for name in names]
     return tuple(sorted(found, key=lambda one: one.order))
 
 

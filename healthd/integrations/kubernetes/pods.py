@@ -32,8 +32,11 @@ from healthd.clients.kubernetes import (
 from healthd.core.tasks import Tasks, wait_for
 from healthd.core.threads import in_thread
 from healthd.core.workload import Pod
-from healthd.node.occupancy import kubelet
-from healthd.node.settings import AllocationSettings
+from healthd.integrations.kubernetes import kubelet
+from healthd.integrations.kubernetes.server import server_of_pod
+from healthd.integrations.kubernetes.settings import KubeletSettings, KubernetesSettings
+from healthd.node.occupancy.watching import PodFate
+from healthd.node.settings import AllocationSettings, NodeSettings
 
 log = logging.getLogger(__name__)
 
@@ -85,19 +88,7 @@ class PodLooks:
     kubelet: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodFate:
-    """
-    What follows: `there` with the sources that show it and its UID, or why it has `ended`. Neither: it is not known.
-    """
-
-    there: bool = False
-    ended: str = ""
-    seen_by: tuple[Source, ...] = ()
-    uid: str | None = None
-
-
-def judge_pod(pod: Pod, looks: PodLooks, seen_by: tuple[Source, ...]) -> PodFate:
+def judge_pod(pod: Pod, looks: PodLooks, seen_by: tuple[str, ...]) -> PodFate:
     """
     Whether a pod goes on, by who has shown it until now: pure. `pod` has the UID by which it was seen first.
 
@@ -124,9 +115,9 @@ def judge_pod(pod: Pod, looks: PodLooks, seen_by: tuple[Source, ...]) -> PodFate
     return PodFate()
 
 
-def _showing(looks: PodLooks) -> tuple[Source, ...]:
+def _showing(looks: PodLooks) -> tuple[str, ...]:
     shown = {Source.API: looks.api is not None, Source.CGROUP: looks.cgroup, Source.KUBELET: looks.kubelet}
-    return tuple(source for source, there in shown.items() if there)
+    return tuple(source.value for source, there in shown.items() if there)
 
 
 def cgroup_there(root: Path, uid: str | None) -> bool | None:
@@ -155,7 +146,7 @@ def _cgroup_there(root: Path, uid: str | None) -> bool | None:
 
 class PodWatch:
     """
-    Keeps `looks` at the pods of `follow` up to date; `run` is a supervised task, `on_change` is called after a change.
+    A `healthd.node.occupancy.watching.WorkloadWatch`: keeps what each source says of the pods up to date.
 
     `server` None: there is no API server to ask.
     """
@@ -191,6 +182,10 @@ class PodWatch:
     def looks(self) -> Mapping[str, PodLooks]:
         """What is seen now of each pod that is followed, by NAMESPACE/NAME."""
         return self._looks
+
+    def fate(self, pod: Pod, seen_by: tuple[str, ...]) -> PodFate:
+        """As in `WorkloadWatch`."""
+        return judge_pod(pod, self._looks.get(pod.full_name, PodLooks()), seen_by)
 
     def follow(self, pods: tuple[Pod, ...]) -> None:
         """From now on look at these pods, and at no others."""
@@ -258,7 +253,7 @@ class PodWatch:
     def _listed(self) -> frozenset[str] | None:
         if not self._allocations.read:
             return None
-        socket, timeout = self._allocations.kubelet_socket, self._allocations.timeout_seconds
+        socket, timeout = self._allocations.of("kubelet", KubeletSettings).socket, self._allocations.timeout_seconds
         try:
             return kubelet.read_names(self._root, socket, timeout, namespace=self._namespace)
         except OSError:
@@ -312,3 +307,15 @@ def _api_pod(found: dict[str, object]) -> ApiPod:
     if not isinstance(uid, str) or not uid:
         raise KubernetesError("API server: a pod without a uid")
     return ApiPod(uid=uid, phase=phase if isinstance(phase, str) else "")
+
+
+def watch(settings: NodeSettings, tasks: Tasks) -> PodWatch:
+    """A `healthd.node.occupancy.watching.MakeWorkloadWatch`."""
+    wanted = settings.of("kubernetes", KubernetesSettings)
+    return PodWatch(
+        server_of_pod(wanted) if wanted.watch_pods else None,
+        settings.host_root,
+        settings.allocations,
+        tasks=tasks,
+        look_seconds=settings.lease.watch_seconds,
+    )

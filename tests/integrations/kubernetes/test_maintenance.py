@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from healthd.clients.kubernetes import ApiServer, KubernetesError
+from healthd.integrations.kubernetes.maintenance import NEEDS, MaintenanceWatch, maintenance_of
+from healthd.integrations.kubernetes.settings import MAINTENANCE, KubernetesSettings, parse_maintenance_sign
 from healthd.node.http.health import readiness
-from healthd.node.maintenance import NEEDS, MaintenanceWatch, maintenance_of
-from healthd.node.settings import MAINTENANCE, KubernetesSettings, parse_maintenance_sign
 from healthd.node.state.store import NodeStore, digest_of
 from tests.every import every
 from tests.node.node_kit import BOOT, MovedClock, eventually, settings, specs

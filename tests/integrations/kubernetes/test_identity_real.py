@@ -18,9 +18,10 @@ import pytest
 from healthd.aggregator.identity.tokens import AuthError, Caller, Scope
 from healthd.aggregator.policy import Policy
 from healthd.aggregator.process import aggregator
-from healthd.aggregator.service_accounts import TokenReviews
-from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
+from healthd.aggregator.settings import AggregatorSettings
 from healthd.clients.kubernetes import ApiServer
+from healthd.integrations.kubernetes.service_accounts import TokenReviews
+from healthd.integrations.kubernetes.settings import KubernetesCallers
 from tests.aggregator.identity_kit import sync
 from tests.kubernetes.chart_kit import rolled_out
 from tests.kubernetes.cluster_kit import phase
@@ -143,7 +144,7 @@ def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @contextlib.asynccontextmanager
 async def serving(site: Site, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=folder, kubernetes=site.settings())
+    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=folder, integrations={"kubernetes": site.settings()})
     async with (
         aggregator(settings, Policy()) as (address, _),
         httpx.AsyncClient(base_url=f"http://{address}", timeout=30.0) as client,

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator import service_accounts
 from healthd.aggregator.identity.tokens import PEER, AuthError, Caller, Guard, Scope, new_token
-from healthd.aggregator.service_accounts import TokenReviews, claims_of
-from healthd.aggregator.settings import AggregatorSettings, KubernetesCallers
+from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import ConfigError
 from healthd.core.workload import Pod
+from healthd.integrations.kubernetes import service_accounts
+from healthd.integrations.kubernetes.service_accounts import TokenReviews, claims_of
+from healthd.integrations.kubernetes.settings import KubernetesCallers
 from tests.aggregator.parts import Clock
-from tests.aggregator.token_review_kit import HOOKS, NODES, Reviews, reviews
 from tests.every import every
+from tests.integrations.kubernetes.token_review_kit import HOOKS, NODES, Reviews, reviews
 from tests.patience import PATIENCE
 
 UID = "0a1b2c3d-0000-4000-8000-000000000001"
@@ -393,7 +394,7 @@ def test_guard_asks_for_what_no_file_has_and_knows_it_without_asking_then(tmp_pa
 def test_aggregator_may_listen_beyond_loopback_with_service_accounts_instead_of_a_token_table(tmp_path: Path) -> None:
     accounts = KubernetesCallers(audience="healthd", nodes=(NODES,))
     tls = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
-    AggregatorSettings(listen="0.0.0.0:0", state_dir=tmp_path, kubernetes=accounts, **tls)
+    AggregatorSettings(listen="0.0.0.0:0", state_dir=tmp_path, integrations={"kubernetes": accounts}, **tls)
     with pytest.raises(ConfigError, match="token_table"):
         AggregatorSettings(listen="0.0.0.0:0", state_dir=tmp_path, **tls)
 

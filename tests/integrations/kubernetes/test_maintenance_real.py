@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from healthd.clients.kubernetes import ApiServer
-from healthd.node.maintenance import MaintenanceWatch
+from healthd.integrations.kubernetes.maintenance import MaintenanceWatch
 from healthd.node.settings import MAINTENANCE
 from healthd.node.state.store import NodeStore
 from tests.deploy.manifests import KUBERNETES

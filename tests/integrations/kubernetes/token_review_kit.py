@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthd.aggregator.service_accounts import PATH
-from healthd.aggregator.settings import KubernetesCallers
+from healthd.integrations.kubernetes.service_accounts import PATH
+from healthd.integrations.kubernetes.settings import KubernetesCallers
 from tests.clients.api_server_kit import Call, Cluster, cluster, failure
 from tests.patience import PATIENCE
 

@@ -1,4 +1,4 @@
-"""SIGTERM while a scheduler does not answer: either daemon ends within its promised seconds, and leaves nothing."""
+"""SIGTERM while the API server does not answer: either daemon ends within its promised seconds, and leaves nothing."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from checks.accelerators import descriptors
-from healthd.node.occupancy.model import JobScheduler, Reading, Workload
+from healthd.integrations.kubernetes.settings import KubeletSettings
+from healthd.node.occupancy.model import JobScheduler, Look, Reading, Workload
 from healthd.node.protobuf import ProtobufError, messages, text
 
 NAME, KIND = "Kubernetes", "pod"
@@ -163,10 +164,14 @@ def own_namespace(root: Path, environ: Mapping[str, str]) -> str | None:
         return None
 
 
+def _read(look: Look) -> Reading:
+    return read(look.root, look.settings.of("kubelet", KubeletSettings).socket, look.settings.timeout_seconds)
+
+
 SCHEDULER = JobScheduler(
     name=NAME,
     kind=KIND,
-    read=lambda look: read(look.root, look.settings.kubelet_socket, look.settings.timeout_seconds),
+    read=_read,
     own=own_pods,
     processes=("kubelet",),
     paths=("var/lib/kubelet/config.yaml", "var/lib/kubelet/pod-resources"),

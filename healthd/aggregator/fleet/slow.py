@@ -1,27 +1,26 @@
 """
-Devices that are slow among their peers, and what else nodes show of each other in the history of a node.
+Devices that are slow among their peers when they are tested.
 
-`find` is the arithmetic: a value is suspect when it is further on the bad side of the median than its peers' deviation
-explains, with the number of values looked at together in mind (`checks.peers.factor_of`), and by more than the
-floor: a few per cent hold up nobody. Nobody is named on one measurement: the second, of another run, must say the same.
-Idle nodes measure themselves every hour, alone, so that a second opinion comes by itself. Ranks of a collective are
-compared in `healthd.aggregator.validation.outcome`.
+A value is suspect when it is further on the bad side of the median than its peers' deviation explains, with the number
+of values looked at together in mind (`checks.peers.factor_of`), and by more than the floor: a few per cent hold up no
+job. No device is named on one measurement: the second, of another run, must say the same. Idle nodes measure themselves
+every hour, alone, so that a second opinion comes by itself. Ranks of a collective are compared in
+`healthd.aggregator.validation.outcome`.
 
-`Peers` keeps what each device of the fleet measured last; `healthd baseline` learns limits from the same numbers.
-`Stragglers` looks at the nodes and searches now and then; `PeerEvents` writes the history of digests and slow ranks.
+`Peers` is the table of what each device of the fleet measured last; `healthd baseline` learns limits from the same
+numbers. `Stragglers` fills it from the nodes' reports, and searches it now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import math
 import random
 import sys
 import time
 from array import array
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,13 +28,8 @@ from checks.limits import quantity
 from checks.peers import factor_of, slow_ones
 from healthd import baselines
 from healthd.aggregator.fleet import Fleet
-from healthd.aggregator.store import PutEvent, Store
 from healthd.baselines import Kind, SampleSeries
-from healthd.core.errors import StoreError
 from healthd.core.model import Health
-from healthd.core.tasks import LogOnce
-
-log = logging.getLogger(__name__)
 
 FALSE_ALARMS = 0.005
 """In one look at the whole fleet: with the second measurement that has to agree it is far below one in a hundred."""
@@ -55,8 +49,7 @@ TURN_SECONDS = 1.0
 LOOKS_EACH_TURN = 50
 """Fifty milliseconds of each second at most, right after a start; ten thousand nodes have been met in three minutes."""
 SEARCH_SECONDS = 600.0
-"""How often stragglers are looked for; whoever asks gets a search of their own."""
-MOST_EVENTS_EACH_TURN = 100
+"""How often stragglers are looked for; a request gets a search of its own."""
 
 
 # --- the arithmetic ---------------------------------------------------------------------------------------------------
@@ -108,29 +101,22 @@ class Suspect:
         return (self.name, self.node, self.target)
 
 
-def compared(samples: Iterable[Sample]) -> tuple[tuple[Sample, ...], ...]:
-    """
-    The samples in groups that are compared with each other.
-
-    Peers of fewer than eleven are in none: so few tell nothing of what is normal.
-    """
-    groups: dict[tuple[str, str], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        if baselines.higher_is_better(sample.name) is not None and math.isfinite(sample.value):
-            groups[(sample.peers, sample.name)].append(sample)
-    return tuple(tuple(group) for group in groups.values() if len(group) >= baselines.LEAST_SAMPLES)
+def comparable(samples: Iterable[Sample]) -> Sequence[Sample]:
+    """The numbers of one name and kind of machine; none of fewer than eleven, which tell nothing of what is normal."""
+    found = [sample for sample in samples if math.isfinite(sample.value)]
+    return found if len(found) >= baselines.LEAST_SAMPLES else ()
 
 
 def find(groups: Sequence[Sequence[Sample]], history: Iterable[Suspect] = ()) -> tuple[Suspect, ...]:
     """
-    Those out of line in their group of `compared`, the furthest first, at most `MOST_SUSPECTS`.
+    Those out of line in a group of `comparable` samples, the furthest first, at most `MOST_SUSPECTS`.
 
-    `history` is what was found before: whoever was suspect in another run is confirmed; who is in line now is not
-    returned any more.
+    `history` is what was found before: a suspect of another run is confirmed; what is in line now is not returned any
+    more.
     """
     factor = factor_of(FALSE_ALARMS, sum(map(len, groups)))
     before = {suspect.key: suspect for suspect in history}
-    found = [suspect for group in groups for suspect in _outliers(group, factor, before)]
+    found = [suspect for group in groups if group for suspect in _outliers(group, factor, before)]
     return tuple(sorted(found, key=lambda one: (not one.confirmed, -_apart(one), one.key))[:MOST_SUSPECTS])
 
 
@@ -193,7 +179,9 @@ class Peers:
         self._found: tuple[Suspect, ...] = ()
         self.compared = 0
         """How many nodes the last search has compared with others."""
-        self._told: set[tuple[str, str, str]] = set()
+        self.news: deque[tuple[str, str]] = deque(maxlen=MOST_SUSPECTS)
+        """(node, message) of those that were confirmed lately."""
+        self._confirmed: set[tuple[str, str, str]] = set()
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
@@ -234,25 +222,16 @@ class Peers:
 
     async def search(self) -> tuple[Suspect, ...]:
         """
-        Look for stragglers now. Returns those that were confirmed and not told yet; `told` says that they were.
+        Look for stragglers now. Returns those that have been confirmed since the last search; they are in `news` too.
 
         Sorting a million values takes a second, so it is done beside the loop.
         """
-        samples = [
-            Sample(peers=str(kind), name=name, node=node, target=target, value=value, run=f"{run.began:.3f}")
-            for (kind, name), runs in self._runs.items()
-            if len(runs) > 1
-            for node, run in runs.items()
-            for target, value in zip(run.targets, run.values, strict=True)
-        ]
-        self._found, self.compared = await asyncio.to_thread(_search, samples, self._found)
-        keys = {one.key for one in self._found if one.confirmed}
-        self._told &= keys
-        return tuple(one for one in self._found if one.confirmed and one.key not in self._told)
-
-    def told(self, suspects: Sequence[Suspect]) -> None:
-        """These need not be told again as long as they stay."""
-        self._told.update(one.key for one in suspects)
+        measured = [(kind, name, dict(runs)) for (kind, name), runs in self._runs.items()]
+        self._found, self.compared = await asyncio.to_thread(_search, measured, self._found)
+        before, self._confirmed = self._confirmed, {one.key for one in self._found if one.confirmed}
+        new = tuple(one for one in self._found if one.confirmed and one.key not in before)
+        self.news.extend((one.node, one.message) for one in new)
+        return new
 
 
 def _series(measured: Sequence[tuple[Kind, str, Mapping[str, _Run]]]) -> tuple[SampleSeries, ...]:
@@ -277,9 +256,19 @@ def _series(measured: Sequence[tuple[Kind, str, Mapping[str, _Run]]]) -> tuple[S
     return tuple(found)
 
 
-def _search(samples: Sequence[Sample], before: Sequence[Suspect]) -> tuple[tuple[Suspect, ...], int]:
-    """Who is out of line, and how many nodes were compared."""
-    groups = compared(samples)
+def _search(
+    measured: Sequence[tuple[Kind, str, Mapping[str, _Run]]], before: Sequence[Suspect]
+) -> tuple[tuple[Suspect, ...], int]:
+    """Which devices are out of line, and how many nodes were compared."""
+    groups = [
+        comparable(
+            Sample(peers=str(kind), name=name, node=node, target=target, value=value, run=f"{run.began:.3f}")
+            for node, run in runs.items()
+            for target, value in zip(run.targets, run.values, strict=True)
+        )
+        for kind, name, runs in measured
+        if len(runs) > 1 and baselines.higher_is_better(name) is not None
+    ]
     return find(groups, before), len({sample.node for group in groups for sample in group})
 
 
@@ -294,10 +283,9 @@ class Stragglers:
     counts while the aggregator takes it for healthy, and nobody has it. `clock` gives seconds since the epoch.
     """
 
-    def __init__(self, fleet: Fleet, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, fleet: Fleet, *, clock: Callable[[], float] = time.time) -> None:
         self.peers = Peers()
         self._fleet = fleet
-        self._store = store
         self._clock = clock
         self._known: dict[Kind, Kind] = {}
         self._due: dict[str, float] = {}
@@ -305,7 +293,6 @@ class Stragglers:
         self._queue: deque[str] = deque()
         self._queued: set[str] = set()
         self._search_at = fleet.clock() + SEARCH_SECONDS
-        self._trouble = LogOnce(log)
         fleet.listen(self._hear, quiet=self._hear)
 
     async def run(self) -> None:
@@ -364,71 +351,4 @@ class Stragglers:
         names = set(self._fleet.names())
         for gone in self._due.keys() - names:
             self._forget(gone)
-        confirmed = await self.peers.search()
-        if not confirmed:
-            return
-        try:
-            await self._store.write(
-                [
-                    PutEvent(at=self._clock(), subject=one.node, kind="straggler", message=one.message)
-                    for one in confirmed
-                ]
-            )
-            self.peers.told(confirmed)
-            self._trouble.clear()
-        except StoreError as error:
-            self._trouble.say(f"stragglers are written to the history later: {error}")
-
-
-class PeerEvents:
-    """
-    Writes to the history of nodes when their peers show something of them, and when that is over.
-
-    On the event loop alone; run `run()` as a task. `clock` gives seconds since the epoch.
-    """
-
-    def __init__(self, fleet: Fleet, store: Store, *, settle_seconds: float, clock: Callable[[], float]) -> None:
-        """
-        Nothing is written in the first `settle_seconds`: until all nodes have reported, the first few are no majority.
-        """
-        self._settle_seconds = settle_seconds
-        self._begun: set[tuple[str, str]] = set()
-        self._fleet = fleet
-        self._store = store
-        self._clock = clock
-
-    async def run(self) -> None:
-        """Write what is new, for ever. Ends by cancellation."""
-        await asyncio.sleep(self._settle_seconds)
-        while True:
-            await asyncio.sleep(TURN_SECONDS)
-            try:
-                await self.write()
-            except StoreError as error:
-                log.debug("comparison results are written to the history later: %s", error)
-
-    async def write(self) -> None:
-        """Write what is new now. StoreError, and it is still to be written."""
-        peers = self._fleet.peers
-        await self._write(peers.digests.news, "digest differs", "digest agrees", "its digests match its peers")
-        await self._write(peers.jobs.news, "slow rank", "rank not slow", "no rank here is slow by its own time")
-
-    async def _write(self, news: deque[tuple[str, str]], begins: str, ends: str, ended: str) -> None:
-        told = [news.popleft() for _ in range(min(MOST_EVENTS_EACH_TURN, len(news)))]
-        if not told:
-            return
-        now = self._clock()
-        last = dict(told)  # of what came and went meanwhile there is nothing to be told
-        events = [
-            PutEvent(at=now, subject=node, kind=begins if message else ends, message=message or ended)
-            for node, message in last.items()
-            if message or (begins, node) in self._begun
-        ]
-        try:
-            if events:
-                await self._store.write(events)
-        except StoreError:
-            news.extendleft(reversed(told))
-            raise
-        self._begun |= {(begins, node) for node, message in last.items() if message}
-        self._begun -= {(begins, node) for node, message in last.items() if not message}
+        await self.peers.search()

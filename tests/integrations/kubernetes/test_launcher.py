@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from healthd.hooks.launchers import find_place
-from healthd.hooks.launchers.kubernetes import find
+from healthd.integrations.kubernetes.launcher import find
 from tests.every import every
 from tests.hooks.launchers_kit import (
     any_loss_or_change_is_a_place_that_can_be_or_one_clear_line,

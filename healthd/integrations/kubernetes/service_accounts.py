@@ -15,6 +15,7 @@ import binascii
 import fnmatch
 import logging
 import math
+import os
 import re
 import time
 from collections import Counter, OrderedDict, deque
@@ -24,12 +25,13 @@ from typing import Any, TypeVar
 
 from checks.printable import some
 from healthd.aggregator.identity.tokens import IMPLIED, PEER, AuthError, Caller, Scope
-from healthd.aggregator.settings import KubernetesCallers
-from healthd.clients.kubernetes import ApiServer, KubernetesError, members
+from healthd.aggregator.settings import AggregatorSettings
+from healthd.clients.kubernetes import ApiServer, KubernetesError, api_server, members
 from healthd.core import wire
 from healthd.core.errors import BadInputError
 from healthd.core.node_name import can_name
 from healthd.core.workload import Pod
+from healthd.integrations.kubernetes.settings import KubernetesCallers
 
 log = logging.getLogger(__name__)
 
@@ -399,6 +401,14 @@ class TokenReviews:
             f"service account {account} is not authorized; the operator of the aggregator adds it "
             "to 'hooks' or 'nodes' of [aggregator.kubernetes]",
         )
+
+
+def provider(settings: AggregatorSettings) -> TokenReviews | None:
+    """The reviews of an aggregator; None where no service account is let in. ConfigError outside of a pod."""
+    wanted = settings.of("kubernetes", KubernetesCallers)
+    if not wanted.on:
+        return None
+    return TokenReviews(wanted, api_server(os.environ, wanted.service_account, wanted.api_server))
 
 
 def _among(account: str, patterns: Sequence[str]) -> bool:
