@@ -13,7 +13,7 @@ import yaml
 
 from healthd.clients.kubernetes import ApiServer
 from healthd.integrations.kubernetes.maintenance import MaintenanceWatch
-from healthd.node.settings import MAINTENANCE
+from healthd.integrations.kubernetes.settings import MAINTENANCE
 from healthd.node.state.store import NodeStore
 from tests.deploy.manifests import KUBERNETES
 from tests.kubernetes import kit
