@@ -27,9 +27,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @functools.cache
 def can_be_chosen(expression: str, kind: str) -> bool:
-    """Whether a test of this kind, with any others of KINDS, can be what the expression wants."""
+    """Whether a test of this kind, with any others of KINDS, nightly or not, can be what the expression wants."""
     wanted = Expression.compile(expression)
-    others = [one for one in KINDS if one != kind]
+    others = [one for one in (*KINDS, "nightly") if one != kind]
     return any(
         wanted.evaluate(lambda name, *_, has={kind, *more}, **__: name in has)
         for size in range(len(others) + 1)

@@ -308,7 +308,7 @@ class Front:
             if where is None:
                 await self._answer_here(scope, body, receive, send)
                 return
-            asked = _Forwarded(scope, body, where[0], self._settings.hold_seconds + SLACK_SECONDS)
+            asked = _Forwarded(scope, body, where[0], self._settings.hold_max_seconds + SLACK_SECONDS)
             failed = await self._ask(asked, receive, send)
             if failed is None:
                 return

@@ -36,7 +36,7 @@ from healthd.aggregator.jobs.postmortems import Postmortems
 from healthd.aggregator.jobs.sinks import JobEvents, job_events
 from healthd.aggregator.jobs.ungated import UNGATED, UngatedJobs
 from healthd.aggregator.metrics import LOOP_LAG, FleetMetrics, LeadershipCollector, tasks_metric
-from healthd.aggregator.policy import Policy
+from healthd.aggregator.policy import Policy, longest_hold
 from healthd.aggregator.quarantine import MOST_GATES_READ, Accusations
 from healthd.aggregator.quarantine.records import ACCUSED_WINDOW_SECONDS
 from healthd.aggregator.screening.service import Screening, ScreeningCollector
@@ -358,6 +358,7 @@ def build(terms: Terms, store: Store) -> Parts:
         enrol=lambda node, key: store.enrol(node, key, now=clock()),
         silent_seconds=policy.silent_seconds,
         max_nodes=settings.max_nodes,
+        hold_max_seconds=min(settings.hold_max_seconds, longest_hold(policy.silent_seconds)),
         clock=clock,
         first_seq=store.term * ANSWERS_EACH_START,
         keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),

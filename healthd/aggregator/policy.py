@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,24 @@ OUT_LEAST = 2
 """Nodes of a pool that healthd may keep out by itself however small the pool is: a tenth of a small pool is nobody."""
 
 
+SILENT_SECONDS = 60.0
+
+
+def longest_hold(silent_seconds: float) -> float:
+    """How long nodes may be held at most that are taken for silent after so long: the reverse of `silent_after`."""
+    return max((silent_seconds - 10.0) / 2, silent_seconds / 3)
+
+
+def silent_after(hold_max_seconds: float) -> float:
+    """
+    How long a node may be silent where its requests are held for so long: one that was lost, the next, and the way.
+
+    A new leader knows nobody, and its nodes come back once they notice that the old one is gone: at worst when the
+    request that it held is over. So this is also the least that a takeover must wait for a node.
+    """
+    return max(SILENT_SECONDS, 2 * hold_max_seconds + 10.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """
@@ -35,7 +54,7 @@ class Tuning:
     has a reason to set them: not a part of the settings. Tests and simulations pass their own.
     """
 
-    settle_seconds: float = 60.0
+    settle_seconds: float = SILENT_SECONDS
     """After a start nothing is called impossible for so long. Two held syncs: each node could have reported twice."""
 
     member_seconds: float = 60.0
@@ -107,8 +126,9 @@ class Policy:
     join_seconds: float = 1200.0
     """Time for the members of a group to join. Twenty minutes, because images are pulled."""
 
-    silent_seconds: float = 60.0
-    """A node that has not reported for this long is excluded. A little more than two syncs of 25 s."""
+    silent_seconds: float = SILENT_SECONDS
+    """A node that has not reported for this long is excluded. A little more than two syncs of 25 s; unless it is set,
+    it follows from `aggregator.hold_max`: two of these and 10 s. Where it is less, requests are held for less."""
 
     run_seconds: Mapping[Tier, float] = field(default_factory=lambda: RUN_SECONDS)
     """Time limit of an ordered run, by tier; tiers that are not named keep their default. Generous, because the run has
@@ -211,6 +231,17 @@ class Policy:
             raise ValueError(f"runtime: must be from 0 to a year, not {self.runtime_seconds:g} s")
         if not 0 < self.lease_seconds <= LONGEST_LEASE_SECONDS:
             raise ValueError(f"lease: must be more than 0 s and at most 30 d, not {self.lease_seconds:g} s")
+
+    def with_hold(self, hold_max_seconds: float) -> Policy:
+        """
+        The policy of an aggregator that may hold requests for so long.
+        """
+        if self.tuning.settle_seconds == SILENT_SECONDS:
+            tuning = dataclasses.replace(self.tuning, settle_seconds=silent_after(hold_max_seconds))
+            self = dataclasses.replace(self, tuning=tuning)
+        if self.silent_seconds == SILENT_SECONDS:
+            return dataclasses.replace(self, silent_seconds=silent_after(hold_max_seconds))
+        return self
 
     def checks_over_nodes(self, kind: ValidationKind, tier: Tier) -> tuple[str, ...]:
         """What nodes run together. Never empty: without deep checks a validation of training runs collectives."""

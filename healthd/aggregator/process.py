@@ -134,7 +134,7 @@ async def aggregator(
         tasks = Tasks()
         terms = Terms(
             settings=settings,
-            policy=policy,
+            policy=policy.with_hold(settings.hold_max_seconds),
             guard=guard,
             actuator=actuator or ActuatorSettings(),
             callers_may=frozenset(callers_may),

@@ -67,12 +67,13 @@ class SyncSettings:
     """PEM file of the CA that signed the aggregator's certificate; None trusts the system's. With it the node also goes
     to a leader that `aggregators` does not list."""
 
-    wait_seconds: float = 25.0
-    """How long the aggregator may wait before it answers a sync. Load balancers close connections after 30 s or
-    more."""
+    wait_seconds: float = 60.0
+    """Longest time that the aggregator may wait before it answers a sync; it says how long it likes to, 25 s unless
+    `aggregator.hold_max` allows more. Set less where a load balancer closes connections sooner."""
 
-    full_seconds: float = 60.0
-    """The whole state is sent at least this often, so that values in the fleet's views are never older."""
+    full_seconds: float = 300.0
+    """The whole state is sent at least this often, so that measured values in the fleet's views are never older: a
+    change of what they say of the node is sent at once."""
 
     executor: str | None = field(default=None, metadata={"internal": True})
     """The member of a group as which a hook speaks beside the node's daemon; none in a daemon. No setting."""

@@ -206,6 +206,8 @@ log = logging.getLogger(__name__)
 # Results of one round come within milliseconds of each other; one message for all of them is enough.
 GATHER_SECONDS = 0.05
 FIRST_PAUSE_SECONDS = 0.5
+# Until an aggregator says how long it holds a request.
+HOLD_SECONDS = 25.0
 # An aggregator that never holds an answer back must not make the node ask as fast as it can.
 HASTY_SECONDS = 0.5
 HASTY_ANSWERS = 8
@@ -281,7 +283,7 @@ class SyncClient:
                     continue
                 began = self._clock.boot()
                 try:
-                    await self._exchange(self._settings.wait_seconds)
+                    await self._exchange(self._held_for())
                     failures = 0
                 except UnforeseenError as error:
                     # It may answer the first request after each connect well: that is no reason to ask again at once.
@@ -311,6 +313,11 @@ class SyncClient:
                 await self._exchange(0.0)
             except UnreachableError as error:
                 await self._disconnect(error)
+
+    def _held_for(self) -> float:
+        """How long the next request may be held."""
+        wanted = self._answered.hold_seconds if self._answered is not None else None
+        return min(HOLD_SECONDS if wanted is None or not wanted > 0 else wanted, self._settings.wait_seconds)
 
     def _has_news(self) -> bool:
         return self._sent != (digest_of(self._store.snapshot()), self._orders.reports())

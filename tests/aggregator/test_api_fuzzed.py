@@ -105,7 +105,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     file, made = tokens(folder, boss=Scope.ADMIN)
     with (
         requests.Session() as session,
-        stage(folder, token_table=file, sync_token=made["boss"], preflight=True, hold_seconds=0.05) as found,
+        stage(folder, token_table=file, sync_token=made["boss"], preflight=True, hold_max_seconds=0.05) as found,
     ):
         session.trust_env = False
         session.headers["authorization"] = f"Bearer {made['boss']}"

@@ -147,7 +147,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
         ({"listen": "x"}, "not HOST:PORT"),
         ({"tls_cert": Path("c")}, "go together"),
         ({"max_nodes": 0}, "max_nodes"),
-        ({"hold_seconds": 90.0}, "hold"),
+        ({"hold_max_seconds": 90.0}, "hold_max"),
     ):
         with pytest.raises(HealthdError, match=text):
             AggregatorSettings(**wrong)  # type: ignore[arg-type]

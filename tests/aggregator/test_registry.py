@@ -12,15 +12,19 @@ from checks.contract import Status
 from healthd.aggregator.fleet.packed_records import pack_all, unpack_all
 from healthd.aggregator.fleet.registry import (
     ANYBODY,
+    HOLD_JITTER,
     REPLACED_SECONDS,
     DuplicateError,
     Fleet,
     FullError,
     NotVouchedError,
     Speaker,
+    hold_seconds,
 )
+from healthd.aggregator.policy import Policy, longest_hold
 from healthd.core.errors import BadInputError, ConflictError, StoreError
 from healthd.core.model import Allocation, Health, Lease, NodeState, Order, OrderReport, OrderStatus, Quarantine, Use
+from healthd.node.sync import FIRST_PAUSE_SECONDS, SLACK_SECONDS
 from tests.aggregator.parts import Clock, Node, fleet, key_hash, state
 from tests.aggregator.registry_kit import joined
 
@@ -583,3 +587,24 @@ async def test_who_waits_for_a_node_to_read_an_answer_hears_a_quiet_sync_too() -
     await node.say()
     await node.say()
     assert await waiting == ()
+
+
+async def test_a_large_fleet_is_held_for_longer_as_far_as_it_may_be() -> None:
+    fleets = ((10, 25.0), (20_000, 25.0), (10_000, 60.0), (20_000, 60.0), (20_000, 10.0))
+    assert [hold_seconds(nodes, most) for nodes, most in fleets] == [25.0, 25.0, 50.0, 60.0, 10.0]
+    clock = Clock()
+    node = Node(fleet(clock), clock)
+    answer = await node.say(state())
+    assert answer.hold_seconds is not None
+    assert 25.0 * (1 - HOLD_JITTER) <= answer.hold_seconds <= 25.0
+
+
+def test_a_node_is_silent_after_two_holds_unless_that_is_set() -> None:
+    assert [Policy().with_hold(hold).silent_seconds for hold in (10.0, 25.0, 60.0)] == [60.0, 60.0, 130.0]
+    assert [Policy(silent_seconds=90.0).with_hold(hold).silent_seconds for hold in (25.0, 60.0)] == [90.0, 90.0]
+    assert [longest_hold(silent) for silent in (60.0, 130.0, 40.0, 9.0)] == [25.0, 60.0, 15.0, 3.0]
+    for hold in (25.0, 60.0):
+        policy = Policy().with_hold(hold)
+        # Nodes that a dead leader held come back when that request is over, at the latest: none is silent before.
+        assert policy.silent_seconds > hold + SLACK_SECONDS + FIRST_PAUSE_SECONDS
+        assert policy.tuning.settle_seconds >= policy.silent_seconds, "nor is anything called impossible before"

@@ -174,7 +174,7 @@ def test_time_is_up_after_the_wait_and_never_later_than_hold(tmp_path: Path) -> 
         await line.say(None, wait="?wait=9999")
         assert 0.05 <= time.monotonic() - began < 5 * PATIENCE
 
-    scenario(test, tmp_path, hold_seconds=0.1)
+    scenario(test, tmp_path, hold_max_seconds=0.1)
 
 
 def test_final_reports_are_acknowledged_until_the_node_drops_them(tmp_path: Path) -> None:

@@ -32,11 +32,13 @@ from tests.benchmarks import (
     bench_daemon,
     bench_fleet,
     bench_flood,
+    bench_memory,
     bench_namespaces,
     bench_postmortem,
     bench_screening,
     bench_standin,
     bench_steps,
+    bench_takeover,
     bench_training,
 )
 from tests.benchmarks.figures import SHORT, WHOLE, Bench, Figure, Reading, Scale, measure, verdict
@@ -47,6 +49,8 @@ BENCHES: tuple[Bench, ...] = (
     *bench_training.BENCHES,
     *bench_daemon.BENCHES,
     *bench_fleet.BENCHES,
+    *bench_memory.BENCHES,
+    *bench_takeover.BENCHES,
     *bench_flood.BENCHES,
     *bench_postmortem.BENCHES,
     *bench_screening.BENCHES,

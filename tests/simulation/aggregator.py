@@ -41,7 +41,7 @@ POLICY = Policy(
     tuning=Tuning(settle_seconds=4.0, lease_ack_seconds=8.0),
 )
 """Shorter times than in a fleet, so that a simulation sees more; no lease ends because nobody has seen its job."""
-SETTINGS = AggregatorSettings(state_dir=Path("/nonexistent"), database="sqlite://", hold_seconds=10.0)
+SETTINGS = AggregatorSettings(state_dir=Path("/nonexistent"), database="sqlite://", hold_max_seconds=10.0)
 
 
 class SimulatedAggregator:

@@ -347,7 +347,7 @@ async def wait_seconds(
     ] = "0",
 ) -> float:
     """A dependency: how long the answer may be held back."""
-    return min(parse_wait(wait), parts_of(request).settings.hold_seconds)
+    return min(parse_wait(wait), parts_of(request).settings.hold_max_seconds)
 
 
 Wait = Annotated[float, Depends(wait_seconds)]

@@ -131,7 +131,7 @@ class SyncEndpoint:
         said = decode(request.body, SyncRequest, what="sync")
         if said.protocol != PROTOCOL:
             return False
-        wait_seconds = min(float(match[2]), self._settings.hold_seconds)
+        wait_seconds = min(float(match[2]), self._settings.hold_max_seconds)
         keep_connection(request.scope)
         gone = self._fleet.sync_at_once(
             node,
@@ -167,7 +167,7 @@ class SyncEndpoint:
             raise HttpError(
                 401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
             )
-        wait_seconds = min(wait_seconds, self._settings.hold_seconds)
+        wait_seconds = min(wait_seconds, self._settings.hold_max_seconds)
         body = await read_body(
             receive,
             headers,

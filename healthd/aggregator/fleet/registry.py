@@ -42,6 +42,11 @@ Rekey = Callable[[str, str, str], Awaitable[None]]
 
 FORGET_AFTER_SECONDS = 86400.0
 """A node that was silent for so long gives its place to a new one when the fleet is full."""
+SYNCS_PER_SECOND = 200.0
+"""So many syncs a second a fleet at rest should make: larger ones are held for longer, as far as they may be."""
+LEAST_HOLD_SECONDS = 25.0
+HOLD_JITTER = 0.1
+"""By this part some holds are shorter, so that nodes which came together spread out."""
 SEND_ALL_PER_SECOND = 1000
 """Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede."""
 REPLACED_SECONDS = 10.0
@@ -104,6 +109,11 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def hold_seconds(nodes: int, most: float) -> float:
+    """How long the syncs of a fleet of so many nodes are held; `most` is the longest that may be."""
+    return min(max(nodes / SYNCS_PER_SECOND, LEAST_HOLD_SECONDS), most)
+
+
 class Fleet:
     """
     The nodes that are known, with the nodes' side (`sync`) and the controller's. Only syncs wait.
@@ -126,6 +136,7 @@ class Fleet:
         enrol: Enrol,
         silent_seconds: float,
         max_nodes: int,
+        hold_max_seconds: float = LEAST_HOLD_SECONDS,
         clock: Callable[[], float] = boottime,
         first_seq: int = 0,
         keep_duplicate: KeepDuplicate | None = None,
@@ -138,6 +149,7 @@ class Fleet:
         self.accused: Callable[[str], Reason | None] = lambda _node: None
         """The accusation by a validation that stands against a node, which its next sync carries."""
         self._max_nodes = max_nodes
+        self._hold_max_seconds = hold_max_seconds
         self._records: dict[str, NodeRecord] = {}
         self._names: list[str] = []
         self._known_as = Names()
@@ -700,6 +712,7 @@ class Fleet:
             retry_after_seconds=min(jitter, 10.0),
             quarantine=record.quarantine,
             accused=self.accused(record.node),
+            hold_seconds=hold_seconds(len(self._names), self._hold_max_seconds) * random.uniform(1 - HOLD_JITTER, 1.0),  # noqa: S311
         )
 
     def _answer_former(self, record: NodeRecord, request: SyncRequest) -> SyncAnswer:

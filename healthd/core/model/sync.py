@@ -78,7 +78,8 @@ class SyncAnswer:
 
     `seq` counts answers to this node: an older one than the newest read is dropped. `orders` lists all open orders, or
     is None when the aggregator makes no statement (it does not know the node again yet): then nothing is cancelled.
-    `acknowledged` lists final order reports that need not be repeated. `quarantine` is the aggregator's word, and
+    `acknowledged` lists final order reports that need not be repeated. `hold_seconds` is for how long the next request
+    should ask to be held; None: as the node likes. `quarantine` is the aggregator's word, and
     `accused` the accusation by a validation that stands against the node.
     """
 
@@ -91,6 +92,7 @@ class SyncAnswer:
     retry_after_seconds: float
     quarantine: Quarantine | None = None
     accused: Reason | None = None
+    hold_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
