@@ -20,7 +20,62 @@ from checks.words import worst as worst
 if TYPE_CHECKING:
     from checks.host.machine import Host
 
-# What a check yields, and what it is judged by.
+__all__ = [
+    "BUILT_IN",
+    "DEVICE_RESETS",
+    "NO_LIMIT",
+    "SEVERITY",
+    "Action",
+    "Blame",
+    "Check",
+    "CheckDeclaration",
+    "CheckInfo",
+    "Context",
+    "Device",
+    "Evidence",
+    "Finding",
+    "Group",
+    "Judge",
+    "Limit",
+    "Measurement",
+    "Mesh",
+    "MeshOperation",
+    "Missing",
+    "NoParams",
+    "P",
+    "ParameterError",
+    "Previous",
+    "Profile",
+    "Profiling",
+    "Program",
+    "Progress",
+    "Run",
+    "Scope",
+    "Series",
+    "Status",
+    "Tier",
+    "check",
+    "load_params",
+    "make_finding",
+    "worst",
+]
+
+PROFILE_FORMAT = "trace-event-json-gzip"
+"""The Trace Event Format of Chrome and Perfetto, as JSON, compressed by gzip."""
+
+MAX_PROFILE_BYTES = 1 << 20
+"""Of the content of one profile."""
+
+DEVICE_RESETS = "device_resets"
+"""
+The key of evidence that says when devices were last reset: `resets` by target, in seconds of the kernel log's clock,
+and `now` by the same clock. Results from before a reset do not stand for the device.
+"""
+
+P = TypeVar("P")
+
+BUILT_IN = "built-in"
+"""The origin of the checks that come with healthd."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +90,6 @@ class Limit:
     lower: float | None
     upper: float | None
     origin: str
-
-
-NO_LIMIT = Limit(lower=None, upper=None, origin="none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +146,6 @@ class Profile:
     """At most `MAX_PROFILE_BYTES`."""
 
 
-PROFILE_FORMAT = "trace-event-json-gzip"
-"""The Trace Event Format of Chrome and Perfetto, as JSON, compressed by gzip."""
-
-MAX_PROFILE_BYTES = 1 << 20
-"""Of the content of one profile."""
-
-
 def make_finding(
     status: Status, reason: str | None, message: str, target: str = "node", action: Action | None = None
 ) -> Finding:
@@ -121,13 +166,6 @@ class Evidence:
     target: str
     key: str
     data: Mapping[str, Any]
-
-
-DEVICE_RESETS = "device_resets"
-"""
-The key of evidence that says when devices were last reset: `resets` by target, in seconds of the kernel log's clock,
-and `now` by the same clock. Results from before a reset do not stand for the device.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +198,6 @@ class Missing:
     progress: tuple[Progress, ...] = ()
     order: int | None = None
     action: Action | None = None
-
-
-# What a check may see: the device it works through, the group it is a rank of, and the context that holds all.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,9 +294,6 @@ class Mesh(Device, Protocol):
         """
 
 
-P = TypeVar("P")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Context(Generic[P]):
     """
@@ -285,16 +317,6 @@ class Context(Generic[P]):
     def limit(self, name: str, target: str = "") -> Limit:
         """The limit in force for a measurement; NO_LIMIT where nobody set one: then the speed is shown unjudged."""
         return self.limits.get(f"{name}@{target}") or self.limits.get(name) or NO_LIMIT
-
-
-# The check itself: the `@check` decorator, what it makes, and its parameters.
-
-
-Run = Callable[[Context[Any]], Iterator["Finding | Evidence | Progress | Profile"]]
-Judge = Callable[[Sequence[Evidence], Sequence[Missing]], Iterator[Finding]]
-
-BUILT_IN = "built-in"
-"""The origin of the checks that come with healthd."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -506,42 +528,10 @@ def _convert(path: tuple[str, ...], value: Any, wanted: Any) -> Any:
     raise ParameterError(f"parameter {key!r} must be {names}, not {value!r}", *path)
 
 
-__all__ = [
-    "BUILT_IN",
-    "DEVICE_RESETS",
-    "NO_LIMIT",
-    "SEVERITY",
-    "Action",
-    "Blame",
-    "Check",
-    "CheckDeclaration",
-    "CheckInfo",
-    "Context",
-    "Device",
-    "Evidence",
-    "Finding",
-    "Group",
-    "Judge",
-    "Limit",
-    "Measurement",
-    "Mesh",
-    "MeshOperation",
-    "Missing",
-    "NoParams",
-    "P",
-    "ParameterError",
-    "Previous",
-    "Profile",
-    "Profiling",
-    "Program",
-    "Progress",
-    "Run",
-    "Scope",
-    "Series",
-    "Status",
-    "Tier",
-    "check",
-    "load_params",
-    "make_finding",
-    "worst",
-]
+NO_LIMIT = Limit(lower=None, upper=None, origin="none")
+
+
+Run = Callable[[Context[Any]], Iterator["Finding | Evidence | Progress | Profile"]]
+
+
+Judge = Callable[[Sequence[Evidence], Sequence[Missing]], Iterator[Finding]]

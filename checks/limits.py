@@ -2,6 +2,12 @@
 Judging a number: text, number and status from one call, so that they cannot disagree.
 
 Not finite or absent is never a pass.
+
+Also here:
+
+- which measurements can have a limit in the settings;
+- floors: what a device of a known instance type reaches unless something is grossly wrong;
+- which learned limits are meant for this machine: those of its hardware and of the versions that are at work here.
 """
 
 from __future__ import annotations
@@ -22,30 +28,25 @@ _UNITS = (
     ("_count", ""),
 )
 
+_COLLECTIVES = ("all_gather", "all_reduce", "data_parallel_step", "reduce_scatter")
+_OF_COLLECTIVES = ("algbw_bytes_per_second", "busbw_bytes_per_second", "duration_seconds")
+_EFA_RATES = (
+    "impaired_remote_conn_events",
+    "rdma_read_wr_err",
+    "rdma_write_wr_err",
+    "retrans_bytes",
+    "retrans_pkts",
+    "retrans_timeout_events",
+    "rx_drops",
+    "unresponsive_remote_events",
+)
 
-def unit(name: str) -> str:
-    """The unit that a measurement's name ends in, as people write it; empty for counts and ratios."""
-    return next((text for suffix, text in _UNITS if name.endswith(suffix)), "")
+FLOOR = "floor"
+FLOOR_RATIO = 0.5
+# Scaled formats reach their peak in large products only; a card of 72 W does not hold its peak.
+_WITHOUT_FLOOR = frozenset({"fp8", "mxfp8", "int8", "L4"})
 
-
-def quantity(name: str, value: float | None) -> str:
-    """A value for people, in decimal prefixes: `12.3 GB/s`, `1.5 ms`, `87 %`, `none`."""
-    if value is None:
-        return "none"
-    if not math.isfinite(value):
-        return str(value)
-    if name.endswith("_ratio"):
-        return f"{100 * value:.4g} %"
-    text = unit(name)
-    if text == "s":
-        for scale, prefix in ((1.0, ""), (1e-3, "m"), (1e-6, "u")):
-            if abs(value) >= scale or scale == 1e-6 or value == 0:
-                return f"{value / scale:.4g} {prefix}s"
-    if text:
-        for scale, prefix in _DECIMAL:
-            if abs(value) >= scale:
-                return f"{value / scale:.3g} {prefix}{text}"
-    return f"{value:.6g} {text}".rstrip()
+ORIGIN = "baseline"
 
 
 def within(
@@ -100,23 +101,6 @@ def within(
         blame=blame if why else None,
         action=action if why else None,
     )
-
-
-# Which measurements can have a limit in the settings.
-
-
-_COLLECTIVES = ("all_gather", "all_reduce", "data_parallel_step", "reduce_scatter")
-_OF_COLLECTIVES = ("algbw_bytes_per_second", "busbw_bytes_per_second", "duration_seconds")
-_EFA_RATES = (
-    "impaired_remote_conn_events",
-    "rdma_read_wr_err",
-    "rdma_write_wr_err",
-    "retrans_bytes",
-    "retrans_pkts",
-    "retrans_timeout_events",
-    "rx_drops",
-    "unresponsive_remote_events",
-)
 
 
 def limited_names() -> frozenset[str]:
@@ -185,16 +169,29 @@ def limited_names() -> frozenset[str]:
     )
 
 
-def _source(limit: Limit) -> str:
-    return f"{100 * FLOOR_RATIO:g} % of the published peak" if limit.origin == FLOOR else f"limit from {limit.origin}"
+def quantity(name: str, value: float | None) -> str:
+    """A value for people, in decimal prefixes: `12.3 GB/s`, `1.5 ms`, `87 %`, `none`."""
+    if value is None:
+        return "none"
+    if not math.isfinite(value):
+        return str(value)
+    if name.endswith("_ratio"):
+        return f"{100 * value:.4g} %"
+    text = unit(name)
+    if text == "s":
+        for scale, prefix in ((1.0, ""), (1e-3, "m"), (1e-6, "u")):
+            if abs(value) >= scale or scale == 1e-6 or value == 0:
+                return f"{value / scale:.4g} {prefix}s"
+    if text:
+        for scale, prefix in _DECIMAL:
+            if abs(value) >= scale:
+                return f"{value / scale:.3g} {prefix}{text}"
+    return f"{value:.6g} {text}".rstrip()
 
 
-# Floors: what a device of a known instance type reaches unless something is grossly wrong.
-
-FLOOR = "floor"
-FLOOR_RATIO = 0.5
-# Scaled formats reach their peak in large products only; a card of 72 W does not hold its peak.
-_WITHOUT_FLOOR = frozenset({"fp8", "mxfp8", "int8", "L4"})
+def unit(name: str) -> str:
+    """The unit that a measurement's name ends in, as people write it; empty for counts and ratios."""
+    return next((text for suffix, text in _UNITS if name.endswith(suffix)), "")
 
 
 def floors(instance_type: str | None, inventory: Mapping[str, Any]) -> dict[str, Limit]:
@@ -243,10 +240,14 @@ def replaces(configured: str, other: str) -> bool:
     return name == plain and label in ("", other_label)
 
 
-# Which learned limits are meant for this machine: those of its hardware and of the versions that are at work here.
-
-
-ORIGIN = "baseline"
+def hardware_in(instance_type: str | None, inventory: Mapping[str, Any]) -> str | None:
+    """The same, of an inventory as accelerators give it."""
+    devices = [device for device in inventory.get("devices") or () if isinstance(device, Mapping)]
+    return hardware_of(
+        instance_type,
+        [str(device.get("kind")) for device in devices],
+        len(inventory.get("workers") or devices),
+    )
 
 
 def hardware_of(instance_type: str | None, kinds: Sequence[str], ranks: int) -> str | None:
@@ -258,16 +259,6 @@ def hardware_of(instance_type: str | None, kinds: Sequence[str], ranks: int) -> 
     """
     kind = instance_type or (next(iter(set(kinds))) if len(set(kinds)) == 1 else None)
     return f"{kind} x{ranks}" if kind and ranks > 0 else None
-
-
-def hardware_in(instance_type: str | None, inventory: Mapping[str, Any]) -> str | None:
-    """The same, of an inventory as accelerators give it."""
-    devices = [device for device in inventory.get("devices") or () if isinstance(device, Mapping)]
-    return hardware_of(
-        instance_type,
-        [str(device.get("kind")) for device in devices],
-        len(inventory.get("workers") or devices),
-    )
 
 
 def choose(
@@ -288,3 +279,7 @@ def choose(
         str(name): Limit(lower=bounds["lower"], upper=bounds["upper"], origin=ORIGIN)
         for name, bounds in fitting[0]["limits"].items()
     }
+
+
+def _source(limit: Limit) -> str:
+    return f"{100 * FLOOR_RATIO:g} % of the published peak" if limit.origin == FLOOR else f"limit from {limit.origin}"

@@ -23,7 +23,11 @@ LEAST_MAD_RATIO = 0.005
 """The MAD is at least this share of the median: values that hardly differ make no limit that a warm day breaks."""
 
 
-# --- who differs ------------------------------------------------------------------------------------------------------
+def vote(counts: Mapping[Digest, int]) -> Majority[Digest]:
+    """The majority among digests, from how many votes each has (`Counter(digests)`). There must be at least one."""
+    most, count = max(counts.items(), key=lambda item: item[1])
+    total = sum(counts.values())
+    return Majority(most if 2 * count > total else None, count, total)
 
 
 @dataclass(frozen=True)
@@ -44,33 +48,6 @@ class Majority(Generic[Digest]):
         return self.count == self.total
 
 
-def vote(counts: Mapping[Digest, int]) -> Majority[Digest]:
-    """The majority among digests, from how many votes each has (`Counter(digests)`). There must be at least one."""
-    most, count = max(counts.items(), key=lambda item: item[1])
-    total = sum(counts.values())
-    return Majority(most if 2 * count > total else None, count, total)
-
-
-# --- who is slow ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Normal:
-    """What is normal among peers: a value that is further than `margin` on the bad side of the median is slow."""
-
-    median: float
-    mad: float
-    margin: float
-
-    def is_slow(self, value: float, *, higher_is_better: bool = False) -> bool:
-        """Whether a value is on the bad side of `limit`."""
-        return _sign(higher_is_better) * (value - self.median) > self.margin
-
-    def limit(self, *, higher_is_better: bool = False) -> float:
-        """The worst value that is still normal."""
-        return self.median + _sign(higher_is_better) * self.margin
-
-
 def slow_ones(
     values: Sequence[float], floor: Callable[[float], float], *, factor: float, higher_is_better: bool = False
 ) -> tuple[Normal, tuple[int, ...]]:
@@ -89,6 +66,23 @@ def normal(peers: Sequence[float], floor: Callable[[float], float], *, factor: f
     middle, mad = spread(peers)
     margin = factor * SIGMA_OF_MAD * mad if len(peers) >= LEAST_PEERS else 0.0
     return Normal(middle, mad, max(margin, floor(middle)))
+
+
+@dataclass(frozen=True)
+class Normal:
+    """What is normal among peers: a value that is further than `margin` on the bad side of the median is slow."""
+
+    median: float
+    mad: float
+    margin: float
+
+    def is_slow(self, value: float, *, higher_is_better: bool = False) -> bool:
+        """Whether a value is on the bad side of `limit`."""
+        return _sign(higher_is_better) * (value - self.median) > self.margin
+
+    def limit(self, *, higher_is_better: bool = False) -> float:
+        """The worst value that is still normal."""
+        return self.median + _sign(higher_is_better) * self.margin
 
 
 def factor_of(false_alarms: float, comparisons: int) -> float:
@@ -120,18 +114,6 @@ def excess_ratios(values: Mapping[Key, float]) -> dict[Key, float]:
     return found
 
 
-# --- median and deviation ---------------------------------------------------------------------------------------------
-
-
-def median(values: Iterable[float]) -> float:
-    """The middle value; NaN of nothing, which no limit lets pass."""
-    ordered = sorted(values)
-    if not ordered:
-        return float("nan")
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def sigma_of(deviations: Iterable[float]) -> float:
     """The standard deviation of normal values, from their deviations from the median, by the MAD."""
     return SIGMA_OF_MAD * median(map(abs, deviations))
@@ -146,6 +128,15 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     middle = median(values)
     deviation = median(abs(value - middle) for value in values) * len(values) / max(0.2, len(values) - 0.8)
     return middle, max(deviation, LEAST_MAD_RATIO * abs(middle))
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle value; NaN of nothing, which no limit lets pass."""
+    ordered = sorted(values)
+    if not ordered:
+        return float("nan")
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _sign(higher_is_better: bool) -> float:

@@ -47,16 +47,118 @@ _TWICE = "_algbw_bytes_per_second"
 MOST_NAME = 120
 
 
+def learn(
+    series: SampleSeries, *, comparisons: int, false_alarms: float = FALSE_ALARMS, share_ratio: float = SHARE_RATIO
+) -> Learned | None:
+    """
+    The limit of a series; None where there are too few samples or devices, or they are no rates or durations.
+
+    `comparisons` is how many numbers one run of the whole fleet judges.
+    """
+    values = [value for value in series.values if is_usable(value)]
+    better = higher_is_better(series.name)
+    if len(values) < LEAST_SAMPLES or series.devices < LEAST_DEVICES or better is None:
+        return None
+    factor = factor_of(false_alarms, max(LEAST_COMPARISONS, comparisons)) * widening(len(values))
+    usual = normal(values, lambda middle: share_ratio * middle, factor=factor)
+    middle, margin = usual.median, usual.margin
+    lower = middle - margin if better and margin < middle else None
+    upper = middle + margin if not better and math.isfinite(middle + margin) else None
+    return Learned(
+        median=middle,
+        mad=usual.mad,
+        samples=len(values),
+        lower=lower,
+        upper=upper,
+        outside=sum((lower is not None and value < lower) or (upper is not None and value > upper) for value in values),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What may be compared: `hardware` (see `checks.limits.hardware_of`) and sorted (name, version) pairs."""
+class Learned:
+    """
+    What a series came to. `mad` is the median of the absolute deviations from the median; `outside` counts samples
+    that the limit itself would have failed.
 
-    hardware: str
-    accelerator: str
-    versions: tuple[tuple[str, str], ...]
+    Both limits None: the samples differ by so much that no limit can be drawn.
+    """
 
-    def __str__(self) -> str:
-        return ", ".join((self.hardware, self.accelerator, *(f"{name} {version}" for name, version in self.versions)))
+    median: float
+    mad: float
+    samples: int
+    lower: float | None
+    upper: float | None
+    outside: int
+
+
+def widening(count: int) -> float:
+    """
+    By how much k grows for a deviation that is itself uncertain: two of its standard errors, each 1.16 / sqrt(count).
+
+    Source: the MAD's efficiency of 37 % for normal values. Without it one run in four had false alarms where eleven
+    samples with 5 % of noise made the limit, with it one in twenty (simulated, 512 devices).
+    """
+    return 1 + 2 * 1.16 / math.sqrt(count)
+
+
+def samples_of(state: NodeState, *, now: float) -> Iterator[Sample]:
+    """
+    Each number of a node that may be learned: of passing, real results while it is healthy and nobody has it.
+
+    `now` in seconds since the epoch gives the day, together with the ages. Results of more than a day ago are left out.
+    A job beside the probe slows it, and an injected fault is no property of the hardware. Only checks that use the
+    devices are learned from: what passive ones read (free memory, temperatures) depends on what the machine does.
+    """
+    if why_not(state) is not None:
+        return
+    active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
+    ranks = 0 if state.inventory is None else len(state.inventory.rank_targets)
+    for result in state.results:
+        if result.check not in active or not _counts(result):
+            continue
+        day = int((now - result.age_seconds) // DAY_SECONDS)
+        for finding in result.findings:
+            for name, value in _numbers(finding, ranks) if finding.status is Status.PASS else ():
+                yield Sample(
+                    name=name,
+                    node=state.node,
+                    target=finding.target,
+                    began=result.started_at,
+                    day=day,
+                    value=value,
+                )
+
+
+def is_usable(value: float) -> bool:
+    """Whether a value can be that of anything."""
+    return 0 < value <= MOST_VALUE
+
+
+def series_of(samples: Iterable[tuple[Kind, Sample]]) -> tuple[SampleSeries, ...]:
+    """
+    The samples by kind of machine and name: one of each device and day, and none that is older than the window.
+
+    A node that measures every minute has no more say than one that does so once a day.
+    """
+    by_day: dict[tuple[Kind, str], dict[tuple[str, str, int], float]] = {}
+    newest = 0
+    for kind, one in samples:
+        by_day.setdefault((kind, one.name), {})[(one.node, one.target, one.day)] = one.value
+        newest = max(newest, one.day)
+    found = []
+    for (kind, name), values in sorted(by_day.items(), key=lambda item: (str(item[0][0]), item[0][1])):
+        recent = {key: value for key, value in values.items() if newest - key[2] < WINDOW_DAYS}
+        found.append(
+            SampleSeries(
+                hardware=kind.hardware,
+                accelerator=kind.accelerator,
+                versions=dict(kind.versions),
+                name=name,
+                devices=len({(node, target) for node, target, _ in recent}),
+                values=tuple(recent.values()),
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,133 +197,18 @@ class SampleSeries:
         return Kind(hardware=self.hardware, accelerator=self.accelerator, versions=tuple(sorted(self.versions.items())))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Learned:
-    """
-    What a series came to. `mad` is the median of the absolute deviations from the median; `outside` counts samples
-    that the limit itself would have failed.
-
-    Both limits None: the samples differ by so much that no limit can be drawn.
-    """
-
-    median: float
-    mad: float
-    samples: int
-    lower: float | None
-    upper: float | None
-    outside: int
-
-
-# --- limits -----------------------------------------------------------------------------------------------------------
-
-
-def learn(
-    series: SampleSeries, *, comparisons: int, false_alarms: float = FALSE_ALARMS, share_ratio: float = SHARE_RATIO
-) -> Learned | None:
-    """
-    The limit of a series; None where there are too few samples or devices, or they are no rates or durations.
-
-    `comparisons` is how many numbers one run of the whole fleet judges.
-    """
-    values = [value for value in series.values if is_usable(value)]
-    better = higher_is_better(series.name)
-    if len(values) < LEAST_SAMPLES or series.devices < LEAST_DEVICES or better is None:
-        return None
-    factor = factor_of(false_alarms, max(LEAST_COMPARISONS, comparisons)) * widening(len(values))
-    usual = normal(values, lambda middle: share_ratio * middle, factor=factor)
-    middle, margin = usual.median, usual.margin
-    lower = middle - margin if better and margin < middle else None
-    upper = middle + margin if not better and math.isfinite(middle + margin) else None
-    return Learned(
-        median=middle,
-        mad=usual.mad,
-        samples=len(values),
-        lower=lower,
-        upper=upper,
-        outside=sum((lower is not None and value < lower) or (upper is not None and value > upper) for value in values),
-    )
-
-
-def higher_is_better(name: str) -> bool | None:
-    """True for rates, False for durations; None for what has no good direction and is not learned."""
-    plain = name.partition("/")[0]
-    if plain.endswith(("_flops_per_second", "_bytes_per_second")):
-        return True
-    return False if plain.endswith("_duration_seconds") else None
-
-
-def widening(count: int) -> float:
-    """
-    By how much k grows for a deviation that is itself uncertain: two of its standard errors, each 1.16 / sqrt(count).
-
-    Source: the MAD's efficiency of 37 % for normal values. Without it one run in four had false alarms where eleven
-    samples with 5 % of noise made the limit, with it one in twenty (simulated, 512 devices).
-    """
-    return 1 + 2 * 1.16 / math.sqrt(count)
-
-
-def is_usable(value: float) -> bool:
-    """Whether a value can be that of anything."""
-    return 0 < value <= MOST_VALUE
-
-
-# --- samples ----------------------------------------------------------------------------------------------------------
-#
-# A job beside the probe slows it, and an injected fault is no property of the hardware. Only checks that use the
-# devices are learned from: what passive ones read (free memory, temperatures) depends on what the machine does.
-
-
-def samples_of(state: NodeState, *, now: float) -> Iterator[Sample]:
-    """
-    Each number of a node that may be learned: of passing, real results while it is healthy and nobody has it.
-
-    `now` in seconds since the epoch gives the day, together with the ages. Results of more than a day ago are left out.
-    """
-    if why_not(state) is not None:
-        return
-    active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
-    ranks = 0 if state.inventory is None else len(state.inventory.rank_targets)
-    for result in state.results:
-        if result.check not in active or not _counts(result):
-            continue
-        day = int((now - result.age_seconds) // DAY_SECONDS)
-        for finding in result.findings:
-            for name, value in _numbers(finding, ranks) if finding.status is Status.PASS else ():
-                yield Sample(
-                    name=name,
-                    node=state.node,
-                    target=finding.target,
-                    began=result.started_at,
-                    day=day,
-                    value=value,
-                )
-
-
-def series_of(samples: Iterable[tuple[Kind, Sample]]) -> tuple[SampleSeries, ...]:
-    """
-    The samples by kind of machine and name: one of each device and day, and none that is older than the window.
-
-    A node that measures every minute has no more say than one that does so once a day.
-    """
-    by_day: dict[tuple[Kind, str], dict[tuple[str, str, int], float]] = {}
-    newest = 0
-    for kind, one in samples:
-        by_day.setdefault((kind, one.name), {})[(one.node, one.target, one.day)] = one.value
-        newest = max(newest, one.day)
-    found = []
-    for (kind, name), values in sorted(by_day.items(), key=lambda item: (str(item[0][0]), item[0][1])):
-        recent = {key: value for key, value in values.items() if newest - key[2] < WINDOW_DAYS}
-        found.append(
-            SampleSeries(
-                hardware=kind.hardware,
-                accelerator=kind.accelerator,
-                versions=dict(kind.versions),
-                name=name,
-                devices=len({(node, target) for node, target, _ in recent}),
-                values=tuple(recent.values()),
-            )
-        )
-    return tuple(found)
+def why_not(state: NodeState) -> str | None:
+    """Why nothing may be learned from the node now; None where it may."""
+    if state.health is not Health.HEALTHY:
+        first = f" ({state.reasons[0].message})" if state.reasons else ""
+        return f"it is {state.health.value}{first}"
+    if state.allocated:
+        return f"it is in use by {state.allocated[0].holder}"
+    if state.faults:
+        return f"faults are injected: {state.faults[0]}"
+    if state.quarantine is not None:
+        return f"it is quarantined: {state.quarantine.reason}"
+    return None if kind_of(state) is not None else "its hardware or the versions of its libraries are not known"
 
 
 def kind_of(state: NodeState) -> Kind | None:
@@ -240,18 +227,16 @@ def kind_of(state: NodeState) -> Kind | None:
     return Kind(hardware=hardware[:MOST_NAME], accelerator=inventory.accelerator, versions=known)
 
 
-def why_not(state: NodeState) -> str | None:
-    """Why nothing may be learned from the node now; None where it may."""
-    if state.health is not Health.HEALTHY:
-        first = f" ({state.reasons[0].message})" if state.reasons else ""
-        return f"it is {state.health.value}{first}"
-    if state.allocated:
-        return f"it is in use by {state.allocated[0].holder}"
-    if state.faults:
-        return f"faults are injected: {state.faults[0]}"
-    if state.quarantine is not None:
-        return f"it is quarantined: {state.quarantine.reason}"
-    return None if kind_of(state) is not None else "its hardware or the versions of its libraries are not known"
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What may be compared: `hardware` (see `checks.limits.hardware_of`) and sorted (name, version) pairs."""
+
+    hardware: str
+    accelerator: str
+    versions: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return ", ".join((self.hardware, self.accelerator, *(f"{name} {version}" for name, version in self.versions)))
 
 
 def limit_name(measurement: Measurement, ranks: int) -> str | None:
@@ -279,6 +264,14 @@ def limit_name(measurement: Measurement, ranks: int) -> str | None:
     if label is None:
         return name
     return f"{name}/{label}" if 0 < len(label) <= MOST_NAME else None
+
+
+def higher_is_better(name: str) -> bool | None:
+    """True for rates, False for durations; None for what has no good direction and is not learned."""
+    plain = name.partition("/")[0]
+    if plain.endswith(("_flops_per_second", "_bytes_per_second")):
+        return True
+    return False if plain.endswith("_duration_seconds") else None
 
 
 def _counts(result: CheckResult) -> bool:

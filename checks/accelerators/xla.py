@@ -18,6 +18,10 @@ it starts no thread, and a client that a forked process makes computes. Of other
 
 What XLA cannot do on a device it leaves to the host's CPU, silently: `fallbacks` tells, so that nobody takes the host's
 health for the device's.
+
+Also here:
+
+- several virtual devices of PJRT's CPU client in one process: how collectives run where processes cannot talk.
 """
 
 from __future__ import annotations
@@ -44,7 +48,6 @@ _DROPPED = (
     "XLA_PERSISTENT_CACHE_PATH",
 )
 
-
 DESCRIPTOR = Descriptor(
     name="xla",
     detect_order=None,
@@ -61,6 +64,8 @@ _WORK = ("ExecuteTime", "ExecuteReplicatedTime", "TransferToDeviceTime", "Transf
 # Counters of torch_xla for operations that the host did; reading one number (`item`) is one of them and no fallback.
 _FALLBACK = "aten::"
 _NO_FALLBACKS = frozenset({"aten::_local_scalar_dense", "aten::item"})
+
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
 
 
 def present(host: Host) -> bool:
@@ -252,53 +257,6 @@ class XlaDevice:
         return tuple(one[0] if one else 0 for one in found)
 
 
-def _client(options: Mapping[str, Any]) -> str:
-    return str(options.get("xla_device") or os.environ.get("PJRT_DEVICE") or "CPU").upper()
-
-
-def _device_count(client: str, options: Mapping[str, Any]) -> int:
-    name, value = "xla_devices", options.get("xla_devices")
-    if value is None and client != "CPU":
-        raise ValueError(f"xla_devices must be set for PJRT {client}: counting its devices would open them")
-    if value is None:
-        name, value = "CPU_NUM_DEVICES", os.environ.get("CPU_NUM_DEVICES", cpu.DEVICE_COUNT_DEFAULT)
-    try:
-        count = int(str(value), 10) if not isinstance(value, bool) else 0
-    except ValueError:
-        count = 0
-    if not 1 <= count <= DEVICE_COUNT_MAX:
-        raise ValueError(f"{name} must be a whole number from 1 to {DEVICE_COUNT_MAX}, not {value!r}")
-    return count
-
-
-def _confine(client: str, index: int, options: Mapping[str, Any]) -> None:
-    variable = options.get("xla_visible_variable")
-    if not variable:
-        raise ValueError(
-            f"xla_visible_variable must be set for PJRT {client}: without it this process would take all devices "
-            "instead of one"
-        )
-    os.environ[str(variable)] = str(index)
-
-
-def import_or_say(name: str) -> Any:
-    """A module of PyTorch. Raises RuntimeError with the remedy where it is missing."""
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise RuntimeError(
-            f"{name} cannot be imported ({error}); set python of [probe] to an interpreter that has torch_xla"
-        ) from error
-
-
-# Several virtual devices of PJRT's CPU client in one process: how collectives run where processes cannot talk.
-
-
-_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
-
-
 class XlaMesh(XlaDevice):
     """Several virtual devices of the CPU client in one process (SPMD): for collectives alone."""
 
@@ -343,6 +301,47 @@ class XlaMesh(XlaDevice):
         found = self._spmd.XLAShardedTensor(tensor).local_shards
         ordered = sorted(found, key=lambda shard: int(str(shard.shard_device).rpartition(":")[2]))
         return tuple(shard.data for shard in ordered)
+
+
+def import_or_say(name: str) -> Any:
+    """A module of PyTorch. Raises RuntimeError with the remedy where it is missing."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RuntimeError(
+            f"{name} cannot be imported ({error}); set python of [probe] to an interpreter that has torch_xla"
+        ) from error
+
+
+def _client(options: Mapping[str, Any]) -> str:
+    return str(options.get("xla_device") or os.environ.get("PJRT_DEVICE") or "CPU").upper()
+
+
+def _device_count(client: str, options: Mapping[str, Any]) -> int:
+    name, value = "xla_devices", options.get("xla_devices")
+    if value is None and client != "CPU":
+        raise ValueError(f"xla_devices must be set for PJRT {client}: counting its devices would open them")
+    if value is None:
+        name, value = "CPU_NUM_DEVICES", os.environ.get("CPU_NUM_DEVICES", cpu.DEVICE_COUNT_DEFAULT)
+    try:
+        count = int(str(value), 10) if not isinstance(value, bool) else 0
+    except ValueError:
+        count = 0
+    if not 1 <= count <= DEVICE_COUNT_MAX:
+        raise ValueError(f"{name} must be a whole number from 1 to {DEVICE_COUNT_MAX}, not {value!r}")
+    return count
+
+
+def _confine(client: str, index: int, options: Mapping[str, Any]) -> None:
+    variable = options.get("xla_visible_variable")
+    if not variable:
+        raise ValueError(
+            f"xla_visible_variable must be set for PJRT {client}: without it this process would take all devices "
+            "instead of one"
+        )
+    os.environ[str(variable)] = str(index)
 
 
 class _MeshOperation:

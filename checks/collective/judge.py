@@ -3,6 +3,10 @@ Which rank is at fault in a collective, from the evidence of all ranks. Pure, fo
 
 The one rule: ranks that waited for a culprit are not accused. If the culprit cannot be determined, no rank is accused,
 and the result is unknown.
+
+Also here:
+
+- what the last words of a rank say of why it failed: pure.
 """
 
 from __future__ import annotations
@@ -18,9 +22,6 @@ from checks.collective.ranks import bus_factor, judge_bandwidth, limit_of
 from checks.contract import Evidence, Finding, Missing, Progress, Status
 from checks.limits import quantity
 from checks.printable import some
-
-# What the last words of a rank say of why it failed: pure.
-
 
 # What torch.distributed and gloo (2.13, over TCP) say in a rank whose peer went away, never came, or cannot be reached:
 # such a rank is a victim. "Connection closed by peer", "Read error ...: Connection reset by peer", "Timed out waiting
@@ -62,54 +63,6 @@ _ABORTED = "killed by SIGABRT"  # by itself, where a library gives up
 # Somebody has told the rank, or its guard, to end, as the end of a job may tell all of its processes.
 _TOLD_TO_END = re.compile(r"killed by SIG(?:TERM|INT|HUP|QUIT)\b|exited with code 143\b")
 
-
-def ended_by_itself(one: Missing) -> bool:
-    """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
-    if one.reason == "CheckError" or (one.reason == "Crashed" and one.message.startswith((_ABORTED, _EXITED))):
-        said = one.message.lower()
-        return not any(words in said for words in _PEER_GONE)
-    return one.reason in ("Crashed", "DeviceLost", "InjectedFault", "Garbage", "NoData", "InternalError")
-
-
-def died(one: Missing) -> bool:
-    """Whether the process of a rank was killed: not by who told it to end, nor by a library that gave up for a peer."""
-    if one.reason != "Crashed" or one.message.startswith(_EXITED) or was_told_to_end(one):
-        return False
-    return not (aborted(one) and tells_of_peers(one.message))
-
-
-def aborted(one: Missing) -> bool:
-    """Whether the process of a rank ended itself, as a library does that gives up."""
-    return one.reason == "Crashed" and one.message.startswith(_ABORTED)
-
-
-def was_told_to_end(one: Missing) -> bool:
-    """Whether the process of a rank ended by a signal that asks a process to end: no fault of hardware sends one."""
-    return one.reason == "Crashed" and _TOLD_TO_END.match(one.message) is not None
-
-
-def is_own_failure(one: Missing) -> bool:
-    """Whether it is certain that our own tool failed in the rank, or was ended: that says nothing of any node."""
-    if one.reason in _OUR_REASONS or was_told_to_end(one):
-        return True
-    if one.reason != "CheckError" and not (one.reason == "Crashed" and one.message.startswith(_EXITED)):
-        return False
-    if not ended_by_itself(one) or tells_of_hardware(one.message):
-        return False
-    # A rank that had not begun to look for the others cannot have failed because of them.
-    return not one.progress or _OWN.search(one.message) is not None
-
-
-def tells_of_peers(words: str) -> bool:
-    """Whether they are those of a communicator, which fails by the fault of any of its ranks."""
-    return _COMMUNICATOR.search(words) is not None
-
-
-def tells_of_hardware(words: str) -> bool:
-    """Whether they are those of a communicator or of a device, so that our own tool is hardly to blame."""
-    return tells_of_peers(words) or _DEVICE.search(words) is not None
-
-
 # Steps of coming together, see `checks.collective.ranks`: it takes all ranks, to the end.
 _MEETING = "rendezvous"
 # Reasons that say that the rank was never at work, so that the others waited in vain.
@@ -148,9 +101,6 @@ def present_and_gone(evidence: Sequence[Evidence], missing: Sequence[Missing]) -
     return ranks, [*missing, *silent]
 
 
-# --- missing ranks ----------------------------------------------------------------------------------------------------
-
-
 def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing]) -> Iterator[Finding]:
     """The culprits among the missing, by the strongest sign there is."""
     devices = _devices(present)
@@ -183,9 +133,56 @@ def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing
     yield from _judge_stuck(name, present, gone, devices)
 
 
+def died(one: Missing) -> bool:
+    """Whether the process of a rank was killed: not by who told it to end, nor by a library that gave up for a peer."""
+    if one.reason != "Crashed" or one.message.startswith(_EXITED) or was_told_to_end(one):
+        return False
+    return not (aborted(one) and tells_of_peers(one.message))
+
+
+def aborted(one: Missing) -> bool:
+    """Whether the process of a rank ended itself, as a library does that gives up."""
+    return one.reason == "Crashed" and one.message.startswith(_ABORTED)
+
+
+def is_own_failure(one: Missing) -> bool:
+    """Whether it is certain that our own tool failed in the rank, or was ended: that says nothing of any node."""
+    if one.reason in _OUR_REASONS or was_told_to_end(one):
+        return True
+    if one.reason != "CheckError" and not (one.reason == "Crashed" and one.message.startswith(_EXITED)):
+        return False
+    if not ended_by_itself(one) or tells_of_hardware(one.message):
+        return False
+    # A rank that had not begun to look for the others cannot have failed because of them.
+    return not one.progress or _OWN.search(one.message) is not None
+
+
+def was_told_to_end(one: Missing) -> bool:
+    """Whether the process of a rank ended by a signal that asks a process to end: no fault of hardware sends one."""
+    return one.reason == "Crashed" and _TOLD_TO_END.match(one.message) is not None
+
+
+def tells_of_hardware(words: str) -> bool:
+    """Whether they are those of a communicator or of a device, so that our own tool is hardly to blame."""
+    return tells_of_peers(words) or _DEVICE.search(words) is not None
+
+
+def tells_of_peers(words: str) -> bool:
+    """Whether they are those of a communicator, which fails by the fault of any of its ranks."""
+    return _COMMUNICATOR.search(words) is not None
+
+
 def gave_out(one: Missing) -> bool:
     """Whether the others waited for a rank because it was not started, or ended by itself."""
     return one.reason in _NOT_STARTED or ended_by_itself(one)
+
+
+def ended_by_itself(one: Missing) -> bool:
+    """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
+    if one.reason == "CheckError" or (one.reason == "Crashed" and one.message.startswith((_ABORTED, _EXITED))):
+        said = one.message.lower()
+        return not any(words in said for words in _PEER_GONE)
+    return one.reason in ("Crashed", "DeviceLost", "InjectedFault", "Garbage", "NoData", "InternalError")
 
 
 def _order(one: Missing) -> tuple[int, bool, int]:
@@ -281,9 +278,6 @@ def _devices(present: Sequence[Evidence]) -> dict[str, str]:
 
 def _named(target: str, devices: Mapping[str, str]) -> str:
     return f"{target} ({devices[target]})" if target in devices else target
-
-
-# --- values and speed -------------------------------------------------------------------------------------------------
 
 
 def _sizes(ranks: Sequence[Evidence]) -> Iterator[tuple[int, dict[int, Mapping[str, Any]]]]:

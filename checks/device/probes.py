@@ -1,6 +1,10 @@
 """
 What the probes of a device share: seeds, rates, labelled limits, and whether an error indicates a device in trouble or
 only a missing feature.
+
+Also here:
+
+- whether an error tells of a device in trouble, or only that the device lacks what it was asked for.
 """
 
 from __future__ import annotations
@@ -11,6 +15,10 @@ from typing import Any
 
 from checks.accelerators import descriptors
 from checks.contract import NO_LIMIT, Context, Limit
+
+_NO_MEMORY = re.compile(
+    r"out of memory|(?:can't|cannot) allocate memory|not enough memory|RESOURCE_EXHAUSTED", re.IGNORECASE
+)
 
 
 def new_seed(wanted: int | None) -> int:
@@ -31,14 +39,6 @@ def labelled_limit(ctx: Context[Any], name: str, label: str, target: str = "") -
     """
     limit = ctx.limit(f"{name}/{label}", target)
     return limit if limit is not NO_LIMIT else ctx.limit(name, target)
-
-
-# Whether an error tells of a device in trouble, or only that the device lacks what it was asked for. Pure.
-
-
-_NO_MEMORY = re.compile(
-    r"out of memory|(?:can't|cannot) allocate memory|not enough memory|RESOURCE_EXHAUSTED", re.IGNORECASE
-)
 
 
 def is_trouble(error: Exception) -> bool:

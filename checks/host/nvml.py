@@ -5,6 +5,13 @@ NVML can hang on a broken GPU, so only checks, which the runner bounds, use it; 
 
 A call that a GPU or driver does not support gives None. One that fails in another way gives None as well, and its error
 is in `failed`; a GPU that is lost raises.
+
+Also here:
+
+- imports nvidia-ml-py, which is optional, when a check asks for it: from the interpreter of the probes, else from
+  beside healthd, so that the extra `nvidia` of the service is enough and an interpreter of jobs need not be
+  changed;
+- frozen records of what NVML reports about a GPU, and the conversion of its values. `checks.host.nvml` reads them.
 """
 
 from __future__ import annotations
@@ -21,23 +28,36 @@ from typing import Any
 
 from checks.host.machine import Host
 
-# Imports nvidia-ml-py, which is optional, when a check asks for it: from the interpreter of the probes, else from
-# beside healthd, so that the extra `nvidia` of the service is enough and an interpreter of jobs need not be changed.
-
-
 PACKAGE = "nvidia-ml-py"
 
+MAX_PARTS = 64  # of one GPU; today's have at most 8
+MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest header; asking for more than there are ends the list
 
-class NvmlError(Exception):
-    """
-    NVML as a whole cannot be asked.
+# nvmlReturn_t and its neighbours, by number: older releases of the module lack some of the names. Source: nvml.h.
+_UNSUPPORTED = frozenset(
+    {2, 3, 6, 13, 22, 25, 26}
+)  # invalid argument, not supported/found, function or version missing
+_LOST = {15: "it has fallen off the bus", 16: "it needs a reset", 28: "the driver does not find it"}
+_UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
+_TEMPERATURE_GPU, _THRESHOLD_SLOWDOWN = 0, 1
+_MULTIPLE_SINGLE_BIT, _DOUBLE_BIT = 0, 1
+_GPU_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, of drivers from r570 on
+_LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
 
-    `reason` is a code of `checks.reasons`: MissingTool, NoPermission, VersionMismatch, Timeout or NoData.
-    """
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+@contextmanager
+def opened(host: Host) -> Iterator[Nvml]:
+    """NVML, opened and closed again. Raises NvmlError."""
+    module = load_module(host)
+    try:
+        module.nvmlInit()
+    except module.NVMLError as error:
+        raise _not_opened(error) from None
+    try:
+        yield Nvml(module)
+    finally:
+        with suppress(module.NVMLError):  # what was read stands
+            module.nvmlShutdown()
 
 
 def load_module(host: Host) -> Any:
@@ -63,125 +83,51 @@ def load_module(host: Host) -> Any:
     return module
 
 
-def _import_installed() -> Any:
-    """The module from site-packages, without which the child of the passive checks starts (-S). Raises ImportError."""
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        if not sys.flags.no_site:
-            raise
-    import site
+class Nvml:
+    """An open NVML."""
 
-    site.main()  # what Python does at its start without -S; a virtual environment shows itself here
-    importlib.invalidate_caches()
-    return importlib.import_module("pynvml")
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def versions(self) -> Versions:
+        """What software the driver and its library are."""
+        ask = _Asking(self._module, None)
+        number = whole(ask("CUDA version", "nvmlSystemGetCudaDriverVersion"))
+        return Versions(
+            driver=text(ask("driver version", "nvmlSystemGetDriverVersion")),
+            nvml=text(ask("NVML version", "nvmlSystemGetNVMLVersion")),
+            cuda=None if number is None else f"{number // 1000}.{number % 1000 // 10}",
+            failed=ask.failed,
+        )
+
+    def gpu(self, device: Mapping[str, Any]) -> Gpu:
+        """
+        The GPU of an entry of the inventory: by its place on the bus, else by its UUID.
+
+        Raises GpuLostError, and NvmlError where neither is known or the driver does not say why it has none.
+        """
+        target = str(device.get("target"))
+        for name, member in (("nvmlDeviceGetHandleByPciBusId", "bdf"), ("nvmlDeviceGetHandleByUUID", "serial")):
+            if not isinstance(device.get(member), str):
+                continue
+            try:
+                # The module passes bytes to the library as they are, in all its releases.
+                return Gpu(self._module, target, getattr(self._module, name)(device[member].encode()))
+            except self._module.NVMLError as error:
+                raise _translated(error, f"NVML has no {target} ({device[member]})") from None
+        raise NvmlError("NoData", f"neither the bus address nor the UUID of {target} is known")
 
 
-def _import_beside_healthd() -> Any:
+class NvmlError(Exception):
     """
-    The module from the site-packages that healthd itself is installed in, None where it is not there.
+    NVML as a whole cannot be asked.
 
-    It is one file of pure Python, so that any interpreter can load it. A wheel has this file in
-    `healthd/bundled/checks/host`.
+    `reason` is a code of `checks.reasons`: MissingTool, NoPermission, VersionMismatch, Timeout or NoData.
     """
-    folder = Path(__file__).resolve().parent
-    if folder.parts[-4:] != ("healthd", "bundled", "checks", "host"):
-        return None
-    path = folder.parents[3] / "pynvml.py"
-    spec = importlib.util.spec_from_file_location("pynvml", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        return None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["pynvml"] = module  # where it looks for itself
-    spec.loader.exec_module(module)
-    return module
 
-
-# Frozen records of what NVML reports about a GPU, and the conversion of its values. `checks.host.nvml` reads them.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Errors of the memory."""
-
-    ecc_enabled: bool | None
-    """None where the GPU does not report it; so are the other numbers."""
-    volatile_uncorrected: int | None
-    """Uncorrected ECC errors since the last reset."""
-    aggregate_uncorrected: int | None
-    """Uncorrected ECC errors over the life of the GPU."""
-    remapped_rows: int | None
-    """Rows that were remapped, for correctable and uncorrectable errors."""
-    remap_pending: bool | None
-    """A row is remapped at the next reset."""
-    remap_failed: bool | None
-    """A remapping has failed."""
-    retired_pages: int | None
-    """Pages that were retired, on GPUs without row remapping."""
-    retire_pending: bool | None
-    """A page is retired at the next reset."""
-    failed: tuple[str, ...]
-    """Calls that failed, each with its error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clocks:
-    """Why clocks are what they are (a bit mask, nvmlClocksEventReasons) and how hot the GPU is, in degrees Celsius."""
-
-    reasons: int | None
-    temperature: int | None
-    slowdown_temperature: int | None
-    failed: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Links:
-    """The state of PCIe, NVLink and the NVSwitch fabric."""
-
-    pcie_width: int | None
-    """Lanes in use; None where the GPU does not report it; so are the other numbers."""
-    pcie_width_max: int | None
-    """The most lanes that the GPU and its slot support."""
-    pcie_generation: int | None
-    """The present generation; an idle GPU lowers it to save power."""
-    pcie_generation_max: int | None
-    """The highest generation that the GPU and its slot support."""
-    pcie_replays: int | None
-    """Replays, as the driver counts them."""
-    busy_ratio: float | None
-    """Which part of the last moment the GPU worked."""
-    nvlink_active: Mapping[int, bool]
-    """Whether each link is active, by its number."""
-    nvlink_errors: Mapping[str, int]
-    """Errors of each active link since the driver was loaded, by kind and link: `replay/3`."""
-    fabric_state: int | None
-    """0 (no fabric), 1 (not started), 2 (in progress) or 3 (completed)."""
-    fabric_status: int | None
-    """The result of joining the fabric, an nvmlReturn_t."""
-    fabric_health: int | None
-    """The health of the GPU's part in the fabric, a mask (NVML_GPU_FABRIC_HEALTH_MASK_...)."""
-    failed: tuple[str, ...]
-    """Calls that failed, each with its error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recovery:
-    """What the driver says must be done before the GPU is used again."""
-
-    action: int | None
-    """An nvmlDeviceGpuRecoveryAction_t: 0 for nothing; None where the driver does not report it."""
-    failed: tuple[str, ...]
-    """Calls that failed, each with its error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """Who computes on the GPU, and how much memory is in use."""
-
-    processes: tuple[int, ...] | None
-    """By their ids as the driver counts them; None where it does not report them."""
-    used_bytes: int | None
-    """Memory that something has allocated, without the driver's own reserve; None where it is not reported."""
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,47 +140,10 @@ class Versions:
     failed: tuple[str, ...]
 
 
-def whole(value: object) -> int | None:
-    """A count; None for what is none. All ones is how NVML says "not available"."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        return None
-    return value
-
-
-def flag(value: object) -> bool | None:
-    """Of 0 and 1; None for anything else."""
-    return None if (number := whole(value)) is None or number > 1 else bool(number)
-
-
 def text(value: object) -> str | None:
     """What is no text is None. The module gives bytes in old releases."""
     said = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     return (said.strip() or None) if isinstance(said, str) else None
-
-
-def total(counts: Sequence[int | None]) -> int | None:
-    """The sum; None where one of them is not known."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-MAX_PARTS = 64  # of one GPU; today's have at most 8
-MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest header; asking for more than there are ends the list
-
-# nvmlReturn_t and its neighbours, by number: older releases of the module lack some of the names. Source: nvml.h.
-_UNSUPPORTED = frozenset(
-    {2, 3, 6, 13, 22, 25, 26}
-)  # invalid argument, not supported/found, function or version missing
-_LOST = {15: "it has fallen off the bus", 16: "it needs a reset", 28: "the driver does not find it"}
-_UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
-_TEMPERATURE_GPU, _THRESHOLD_SLOWDOWN = 0, 1
-_MULTIPLE_SINGLE_BIT, _DOUBLE_BIT = 0, 1
-_GPU_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, of drivers from r570 on
-_LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
-
-
-class GpuLostError(Exception):
-    """A GPU that the driver knows and that does not answer: a fault of the GPU, not of the check."""
 
 
 class Gpu:
@@ -370,54 +279,144 @@ class Gpu:
         return None if ask.failed else found
 
 
-class Nvml:
-    """An open NVML."""
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Errors of the memory."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def versions(self) -> Versions:
-        """What software the driver and its library are."""
-        ask = _Asking(self._module, None)
-        number = whole(ask("CUDA version", "nvmlSystemGetCudaDriverVersion"))
-        return Versions(
-            driver=text(ask("driver version", "nvmlSystemGetDriverVersion")),
-            nvml=text(ask("NVML version", "nvmlSystemGetNVMLVersion")),
-            cuda=None if number is None else f"{number // 1000}.{number % 1000 // 10}",
-            failed=ask.failed,
-        )
-
-    def gpu(self, device: Mapping[str, Any]) -> Gpu:
-        """
-        The GPU of an entry of the inventory: by its place on the bus, else by its UUID.
-
-        Raises GpuLostError, and NvmlError where neither is known or the driver does not say why it has none.
-        """
-        target = str(device.get("target"))
-        for name, member in (("nvmlDeviceGetHandleByPciBusId", "bdf"), ("nvmlDeviceGetHandleByUUID", "serial")):
-            if not isinstance(device.get(member), str):
-                continue
-            try:
-                # The module passes bytes to the library as they are, in all its releases.
-                return Gpu(self._module, target, getattr(self._module, name)(device[member].encode()))
-            except self._module.NVMLError as error:
-                raise _translated(error, f"NVML has no {target} ({device[member]})") from None
-        raise NvmlError("NoData", f"neither the bus address nor the UUID of {target} is known")
+    ecc_enabled: bool | None
+    """None where the GPU does not report it; so are the other numbers."""
+    volatile_uncorrected: int | None
+    """Uncorrected ECC errors since the last reset."""
+    aggregate_uncorrected: int | None
+    """Uncorrected ECC errors over the life of the GPU."""
+    remapped_rows: int | None
+    """Rows that were remapped, for correctable and uncorrectable errors."""
+    remap_pending: bool | None
+    """A row is remapped at the next reset."""
+    remap_failed: bool | None
+    """A remapping has failed."""
+    retired_pages: int | None
+    """Pages that were retired, on GPUs without row remapping."""
+    retire_pending: bool | None
+    """A page is retired at the next reset."""
+    failed: tuple[str, ...]
+    """Calls that failed, each with its error."""
 
 
-@contextmanager
-def opened(host: Host) -> Iterator[Nvml]:
-    """NVML, opened and closed again. Raises NvmlError."""
-    module = load_module(host)
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """Why clocks are what they are (a bit mask, nvmlClocksEventReasons) and how hot the GPU is, in degrees Celsius."""
+
+    reasons: int | None
+    temperature: int | None
+    slowdown_temperature: int | None
+    failed: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The state of PCIe, NVLink and the NVSwitch fabric."""
+
+    pcie_width: int | None
+    """Lanes in use; None where the GPU does not report it; so are the other numbers."""
+    pcie_width_max: int | None
+    """The most lanes that the GPU and its slot support."""
+    pcie_generation: int | None
+    """The present generation; an idle GPU lowers it to save power."""
+    pcie_generation_max: int | None
+    """The highest generation that the GPU and its slot support."""
+    pcie_replays: int | None
+    """Replays, as the driver counts them."""
+    busy_ratio: float | None
+    """Which part of the last moment the GPU worked."""
+    nvlink_active: Mapping[int, bool]
+    """Whether each link is active, by its number."""
+    nvlink_errors: Mapping[str, int]
+    """Errors of each active link since the driver was loaded, by kind and link: `replay/3`."""
+    fabric_state: int | None
+    """0 (no fabric), 1 (not started), 2 (in progress) or 3 (completed)."""
+    fabric_status: int | None
+    """The result of joining the fabric, an nvmlReturn_t."""
+    fabric_health: int | None
+    """The health of the GPU's part in the fabric, a mask (NVML_GPU_FABRIC_HEALTH_MASK_...)."""
+    failed: tuple[str, ...]
+    """Calls that failed, each with its error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """What the driver says must be done before the GPU is used again."""
+
+    action: int | None
+    """An nvmlDeviceGpuRecoveryAction_t: 0 for nothing; None where the driver does not report it."""
+    failed: tuple[str, ...]
+    """Calls that failed, each with its error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Who computes on the GPU, and how much memory is in use."""
+
+    processes: tuple[int, ...] | None
+    """By their ids as the driver counts them; None where it does not report them."""
+    used_bytes: int | None
+    """Memory that something has allocated, without the driver's own reserve; None where it is not reported."""
+
+
+def flag(value: object) -> bool | None:
+    """Of 0 and 1; None for anything else."""
+    return None if (number := whole(value)) is None or number > 1 else bool(number)
+
+
+def whole(value: object) -> int | None:
+    """A count; None for what is none. All ones is how NVML says "not available"."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        return None
+    return value
+
+
+def total(counts: Sequence[int | None]) -> int | None:
+    """The sum; None where one of them is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+class GpuLostError(Exception):
+    """A GPU that the driver knows and that does not answer: a fault of the GPU, not of the check."""
+
+
+def _import_installed() -> Any:
+    """The module from site-packages, without which the child of the passive checks starts (-S). Raises ImportError."""
     try:
-        module.nvmlInit()
-    except module.NVMLError as error:
-        raise _not_opened(error) from None
-    try:
-        yield Nvml(module)
-    finally:
-        with suppress(module.NVMLError):  # what was read stands
-            module.nvmlShutdown()
+        return importlib.import_module("pynvml")
+    except ImportError:
+        if not sys.flags.no_site:
+            raise
+    import site
+
+    site.main()  # what Python does at its start without -S; a virtual environment shows itself here
+    importlib.invalidate_caches()
+    return importlib.import_module("pynvml")
+
+
+def _import_beside_healthd() -> Any:
+    """
+    The module from the site-packages that healthd itself is installed in, None where it is not there.
+
+    It is one file of pure Python, so that any interpreter can load it. A wheel has this file in
+    `healthd/bundled/checks/host`.
+    """
+    folder = Path(__file__).resolve().parent
+    if folder.parts[-4:] != ("healthd", "bundled", "checks", "host"):
+        return None
+    path = folder.parents[3] / "pynvml.py"
+    spec = importlib.util.spec_from_file_location("pynvml", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pynvml"] = module  # where it looks for itself
+    spec.loader.exec_module(module)
+    return module
 
 
 class _Asking:

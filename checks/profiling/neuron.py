@@ -7,6 +7,11 @@ A profile of one compiled program on one NeuronCore, by AWS's `neuron-profile`, 
 Source: AWS Neuron, "Neuron Profiler User Guide" (SDK 2.28): capture executes the program and writes the trace; `view`
 writes `summary` and `instruction`, each of those with timestamp and duration in nanoseconds, label, opcode and
 hlo_name. Both have run on a stand-in alone.
+
+Also here:
+
+- which compiled programs (NEFF) belong to a check, in a folder of the compile cache: those that it made when it
+  compiled.
 """
 
 from __future__ import annotations
@@ -38,9 +43,10 @@ _MAX_JSON_BYTES = 32 << 20  # parsed whole: ten times as much memory
 _MAX_FILE_BYTES = 512 << 20
 _OPERATION = re.compile(r"=\s*(?:[a-z0-9]+\[[^\]]*\]\S*\s+)?([a-zA-Z][\w.-]*)\(")
 
-
-class ProfileError(RuntimeError):
-    """There is no profile; the message says why."""
+PROGRAMS = "programs.json"
+_MAX_BYTES = 1 << 20
+_MAX_PROGRAMS = 64  # of a check
+_MAX_FILES = 10_000
 
 
 def capture(host: Host, program: str, target: str, name: str) -> Profile:
@@ -82,6 +88,38 @@ def capture(host: Host, program: str, target: str, name: str) -> Profile:
         format=PROFILE_FORMAT,
         content=packed(about, instructions),
     )
+
+
+class ProfileError(RuntimeError):
+    """There is no profile; the message says why."""
+
+
+def programs_in(folder: Path) -> frozenset[str]:
+    """All programs below the folder, by their paths in it."""
+    found: list[str] = []
+    for place, _, names in os.walk(folder):
+        found += [os.path.relpath(os.path.join(place, name), folder) for name in names if name.endswith(".neff")]
+        if len(found) > _MAX_FILES:
+            break
+    return frozenset(found)
+
+
+def remember(folder: Path, entry: str, programs: Collection[str]) -> None:
+    """Note the programs of an entry of the manifest; where that cannot be written, its check has no profile."""
+    known = {**_known(folder), entry: sorted(programs)[:_MAX_PROGRAMS]}
+    with suppress(OSError):
+        write_atomically(folder / PROGRAMS, json.dumps(known).encode(), several_writers=True)
+
+
+def programs_of(folder: Path, entry: str) -> list[Path]:
+    """The programs of an entry that are still there, the largest first."""
+    sizes: dict[Path, int] = {}
+    for name in _known(folder).get(entry, ()):
+        path = folder / name
+        with suppress(OSError):
+            if folder.resolve() in path.resolve().parents:
+                sizes[path] = path.stat().st_size
+    return sorted(sizes, key=lambda path: (-sizes[path], path))
 
 
 @contextmanager
@@ -140,44 +178,6 @@ def _operation(row: Mapping[str, Any]) -> str:
     """`add` of `%add.1 = add(%dot, %custom-call.44)`; the opcode where no operation is named."""
     found = _OPERATION.search(str(row.get("hlo_name") or ""))
     return (found[1] if found else str(row.get("opcode") or "?"))[:200]
-
-
-# Which compiled programs (NEFF) belong to a check, in a folder of the compile cache: those that it made when it
-# compiled.
-
-
-PROGRAMS = "programs.json"
-_MAX_BYTES = 1 << 20
-_MAX_PROGRAMS = 64  # of a check
-_MAX_FILES = 10_000
-
-
-def programs_in(folder: Path) -> frozenset[str]:
-    """All programs below the folder, by their paths in it."""
-    found: list[str] = []
-    for place, _, names in os.walk(folder):
-        found += [os.path.relpath(os.path.join(place, name), folder) for name in names if name.endswith(".neff")]
-        if len(found) > _MAX_FILES:
-            break
-    return frozenset(found)
-
-
-def remember(folder: Path, entry: str, programs: Collection[str]) -> None:
-    """Note the programs of an entry of the manifest; where that cannot be written, its check has no profile."""
-    known = {**_known(folder), entry: sorted(programs)[:_MAX_PROGRAMS]}
-    with suppress(OSError):
-        write_atomically(folder / PROGRAMS, json.dumps(known).encode(), several_writers=True)
-
-
-def programs_of(folder: Path, entry: str) -> list[Path]:
-    """The programs of an entry that are still there, the largest first."""
-    sizes: dict[Path, int] = {}
-    for name in _known(folder).get(entry, ()):
-        path = folder / name
-        with suppress(OSError):
-            if folder.resolve() in path.resolve().parents:
-                sizes[path] = path.stat().st_size
-    return sorted(sizes, key=lambda path: (-sizes[path], path))
 
 
 def _known(folder: Path) -> dict[str, list[str]]:

@@ -3,6 +3,11 @@ The metadata of a checkpoint of torch.distributed.checkpoint, and whether its fi
 
 Its `.metadata` is a pickle, written last. It is read as plain records: no class that it names is imported and nothing
 in it is called, because a checkpoint is a foreign file and the daemon may be root.
+
+Also here:
+
+- loads shards by torch.distributed.checkpoint itself, one chunk after the other, so that memory is bounded by a
+  chunk.
 """
 
 from __future__ import annotations
@@ -23,63 +28,10 @@ SHARD_SUFFIX = ".distcp"
 MAX_METADATA_BYTES = 256 << 20
 _MOST_FAULTS = 8
 
-
-class Record:
-    """Stands for any object of a pickle: what it was made of and its attributes, and nothing that it could do."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        self.arguments = arguments
-        self.named = named
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update(state)
-
-    def append(self, item: Any) -> None:
-        """For pickles of classes that are lists."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """For pickles of classes that are dictionaries."""
-
-
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return collections.OrderedDict
-        # A class of its own for each name, so that one cannot become another.
-        return type(name.rpartition(".")[2] or "Record", (Record,), {"__module__": "pickled"})
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A file of a checkpoint, and the bytes that it must have at least."""
-
-    name: str
-    needed_bytes: int
-    items: int
-
-
-def read_shards(content: bytes) -> list[Shard]:
-    """
-    The files that a `.metadata` names.
-
-    Raises StoreFault CheckpointTorn for what is none, or is cut.
-    """
-    try:
-        read = _Reader(io.BytesIO(content)).load()
-        storage = read.storage_data
-        ends: dict[str, int] = {}
-        counts: collections.Counter[str] = collections.Counter()
-        for info in storage.values():
-            name, end = str(info.relative_path), int(info.offset) + int(info.length)
-            ends[name] = max(ends.get(name, 0), end)
-            counts[name] += 1
-    except Exception as error:  # noqa: BLE001  bytes of any kind may raise anything
-        text = f"{METADATA} cannot be read ({type(error).__name__}): the save did not finish, or the file is damaged"
-        raise StoreFault("CheckpointTorn", text) from None
-    if not ends:
-        raise StoreFault("CheckpointTorn", f"{METADATA} lists no files")
-    return [Shard(name, end, counts[name]) for name, end in sorted(ends.items())]
+_PLAIN = {("collections", "OrderedDict"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
+_PATHS = {("pathlib", name) for name in ("Path", "PosixPath", "PurePosixPath")} | {
+    ("pathlib._local", name) for name in ("Path", "PosixPath", "PurePosixPath")
+}
 
 
 def inspect(store: Store, order: Mapping[str, Any], report: Report) -> None:
@@ -108,28 +60,45 @@ def inspect(store: Store, order: Mapping[str, Any], report: Report) -> None:
     load(store.root, shards, report, everything=bool(order["all"]), most_bytes=int(order["load_bytes"]))
 
 
-def _faults_of(shards: list[Shard], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    for shard in shards:
-        if shard.name not in sizes:
-            yield "ShardMissing", f"{shard.name} is listed in the metadata but missing"
-        elif sizes[shard.name] == 0:
-            yield "ShardEmpty", f"{shard.name} is empty and must have {shard.needed_bytes} bytes"
-        elif sizes[shard.name] < shard.needed_bytes:
-            yield "ShardShort", f"{shard.name} has {sizes[shard.name]} bytes and must have {shard.needed_bytes}"
-    named = {shard.name for shard in shards}
-    for name, size in sorted(sizes.items()):
-        if name.endswith(SHARD_SUFFIX) and name not in named and size == 0:
-            yield "ShardEmpty", f"{name} is empty"
+def read_shards(content: bytes) -> list[Shard]:
+    """
+    The files that a `.metadata` names.
+
+    Raises StoreFault CheckpointTorn for what is none, or is cut.
+    """
+    try:
+        read = _Reader(io.BytesIO(content)).load()
+        storage = read.storage_data
+        ends: dict[str, int] = {}
+        counts: collections.Counter[str] = collections.Counter()
+        for info in storage.values():
+            name, end = str(info.relative_path), int(info.offset) + int(info.length)
+            ends[name] = max(ends.get(name, 0), end)
+            counts[name] += 1
+    except Exception as error:  # noqa: BLE001  bytes of any kind may raise anything
+        text = f"{METADATA} cannot be read ({type(error).__name__}): the save did not finish, or the file is damaged"
+        raise StoreFault("CheckpointTorn", text) from None
+    if not ends:
+        raise StoreFault("CheckpointTorn", f"{METADATA} lists no files")
+    return [Shard(name, end, counts[name]) for name, end in sorted(ends.items())]
 
 
-# Loads shards by torch.distributed.checkpoint itself, one chunk after the other, so that memory is bounded by a
-# chunk.
+class Record:
+    """Stands for any object of a pickle: what it was made of and its attributes, and nothing that it could do."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.arguments = arguments
+        self.named = named
 
-_PLAIN = {("collections", "OrderedDict"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
-_PATHS = {("pathlib", name) for name in ("Path", "PosixPath", "PurePosixPath")} | {
-    ("pathlib._local", name) for name in ("Path", "PosixPath", "PurePosixPath")
-}
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+    def append(self, item: Any) -> None:
+        """For pickles of classes that are lists."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """For pickles of classes that are dictionaries."""
 
 
 def load(root: str, shards: Sequence[Shard], report: Report, *, everything: bool, most_bytes: int) -> None:
@@ -162,6 +131,37 @@ def load(root: str, shards: Sequence[Shard], report: Report, *, everything: bool
             report.fault("ShardUnreadable", f"{shard.name} cannot be loaded: {type(error).__name__}: {said}")
     report.reading("checkpoint_load_bytes_per_second", took / (time.perf_counter() - begun))
     report.note(f"{count} tensors and objects of {len(chosen)} of {len(shards)} files")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of a checkpoint, and the bytes that it must have at least."""
+
+    name: str
+    needed_bytes: int
+    items: int
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        # A class of its own for each name, so that one cannot become another.
+        return type(name.rpartition(".")[2] or "Record", (Record,), {"__module__": "pickled"})
+
+
+def _faults_of(shards: list[Shard], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for shard in shards:
+        if shard.name not in sizes:
+            yield "ShardMissing", f"{shard.name} is listed in the metadata but missing"
+        elif sizes[shard.name] == 0:
+            yield "ShardEmpty", f"{shard.name} is empty and must have {shard.needed_bytes} bytes"
+        elif sizes[shard.name] < shard.needed_bytes:
+            yield "ShardShort", f"{shard.name} has {sizes[shard.name]} bytes and must have {shard.needed_bytes}"
+    named = {shard.name for shard in shards}
+    for name, size in sorted(sizes.items()):
+        if name.endswith(SHARD_SUFFIX) and name not in named and size == 0:
+            yield "ShardEmpty", f"{name} is empty"
 
 
 def _within(stored: Sequence[Any], most_bytes: int) -> list[Any]:

@@ -1,4 +1,11 @@
-"""Two kinds of store with one set of operations: a directory of a file system, and a URL by way of fsspec."""
+"""
+Two kinds of store with one set of operations: a directory of a file system, and a URL by way of fsspec.
+
+Also here:
+
+- what an error of a store means: a reason code and a sentence;
+- whether a path is on the file system that it should be on, and not on the local disk beneath a missing mount.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +21,23 @@ from checks.system.mounts import Mount, find_unmounted, holding, read_fstab, rea
 
 CHUNK_BYTES = 1 << 20
 _LOOKED_AT = 16  # entries of a folder for each file that is wanted
+
+_BY_ERRNO: Mapping[int, tuple[str, str]] = {
+    errno.ENOSPC: ("StoreNoSpace", "no space left"),
+    errno.EDQUOT: ("StoreQuota", "the quota of the user, group or project is exhausted"),
+    errno.EROFS: ("StoreReadOnly", "it is mounted read-only"),
+    errno.EACCES: ("StoreNoPermission", "permission denied"),
+    errno.EPERM: ("StoreNoPermission", "operation not permitted"),
+    errno.ESTALE: ("StoreStale", "stale file handle: the server no longer knows this mount"),
+    errno.ENOTCONN: ("StoreStale", "the program that serves this mount has exited"),
+    errno.ENOENT: ("StoreMissing", "it does not exist"),
+    errno.ENOTDIR: ("StoreMissing", "it is not a directory"),
+}
+
+
+def open_store(root: str) -> Store:
+    """The store at a path or URL. Raises ImportError where the library for it is not installed."""
+    return ObjectStore(root) if is_url(root) else FileStore(root)
 
 
 class Store(Protocol):
@@ -202,35 +226,6 @@ def is_url(root: str) -> bool:
     return "://" in root
 
 
-def open_store(root: str) -> Store:
-    """The store at a path or URL. Raises ImportError where the library for it is not installed."""
-    return ObjectStore(root) if is_url(root) else FileStore(root)
-
-
-# What an error of a store means: a reason code and a sentence.
-
-
-_BY_ERRNO: Mapping[int, tuple[str, str]] = {
-    errno.ENOSPC: ("StoreNoSpace", "no space left"),
-    errno.EDQUOT: ("StoreQuota", "the quota of the user, group or project is exhausted"),
-    errno.EROFS: ("StoreReadOnly", "it is mounted read-only"),
-    errno.EACCES: ("StoreNoPermission", "permission denied"),
-    errno.EPERM: ("StoreNoPermission", "operation not permitted"),
-    errno.ESTALE: ("StoreStale", "stale file handle: the server no longer knows this mount"),
-    errno.ENOTCONN: ("StoreStale", "the program that serves this mount has exited"),
-    errno.ENOENT: ("StoreMissing", "it does not exist"),
-    errno.ENOTDIR: ("StoreMissing", "it is not a directory"),
-}
-
-
-class StoreFault(Exception):
-    """A fault of a store that has been told apart: `reason` is a code of `checks.reasons`."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 def explain(error: Exception, step: str, root: str) -> tuple[str, str]:
     """The reason and one sentence for what a step on the store at `root` raised."""
     if isinstance(error, StoreFault):
@@ -249,17 +244,6 @@ def explain(error: Exception, step: str, root: str) -> tuple[str, str]:
         return reason, f"{step}: {text}"
     said = " ".join(str(error).split())[:300]
     return "StoreError", f"{step}: {type(error).__name__}: {said}"
-
-
-def _has_no_inodes(root: str) -> bool:
-    try:
-        found = os.statvfs(root)
-    except OSError:
-        return False
-    return found.f_files > 0 and found.f_favail == 0 and found.f_bavail > 0
-
-
-# Whether a path is on the file system that it should be on, and not on the local disk beneath a missing mount.
 
 
 def require_mount(path: str, kinds: Sequence[str]) -> Mount | None:
@@ -283,3 +267,19 @@ def require_mount(path: str, kinds: Sequence[str]) -> Mount | None:
         text = f"/etc/fstab mounts {point}, but nothing is mounted there: writes to {path} go to the local disk"
         raise StoreFault("StoreNotMounted", text)
     return mount
+
+
+class StoreFault(Exception):
+    """A fault of a store that has been told apart: `reason` is a code of `checks.reasons`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def _has_no_inodes(root: str) -> bool:
+    try:
+        found = os.statvfs(root)
+    except OSError:
+        return False
+    return found.f_files > 0 and found.f_favail == 0 and found.f_bavail > 0

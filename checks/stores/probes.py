@@ -1,6 +1,12 @@
 """
 What a child process does on a store: look at it, read parts of a data set, write and delete one file, leave and read
 markers; each within bounds, measured.
+
+Also here:
+
+- reads parts of a data set, in order and at random places, and measures it; nothing is decoded;
+- writes, renames, reads back, lists and deletes one file of bounded size, and measures it: in the child process;
+- what one node wrote, every other sees whole: each node leaves one small marker, and reads those of its peers.
 """
 
 from __future__ import annotations
@@ -18,6 +24,22 @@ from checks.json_text import parse_json
 from checks.printable import some
 from checks.stores.operations import CHUNK_BYTES, FileStore, Store, StoreFault
 from checks.stores.report import Report
+
+_MOST_FOLDERS = 64
+_MOST_FILES = 4096
+
+PREFIX = ".healthd-probe."
+PART, WHOLE = "data.part", "data"
+LEFTOVER_SECONDS = 900.0
+"""A probe folder of this node that is older was left by a run that was killed: no run takes so long."""
+
+_WRITE_SHARE = 0.3
+"""Of the time for all: writing it, flushing it and reading it back may take as long each."""
+
+FOLDER = ".healthd-markers"
+PAYLOAD_BYTES = 64 << 10  # more than a page, so that a part can be missing
+_POLL_SECONDS = 0.2
+_MOST_MARKERS = 1024
 
 
 def look(store: Store, order: Mapping[str, Any], report: Report) -> None:
@@ -42,13 +64,6 @@ def look(store: Store, order: Mapping[str, Any], report: Report) -> None:
         if found.f_files:
             report.reading("store_available_inodes_ratio", found.f_favail / found.f_files)
     report.reading("store_answer_seconds", time.perf_counter() - begun)
-
-
-# Reads parts of a data set, in order and at random places, and measures it; nothing is decoded. In the child.
-
-
-_MOST_FOLDERS = 64
-_MOST_FILES = 4096
 
 
 def measure(store: Store, order: Mapping[str, Any], report: Report) -> None:
@@ -94,11 +109,6 @@ def measure(store: Store, order: Mapping[str, Any], report: Report) -> None:
     report.reading("data_random_read_seconds", sorted(each)[len(each) // 2])
 
 
-def _require(took: int) -> None:
-    if not took:
-        raise StoreFault("StoreError", "files listed with a size returned no bytes")
-
-
 def find_files(store: Store) -> Iterator[tuple[str, int]]:
     """Files of the data set with their sizes, the nearest first, within bounds."""
     waiting, seen, found = [""], 0, 0
@@ -113,18 +123,6 @@ def find_files(store: Store) -> Iterator[tuple[str, int]]:
         if found >= _MOST_FILES:
             return
         waiting += [f"{above}{name}" for name in store.folders(folder) if not name.startswith(".")]
-
-
-# Writes, renames, reads back, lists and deletes one file of bounded size, and measures it: in the child process.
-
-
-PREFIX = ".healthd-probe."
-PART, WHOLE = "data.part", "data"
-LEFTOVER_SECONDS = 900.0
-"""A probe folder of this node that is older was left by a run that was killed: no run takes so long."""
-
-_WRITE_SHARE = 0.3
-"""Of the time for all: writing it, flushing it and reading it back may take as long each."""
 
 
 def probe(store: Store, order: Mapping[str, Any], report: Report) -> None:
@@ -167,6 +165,40 @@ def probe(store: Store, order: Mapping[str, Any], report: Report) -> None:
     report.reading("checkpoint_rename_seconds", seconds["rename"])
     if float(order["marker_seconds"]) > 0:
         exchange(store, order, report)
+
+
+def exchange(store: Store, order: Mapping[str, Any], report: Report) -> None:
+    """
+    Replace this node's marker, then read those of its peers until all are there or the time is up.
+
+    `order`: node, peers, marker_seconds (older ones are not looked at), wait_seconds.
+    """
+    node = order["node"]
+    report.step("write a marker for other nodes")
+    _write(store, node)
+    report.step("read the markers of other nodes")
+    deadline = time.monotonic() + float(order["wait_seconds"])
+    wanted = set(order["peers"]) - {node}
+    while True:
+        whole, torn = _read(store, node, wanted, float(order["marker_seconds"]))
+        missing = wanted - whole
+        if (not missing and not torn) or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    for name in sorted(torn):
+        report.fault("StoreNotShared", f"the marker of {name} is incomplete here: {torn[name]}")
+    missing -= torn.keys()
+    if missing:
+        seconds = float(order["marker_seconds"])
+        report.fault(
+            "StoreNotShared", f"no recent marker (under {seconds:g} s) is visible here from {some(sorted(missing), 8)}"
+        )
+    report.reading("checkpoint_peers_count", float(len(whole)))
+
+
+def _require(took: int) -> None:
+    if not took:
+        raise StoreFault("StoreError", "files listed with a size returned no bytes")
 
 
 class _Written:
@@ -252,44 +284,6 @@ def _remove_leftover(root: str, name: str) -> None:
         os.rmdir(name, dir_fd=above)
     finally:
         os.close(above)
-
-
-# What one node wrote, every other sees whole: each node leaves one small marker, and reads those of its peers.
-
-
-FOLDER = ".healthd-markers"
-PAYLOAD_BYTES = 64 << 10  # more than a page, so that a part can be missing
-_POLL_SECONDS = 0.2
-_MOST_MARKERS = 1024
-
-
-def exchange(store: Store, order: Mapping[str, Any], report: Report) -> None:
-    """
-    Replace this node's marker, then read those of its peers until all are there or the time is up.
-
-    `order`: node, peers, marker_seconds (older ones are not looked at), wait_seconds.
-    """
-    node = order["node"]
-    report.step("write a marker for other nodes")
-    _write(store, node)
-    report.step("read the markers of other nodes")
-    deadline = time.monotonic() + float(order["wait_seconds"])
-    wanted = set(order["peers"]) - {node}
-    while True:
-        whole, torn = _read(store, node, wanted, float(order["marker_seconds"]))
-        missing = wanted - whole
-        if (not missing and not torn) or time.monotonic() > deadline:
-            break
-        time.sleep(_POLL_SECONDS)
-    for name in sorted(torn):
-        report.fault("StoreNotShared", f"the marker of {name} is incomplete here: {torn[name]}")
-    missing -= torn.keys()
-    if missing:
-        seconds = float(order["marker_seconds"])
-        report.fault(
-            "StoreNotShared", f"no recent marker (under {seconds:g} s) is visible here from {some(sorted(missing), 8)}"
-        )
-    report.reading("checkpoint_peers_count", float(len(whole)))
 
 
 def _write(store: Store, node: str) -> None:

@@ -1,4 +1,13 @@
-"""Elastic Fabric Adapters: as many as there should be, links up, no counter of errors rising."""
+"""
+Elastic Fabric Adapters: as many as there should be, links up, no counter of errors rising.
+
+Also here:
+
+- what the readings of EFA interfaces mean: which accelerator uses which, how fast counters rise, what libfabric
+  offers;
+- how many EFA interfaces a node should have, and what fewer mean: a fault, or a node that was launched without;
+- elastic Fabric Adapters: as many as there should be, links up, no counter of errors rising, libfabric content.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +36,6 @@ from checks.host.identity import read_identity
 from checks.host.machine import Host, HostError
 from checks.limits import within
 from checks.printable import some
-
-# What the readings of EFA interfaces mean: which accelerator uses which, how fast counters rise, what libfabric
-# offers.
-
 
 # The most each counter may rise per second. Source: aws/eks-node-monitoring-agent 1.7.0, efa.go: for more it makes an
 # event and marks no node.
@@ -71,13 +76,54 @@ MAPS: Mapping[str, tuple[str, ...]] = {
     "trn3p.48xlarge": tuple(f"0000:{address}" for address in _TRN3),
 }
 
+_TEMPLATE = "add them in the launch template (network interfaces of type efa), or set expected for this check"
 
-class Rate(NamedTuple):
-    """How fast one counter of one port rose since the last look."""
+FI_INFO_TIMEOUT_SECONDS = 8.0  # it opens every interface: under 1 s where all is well
+FI_INFO_EVERY_SECONDS = 600.0
+_AWS_FI_INFO = "/opt/amazon/efa/bin/fi_info"  # not in the PATH of services; a distribution's own may know no efa
+_UP = (("4: ACTIVE", "5: ACTIVE_DEFER"), ("5: LinkUp",))  # include/rdma/ib_verbs.h
 
-    adapter: str
-    counter: str
-    per_second: float
+
+@check(tier="passive", interval_seconds=60, timeout_seconds=15)
+def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
+    """
+    The node has the expected EFA interfaces, they are up, and they neither retransmit nor lose data.
+
+    Instance types with several Neuron devices are expected to have the maximum number of interfaces, because a job over
+    several nodes needs them. If there are none at all, that is a warning for a single node, and a failure if a fleet or
+    a gate over several nodes needs them (`required`). If only some are present, or some lack a driver, that is always a
+    failure. For GPU types made for jobs over several nodes, fewer interfaces are a warning; for other types, none are
+    needed. A missing interface, or one that is down, is reported with the devices that use it. In a container with its
+    own /dev, libfabric must offer the interfaces whose files the container has.
+
+    Reads:   /sys/class/infiniband (vendor, device, ports, hw_counters); with fewer than expected also /sys/bus/pci;
+             the firmware tables for the type; `fi_info -p efa` where it is installed, at most once in ten minutes; in a
+             container the names in /dev/infiniband and /sys/class/infiniband_verbs.
+    Judges:  fail MissingDevice, LinkDown, NetworkUnusable (libfabric offers none, or not all) | warn LinkErrors (a
+             counter rises faster than its limit), MissingDevice (GPUs; none at all on a node by itself) | unknown
+             UnknownInstanceType, NoData, NoPermission, Timeout, Crashed, MissingTool (fi_info cannot be started) | skip
+             NotApplicable (none, and none needed; libfabric, where fi_info is not installed: jobs bring their own).
+    Cost:    5 ms, with fi_info up to a second; harmless to jobs.
+    Source:  aws/eks-node-monitoring-agent, efa.go (ids, limits of rates); checks/catalog.py (counts).
+             Unverified on hardware: no EFA was at hand.
+    """
+    adapters = read_adapters(ctx.host, tuple(RATE_LIMITS))
+    name = read_identity(ctx.host, inventory=ctx.inventory, imds=False)["instance_type"]
+    known = find_type(name)
+    users = map_devices(known.name if known else None, adapters or (), ctx.inventory.get("devices") or ())
+    yield from judge_count(ctx, ctx.params, known, adapters, users)
+    if not adapters:
+        return
+    yield from _judge_ports(adapters, users)
+    if ctx.params.counters:
+        yield from _judge_rates(ctx, adapters)
+    data: dict[str, Any] = {"counters": counters_of(adapters)}
+    up = [adapter.name for adapter in adapters if adapter.ports and all(_is_up(port) for port in adapter.ports)]
+    if ctx.params.fi_info and up:  # of one that is down the link is told, and libfabric leaves it out
+        asked = _ask_libfabric(ctx, _given(ctx.host, up))
+        yield from _fi_findings(asked)
+        data["fi_info"] = asked
+    yield Evidence(target="node", key="efa", data=data)
 
 
 def map_devices(
@@ -96,26 +142,6 @@ def map_devices(
         if mapped is not None:
             return mapped
     return _by_bus(known, devices)
-
-
-def missing_addresses(instance_type: str | None, adapters: Sequence[Adapter]) -> list[str]:
-    """Where interfaces of this type should be and none is; empty where no map is known or it is not this machine's."""
-    table = MAPS.get(instance_type or "")
-    known = {adapter.address for adapter in adapters}
-    if table is None or not known <= set(table):
-        return []
-    return sorted(set(table) - known)
-
-
-def used_by(targets: Sequence[str] | None) -> str:
-    """The end of a message that names the devices which use an interface."""
-    return f"; used by {', '.join(targets)}" if targets else ""
-
-
-def target_at(address: str, adapters: Sequence[Adapter]) -> str:
-    """The target of an interface that is not there: by the name that it would have, if the others are named so."""
-    named = any(adapter.address and adapter.name == name_at(adapter.address) for adapter in adapters)
-    return f"efa:{name_at(address) if named or not adapters else address}"
 
 
 def counters_of(adapters: Sequence[Adapter]) -> dict[str, dict[str, int]]:
@@ -151,6 +177,14 @@ def rates(
     return [rate for rate in found if not any(port.partition("/")[0] == rate.adapter for port in reset)], sorted(reset)
 
 
+class Rate(NamedTuple):
+    """How fast one counter of one port rose since the last look."""
+
+    adapter: str
+    counter: str
+    per_second: float
+
+
 def parse_fi_info(text: str) -> list[str]:
     """
     The domains of the efa provider in the output of `fi_info -p efa`, without their kind: `rdmap16s27`.
@@ -167,6 +201,64 @@ def parse_fi_info(text: str) -> list[str]:
         elif key.strip() == "domain" and provider.partition(";")[0] == "efa" and value.strip():
             found.add(re.sub(r"-(rdm|dgrm|direct)$", "", value.strip()))
     return sorted(found)
+
+
+def judge_count(
+    ctx: Context[Any],
+    wanted: Params,
+    known: InstanceType | None,
+    adapters: Sequence[Adapter] | None,
+    users: Mapping[str, Sequence[str]],
+) -> Iterator[Finding]:
+    """
+    The number of interfaces; where some are missing, each of them as well, as far as its place is known.
+
+    `users` are the targets of devices by the address of the interface that each uses.
+    """
+    counted = _counted(ctx, wanted, known, adapters)
+    yield counted
+    if counted.reason != "MissingDevice" or not adapters or known is None:
+        return  # of none at all, one finding says it
+    if wanted.expected in (None, known.efa_interfaces):
+        yield from _missing(known.name, adapters, users)
+
+
+def missing_addresses(instance_type: str | None, adapters: Sequence[Adapter]) -> list[str]:
+    """Where interfaces of this type should be and none is; empty where no map is known or it is not this machine's."""
+    table = MAPS.get(instance_type or "")
+    known = {adapter.address for adapter in adapters}
+    if table is None or not known <= set(table):
+        return []
+    return sorted(set(table) - known)
+
+
+def used_by(targets: Sequence[str] | None) -> str:
+    """The end of a message that names the devices which use an interface."""
+    return f"; used by {', '.join(targets)}" if targets else ""
+
+
+def target_at(address: str, adapters: Sequence[Adapter]) -> str:
+    """The target of an interface that is not there: by the name that it would have, if the others are named so."""
+    named = any(adapter.address and adapter.name == name_at(adapter.address) for adapter in adapters)
+    return f"efa:{name_at(address) if named or not adapters else address}"
+
+
+@dataclass(frozen=True)
+class Params:
+    """How many are wanted, what libfabric is asked with, and how fast counters may rise (None: not judged)."""
+
+    expected: int | None = None  # None: all that an instance type with several Neuron devices takes
+    required: bool = False  # a node without any fails, else it is warned of; healthd sets it for nodes of a fleet
+    fi_info: bool = True  # ask libfabric, where its program is installed
+    counters: bool = True  # False: where the driver is too old to have any
+    max_rx_drops_per_second: float | None = RATE_LIMITS["rx_drops"]
+    max_rdma_write_wr_err_per_second: float | None = RATE_LIMITS["rdma_write_wr_err"]
+    max_rdma_read_wr_err_per_second: float | None = RATE_LIMITS["rdma_read_wr_err"]
+    max_unresponsive_remote_events_per_second: float | None = RATE_LIMITS["unresponsive_remote_events"]
+    max_impaired_remote_conn_events_per_second: float | None = RATE_LIMITS["impaired_remote_conn_events"]
+    max_retrans_timeout_events_per_second: float | None = RATE_LIMITS["retrans_timeout_events"]
+    max_retrans_pkts_per_second: float | None = RATE_LIMITS["retrans_pkts"]
+    max_retrans_bytes_per_second: float | None = RATE_LIMITS["retrans_bytes"]
 
 
 def _by_table(table: Sequence[str], devices: Sequence[Mapping[str, Any]]) -> dict[str, list[str]] | None:
@@ -204,32 +296,6 @@ def _domain(address: str) -> int:
 
 def _bus(address: str) -> int:
     return int(address.split(":")[1], 16)
-
-
-# How many EFA interfaces a node should have, and what fewer mean: a fault, or a node that was launched without.
-
-
-_TEMPLATE = "add them in the launch template (network interfaces of type efa), or set expected for this check"
-
-
-def judge_count(
-    ctx: Context[Any],
-    wanted: Params,
-    known: InstanceType | None,
-    adapters: Sequence[Adapter] | None,
-    users: Mapping[str, Sequence[str]],
-) -> Iterator[Finding]:
-    """
-    The number of interfaces; where some are missing, each of them as well, as far as its place is known.
-
-    `users` are the targets of devices by the address of the interface that each uses.
-    """
-    counted = _counted(ctx, wanted, known, adapters)
-    yield counted
-    if counted.reason != "MissingDevice" or not adapters or known is None:
-        return  # of none at all, one finding says it
-    if wanted.expected in (None, known.efa_interfaces):
-        yield from _missing(known.name, adapters, users)
 
 
 def _counted(
@@ -305,75 +371,6 @@ def _missing(name: str, adapters: Sequence[Adapter], users: Mapping[str, Sequenc
     for address in missing_addresses(name, adapters):
         text = f"no EFA interface at {address}{used_by(users.get(address))}"
         yield make_finding(Status.FAIL, "MissingDevice", text, target=target_at(address, adapters))
-
-
-# Elastic Fabric Adapters: as many as there should be, links up, no counter of errors rising, libfabric content.
-
-
-FI_INFO_TIMEOUT_SECONDS = 8.0  # it opens every interface: under 1 s where all is well
-FI_INFO_EVERY_SECONDS = 600.0
-_AWS_FI_INFO = "/opt/amazon/efa/bin/fi_info"  # not in the PATH of services; a distribution's own may know no efa
-_UP = (("4: ACTIVE", "5: ACTIVE_DEFER"), ("5: LinkUp",))  # include/rdma/ib_verbs.h
-
-
-@dataclass(frozen=True)
-class Params:
-    """How many are wanted, what libfabric is asked with, and how fast counters may rise (None: not judged)."""
-
-    expected: int | None = None  # None: all that an instance type with several Neuron devices takes
-    required: bool = False  # a node without any fails, else it is warned of; healthd sets it for nodes of a fleet
-    fi_info: bool = True  # ask libfabric, where its program is installed
-    counters: bool = True  # False: where the driver is too old to have any
-    max_rx_drops_per_second: float | None = RATE_LIMITS["rx_drops"]
-    max_rdma_write_wr_err_per_second: float | None = RATE_LIMITS["rdma_write_wr_err"]
-    max_rdma_read_wr_err_per_second: float | None = RATE_LIMITS["rdma_read_wr_err"]
-    max_unresponsive_remote_events_per_second: float | None = RATE_LIMITS["unresponsive_remote_events"]
-    max_impaired_remote_conn_events_per_second: float | None = RATE_LIMITS["impaired_remote_conn_events"]
-    max_retrans_timeout_events_per_second: float | None = RATE_LIMITS["retrans_timeout_events"]
-    max_retrans_pkts_per_second: float | None = RATE_LIMITS["retrans_pkts"]
-    max_retrans_bytes_per_second: float | None = RATE_LIMITS["retrans_bytes"]
-
-
-@check(tier="passive", interval_seconds=60, timeout_seconds=15)
-def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
-    """
-    The node has the expected EFA interfaces, they are up, and they neither retransmit nor lose data.
-
-    Instance types with several Neuron devices are expected to have the maximum number of interfaces, because a job over
-    several nodes needs them. If there are none at all, that is a warning for a single node, and a failure if a fleet or
-    a gate over several nodes needs them (`required`). If only some are present, or some lack a driver, that is always a
-    failure. For GPU types made for jobs over several nodes, fewer interfaces are a warning; for other types, none are
-    needed. A missing interface, or one that is down, is reported with the devices that use it. In a container with its
-    own /dev, libfabric must offer the interfaces whose files the container has.
-
-    Reads:   /sys/class/infiniband (vendor, device, ports, hw_counters); with fewer than expected also /sys/bus/pci;
-             the firmware tables for the type; `fi_info -p efa` where it is installed, at most once in ten minutes; in a
-             container the names in /dev/infiniband and /sys/class/infiniband_verbs.
-    Judges:  fail MissingDevice, LinkDown, NetworkUnusable (libfabric offers none, or not all) | warn LinkErrors (a
-             counter rises faster than its limit), MissingDevice (GPUs; none at all on a node by itself) | unknown
-             UnknownInstanceType, NoData, NoPermission, Timeout, Crashed, MissingTool (fi_info cannot be started) | skip
-             NotApplicable (none, and none needed; libfabric, where fi_info is not installed: jobs bring their own).
-    Cost:    5 ms, with fi_info up to a second; harmless to jobs.
-    Source:  aws/eks-node-monitoring-agent, efa.go (ids, limits of rates); checks/catalog.py (counts).
-             Unverified on hardware: no EFA was at hand.
-    """
-    adapters = read_adapters(ctx.host, tuple(RATE_LIMITS))
-    name = read_identity(ctx.host, inventory=ctx.inventory, imds=False)["instance_type"]
-    known = find_type(name)
-    users = map_devices(known.name if known else None, adapters or (), ctx.inventory.get("devices") or ())
-    yield from judge_count(ctx, ctx.params, known, adapters, users)
-    if not adapters:
-        return
-    yield from _judge_ports(adapters, users)
-    if ctx.params.counters:
-        yield from _judge_rates(ctx, adapters)
-    data: dict[str, Any] = {"counters": counters_of(adapters)}
-    up = [adapter.name for adapter in adapters if adapter.ports and all(_is_up(port) for port in adapter.ports)]
-    if ctx.params.fi_info and up:  # of one that is down the link is told, and libfabric leaves it out
-        asked = _ask_libfabric(ctx, _given(ctx.host, up))
-        yield from _fi_findings(asked)
-        data["fi_info"] = asked
-    yield Evidence(target="node", key="efa", data=data)
 
 
 def _judge_ports(adapters: Sequence[Adapter], users: Mapping[str, Sequence[str]]) -> Iterator[Finding]:

@@ -6,6 +6,10 @@ summed, all modulo 2**64. Changing one word always changes the digest: the diffe
 modulo 2**64. Several changes cancel each other once in 2**64 cases. Integer sums have no rounding, so the digest itself
 is the same on any number of threads; it costs one reading of the memory. It is no cryptographic hash: nobody attacks
 it, bits rot.
+
+Also here:
+
+- compares the digests of training steps over devices of one key.
 """
 
 from __future__ import annotations
@@ -22,6 +26,12 @@ from checks.training.model import describe
 _PARTS = 4
 _COLUMNS = 16  # 128 bytes: torch sums so many at once; of 64 it reads the memory in strides, at a third of the speed
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: weights that have no pattern in common with data
+
+AFTER = "after"
+"""`after/200` is the digest of all parameters after 200 steps; the other digests are of places of the first step."""
+
+RARE = 10_000
+"""A pass says how probably it would have missed a fault that strikes one step in so many."""
 
 
 class Digester:
@@ -53,6 +63,62 @@ def digest_on_host(torch: Any, tensors: Mapping[str, Any]) -> dict[str, str]:
         return {}
     sums = torch.stack([_sums(torch, tensor) for tensor in tensors.values()])
     return _written(tensors, _weighted(sums, _weights(torch, "cpu")))
+
+
+def fold(digests: Mapping[str, str], most: int) -> dict[str, str]:
+    """At most so many digests: those of the places of a layer joined to one, then those of its parent, and so on."""
+    found = dict(digests)
+    while len(found) > most and any("." in name for name in found):
+        parents: dict[str, list[str]] = {}
+        for name, value in found.items():
+            parents.setdefault(name.rpartition(".")[0] or name, []).append(value)
+        found = {name: join(values) for name, values in parents.items()}
+    return found
+
+
+def join(digests: Iterable[str]) -> str:
+    """One digest of several."""
+    import hashlib
+
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
+
+
+def judge_steps(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
+    """
+    Say which devices differ, where first, and pass those that agree with the others of their kind.
+
+    Each item is the step of one dtype on one device. A device whose own repeats differ has failed already and has no
+    vote. For a device that gave no evidence the runner speaks; here it is a peer less, which a pass says.
+    """
+    groups: dict[str, list[Evidence]] = defaultdict(list)
+    unstable = {item.target for item in evidence if not item.data["stable"]}
+    for item in sorted(evidence, key=lambda item: item.target):
+        if item.data["stable"]:
+            groups[item.key].append(item)
+    absent = ", ".join(sorted(gone.target for gone in missing))
+    said = f" (nothing from {absent})" if absent else ""
+    wrong: set[str] = set()
+    for key in sorted(groups):
+        for finding in _judge_group(groups[key], said):
+            wrong.add(finding.target)
+            yield finding
+    for target in sorted({item.target for item in evidence} - unstable - wrong):
+        own = [item for group in groups.values() for item in group if item.target == target]
+        yield _pass(own, min(len(groups[item.key]) - 1 for item in own), said)
+
+
+def missed_ratio(repeats: int, one_in: int) -> float:
+    """The probability that none of so many repeats was hit by a fault that strikes one step in `one_in`."""
+    return (1.0 - 1.0 / one_in) ** repeats
+
+
+def first_difference(right: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str]:
+    """The first place, in words, at which digests differ, and the step; `other` is in the order of computation."""
+    for name, value in other.items():
+        if right.get(name) != value:
+            after, _, step = name.partition("/")
+            return ("a parameter", f"after step {step}") if after == AFTER else (describe(name), "step 1")
+    return ("a value that the other does not have", "step 1")
 
 
 def _written(names: Iterable[str], numbers: Iterable[Any]) -> dict[str, str]:
@@ -89,64 +155,6 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-def fold(digests: Mapping[str, str], most: int) -> dict[str, str]:
-    """At most so many digests: those of the places of a layer joined to one, then those of its parent, and so on."""
-    found = dict(digests)
-    while len(found) > most and any("." in name for name in found):
-        parents: dict[str, list[str]] = {}
-        for name, value in found.items():
-            parents.setdefault(name.rpartition(".")[0] or name, []).append(value)
-        found = {name: join(values) for name, values in parents.items()}
-    return found
-
-
-def join(digests: Iterable[str]) -> str:
-    """One digest of several."""
-    import hashlib
-
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
-
-
-# Compares the digests of training steps over devices of one key. Pure.
-
-
-AFTER = "after"
-"""`after/200` is the digest of all parameters after 200 steps; the other digests are of places of the first step."""
-
-
-RARE = 10_000
-"""A pass says how probably it would have missed a fault that strikes one step in so many."""
-
-
-def missed_ratio(repeats: int, one_in: int) -> float:
-    """The probability that none of so many repeats was hit by a fault that strikes one step in `one_in`."""
-    return (1.0 - 1.0 / one_in) ** repeats
-
-
-def judge_steps(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
-    """
-    Say which devices differ, where first, and pass those that agree with the others of their kind.
-
-    Each item is the step of one dtype on one device. A device whose own repeats differ has failed already and has no
-    vote. For a device that gave no evidence the runner speaks; here it is a peer less, which a pass says.
-    """
-    groups: dict[str, list[Evidence]] = defaultdict(list)
-    unstable = {item.target for item in evidence if not item.data["stable"]}
-    for item in sorted(evidence, key=lambda item: item.target):
-        if item.data["stable"]:
-            groups[item.key].append(item)
-    absent = ", ".join(sorted(gone.target for gone in missing))
-    said = f" (nothing from {absent})" if absent else ""
-    wrong: set[str] = set()
-    for key in sorted(groups):
-        for finding in _judge_group(groups[key], said):
-            wrong.add(finding.target)
-            yield finding
-    for target in sorted({item.target for item in evidence} - unstable - wrong):
-        own = [item for group in groups.values() for item in group if item.target == target]
-        yield _pass(own, min(len(groups[item.key]) - 1 for item in own), said)
-
-
 def _judge_group(devices: Sequence[Evidence], absent: str) -> Iterator[Finding]:
     """Findings on devices of one key, by majority; without a strict majority nobody can tell who is right."""
     majority = vote(Counter(_table(device) for device in devices))
@@ -168,15 +176,6 @@ def _judge_group(devices: Sequence[Evidence], absent: str) -> Iterator[Finding]:
                 f"{names}{absent}"
             )
             yield Finding(status=Status.FAIL, reason="DigestMismatch", message=text, target=device.target)
-
-
-def first_difference(right: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str]:
-    """The first place, in words, at which digests differ, and the step; `other` is in the order of computation."""
-    for name, value in other.items():
-        if right.get(name) != value:
-            after, _, step = name.partition("/")
-            return ("a parameter", f"after step {step}") if after == AFTER else (describe(name), "step 1")
-    return ("a value that the other does not have", "step 1")
 
 
 def _pass(own: Sequence[Evidence], peers: int, absent: str) -> Finding:

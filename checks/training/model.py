@@ -3,6 +3,11 @@ The model of the training step: a decoder-only transformer, its parameters, its 
 
 Everything is explicit functions of tensors, so that what each operation gives passes through `tap` and can be looked at
 or changed there. All shapes are static: a device that compiles, compiles a step once.
+
+Also here:
+
+- products whose operands are rounded to fp8 (e4m3), with a scale for each operand: `torch._scaled_mm`;
+- the names of a step's places: every value that an operation of a layer gives, in forward, backward and optimizer.
 """
 
 from __future__ import annotations
@@ -15,86 +20,8 @@ from typing import Any
 from checks.device.probes import is_out_of_memory, is_trouble
 from checks.training.text import TEXT
 
-# Products whose operands are rounded to fp8 (e4m3), with a scale for each operand: `torch._scaled_mm`.
-
-
 _SIDE = 16
 """Sides of operands that devices take are multiples of this."""
-
-
-def scaled_product(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
-    """The product x @ weight.T  # [..., outputs] bf16; of x [..., inputs] and weight [outputs, inputs], both bf16."""
-    return _function(torch).apply(x, weight, dtype)
-
-
-def exact_product(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
-    """The same of host tensors in float64, from operands that are rounded alike."""
-    rounded, scale = _rounded(torch, x.reshape(-1, x.shape[-1]), dtype)
-    rounded_weight, scale_weight = _rounded(torch, weight, dtype)
-    product = (rounded.to(torch.float64) * scale) @ (rounded_weight.to(torch.float64) * scale_weight).t()
-    return product.reshape(*x.shape[:-1], weight.shape[0])
-
-
-def why_not(torch: Any, place: Any, dtype: str) -> str | None:
-    """
-    Why the device `place` has no such products, found out by asking for one; None where it has them.
-
-    Raises what a device in trouble raises.
-    """
-    if not hasattr(torch, dtype) or not hasattr(torch, "_scaled_mm"):
-        return f"torch {torch.__version__} does not support it"
-    one = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16).to(place)
-    try:
-        _scaled(torch, one, one, dtype).to("cpu")
-    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
-        if is_trouble(error) or is_out_of_memory(error):
-            raise
-        return (str(error) or type(error).__name__).splitlines()[0][:200]
-    return None
-
-
-def _rounded(torch: Any, tensor: Any, dtype: str) -> tuple[Any, Any]:
-    """The tensor times a scale, rounded, and what to multiply it with again  # [] fp32."""
-    kind = getattr(torch, dtype)
-    wide = tensor.to(torch.float32)
-    # amax = m 2**e with m in 0.5..1, so that amax 2**(top - e) is within 2**top, the largest power that the format has.
-    _, exponent = torch.frexp(wide.abs().amax().clamp(min=2.0**-100))
-    top = int(torch.finfo(kind).max).bit_length() - 1
-    shift = top - exponent
-    scaled = torch.ldexp(wide, shift)
-    return scaled.to(kind), torch.ldexp(torch.ones((), dtype=torch.float32, device=tensor.device), -shift)
-
-
-def _scaled(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
-    rounded, scale = _rounded(torch, x.reshape(-1, x.shape[-1]), dtype)
-    rounded_weight, scale_weight = _rounded(torch, weight, dtype)
-    product = torch._scaled_mm(
-        rounded, rounded_weight.t(), scale_a=scale, scale_b=scale_weight, out_dtype=torch.bfloat16
-    )
-    return product.reshape(*x.shape[:-1], weight.shape[0])
-
-
-@functools.cache
-def _function(torch: Any) -> Any:
-    class ScaledProduct(torch.autograd.Function):  # type: ignore[misc]
-        """Rounded operands forward, bf16 backward."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any, dtype: str) -> Any:
-            ctx.save_for_backward(x, weight)
-            return _scaled(torch, x, weight, dtype)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Any) -> tuple[Any, Any, None]:
-            x, weight = ctx.saved_tensors
-            flat = gradient.reshape(-1, gradient.shape[-1])
-            return gradient @ weight, flat.t() @ x.reshape(-1, x.shape[-1]), None
-
-    return ScaledProduct
-
-
-# The names of a step's places: every value that an operation of a layer gives, in forward, backward and optimizer.
-
 
 FORWARD = "forward"
 BACKWARD = "backward"
@@ -125,12 +52,37 @@ INPUTS = {
 OWN = "own."
 """How the places of a step of the user's own begin (see `checks.training.own`)."""
 
+Tap = Callable[[str, Any], Any]
+"""Takes the name of a place and its tensor; the step goes on with the tensor that it gives back."""
 
-def layers() -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Each layer with its operations and its parameters, in the order of the forward pass."""
-    found: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [("embed", EMBEDDING, _PARAMETERS["embed"])]
-    found += [(f"block{index}", BLOCK, _PARAMETERS["block"]) for index in range(BLOCKS)]
-    return [*found, ("head", HEAD, _PARAMETERS["head"])]
+VOCABULARY = 128  # the text is ASCII, and a token is a byte
+_SEED = 20_240_229  # fixed for ever: digests are compared over devices and over time
+
+
+def exact_product(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
+    """The same of host tensors in float64, from operands that are rounded alike."""
+    rounded, scale = _rounded(torch, x.reshape(-1, x.shape[-1]), dtype)
+    rounded_weight, scale_weight = _rounded(torch, weight, dtype)
+    product = (rounded.to(torch.float64) * scale) @ (rounded_weight.to(torch.float64) * scale_weight).t()
+    return product.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def why_not(torch: Any, place: Any, dtype: str) -> str | None:
+    """
+    Why the device `place` has no such products, found out by asking for one; None where it has them.
+
+    Raises what a device in trouble raises.
+    """
+    if not hasattr(torch, dtype) or not hasattr(torch, "_scaled_mm"):
+        return f"torch {torch.__version__} does not support it"
+    one = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16).to(place)
+    try:
+        _scaled(torch, one, one, dtype).to("cpu")
+    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        if is_trouble(error) or is_out_of_memory(error):
+            raise
+        return (str(error) or type(error).__name__).splitlines()[0][:200]
+    return None
 
 
 def all_places() -> Iterator[str]:
@@ -151,13 +103,11 @@ def reduced_places() -> Iterator[str]:
             yield f"{layer}.{parameter}_reduced"
 
 
-def phase_of(place: str) -> str:
-    """Forward, backward, reduction or optimizer."""
-    if place.endswith("_update"):
-        return OPTIMIZER
-    if place.endswith("_reduced"):
-        return REDUCTION
-    return BACKWARD if place.endswith("_grad") else FORWARD
+def layers() -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Each layer with its operations and its parameters, in the order of the forward pass."""
+    found: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [("embed", EMBEDDING, _PARAMETERS["embed"])]
+    found += [(f"block{index}", BLOCK, _PARAMETERS["block"]) for index in range(BLOCKS)]
+    return [*found, ("head", HEAD, _PARAMETERS["head"])]
 
 
 def describe(place: str) -> str:
@@ -173,51 +123,13 @@ def describe(place: str) -> str:
     return f"layer {layer}, operation {name}"
 
 
-Tap = Callable[[str, Any], Any]
-"""Takes the name of a place and its tensor; the step goes on with the tensor that it gives back."""
-
-VOCABULARY = 128  # the text is ASCII, and a token is a byte
-_SEED = 20_240_229  # fixed for ever: digests are compared over devices and over time
-
-
-@dataclass(frozen=True)
-class Size:
-    """Of the model and its batch: `width` is that of a token, `tokens` the length of a sequence."""
-
-    width: int
-    heads: int
-    tokens: int
-    batch: int
-
-    def __str__(self) -> str:
-        """For keys and messages."""
-        return f"{BLOCKS} blocks x {self.width} wide, {self.batch} x {self.tokens} tokens"
-
-
-@dataclass(frozen=True)
-class Format:
-    """
-    How a step computes: `low` for products and what layers pass on, `wide` for norms, softmax, loss and parameters.
-
-    `roundoff` is u = 2**-p of p significant bits of `low`. The loss is multiplied by `loss_scale`, a power of two,
-    before the backward pass, so that small gradients are not lost in fp16.
-    """
-
-    name: str
-    low: str
-    wide: str
-    roundoff: float
-    loss_scale: float
-    products: str | None = None
-    """The dtype that the operands of the products with weights are rounded to, forward; None: `low`."""
-
-
-FORMATS: Mapping[str, Format] = {
-    "fp32": Format("fp32", "float32", "float32", 2.0**-24, 1.0),
-    "bf16": Format("bf16", "bfloat16", "float32", 2.0**-8, 1.0),
-    "fp16": Format("fp16", "float16", "float32", 2.0**-11, 1024.0),
-    "fp8": Format("fp8", "bfloat16", "float32", 2.0**-8, 1.0, products="float8_e4m3fn"),
-}
+def phase_of(place: str) -> str:
+    """Forward, backward, reduction or optimizer."""
+    if place.endswith("_update"):
+        return OPTIMIZER
+    if place.endswith("_reduced"):
+        return REDUCTION
+    return BACKWARD if place.endswith("_grad") else FORWARD
 
 
 def flops_of(size: Size) -> float:
@@ -315,3 +227,88 @@ def forward(torch: Any, size: Size, form: Format, parameters: Mapping[str, Any],
     logits = tap("head.logits", product(x, "head.logits_weight"))
     loss = functional.cross_entropy(logits.to(wide).reshape(-1, VOCABULARY), following.reshape(-1))
     return tap("head.loss", loss)
+
+
+def scaled_product(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
+    """The product x @ weight.T  # [..., outputs] bf16; of x [..., inputs] and weight [outputs, inputs], both bf16."""
+    return _function(torch).apply(x, weight, dtype)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the model and its batch: `width` is that of a token, `tokens` the length of a sequence."""
+
+    width: int
+    heads: int
+    tokens: int
+    batch: int
+
+    def __str__(self) -> str:
+        """For keys and messages."""
+        return f"{BLOCKS} blocks x {self.width} wide, {self.batch} x {self.tokens} tokens"
+
+
+@dataclass(frozen=True)
+class Format:
+    """
+    How a step computes: `low` for products and what layers pass on, `wide` for norms, softmax, loss and parameters.
+
+    `roundoff` is u = 2**-p of p significant bits of `low`. The loss is multiplied by `loss_scale`, a power of two,
+    before the backward pass, so that small gradients are not lost in fp16.
+    """
+
+    name: str
+    low: str
+    wide: str
+    roundoff: float
+    loss_scale: float
+    products: str | None = None
+    """The dtype that the operands of the products with weights are rounded to, forward; None: `low`."""
+
+
+def _rounded(torch: Any, tensor: Any, dtype: str) -> tuple[Any, Any]:
+    """The tensor times a scale, rounded, and what to multiply it with again  # [] fp32."""
+    kind = getattr(torch, dtype)
+    wide = tensor.to(torch.float32)
+    # amax = m 2**e with m in 0.5..1, so that amax 2**(top - e) is within 2**top, the largest power that the format has.
+    _, exponent = torch.frexp(wide.abs().amax().clamp(min=2.0**-100))
+    top = int(torch.finfo(kind).max).bit_length() - 1
+    shift = top - exponent
+    scaled = torch.ldexp(wide, shift)
+    return scaled.to(kind), torch.ldexp(torch.ones((), dtype=torch.float32, device=tensor.device), -shift)
+
+
+def _scaled(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
+    rounded, scale = _rounded(torch, x.reshape(-1, x.shape[-1]), dtype)
+    rounded_weight, scale_weight = _rounded(torch, weight, dtype)
+    product = torch._scaled_mm(
+        rounded, rounded_weight.t(), scale_a=scale, scale_b=scale_weight, out_dtype=torch.bfloat16
+    )
+    return product.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@functools.cache
+def _function(torch: Any) -> Any:
+    class ScaledProduct(torch.autograd.Function):  # type: ignore[misc]
+        """Rounded operands forward, bf16 backward."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, dtype: str) -> Any:
+            ctx.save_for_backward(x, weight)
+            return _scaled(torch, x, weight, dtype)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> tuple[Any, Any, None]:
+            x, weight = ctx.saved_tensors
+            flat = gradient.reshape(-1, gradient.shape[-1])
+            return gradient @ weight, flat.t() @ x.reshape(-1, x.shape[-1]), None
+
+    return ScaledProduct
+
+
+FORMATS: Mapping[str, Format] = {
+    "fp32": Format("fp32", "float32", "float32", 2.0**-24, 1.0),
+    "bf16": Format("bf16", "bfloat16", "float32", 2.0**-8, 1.0),
+    "fp16": Format("fp16", "float16", "float32", 2.0**-11, 1024.0),
+    "fp8": Format("fp8", "bfloat16", "float32", 2.0**-8, 1.0, products="float8_e4m3fn"),
+}

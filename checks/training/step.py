@@ -3,6 +3,11 @@ One training step: forward, backward and AdamW, with what every operation gave.
 
 It starts from a state and gives back the next one; nothing is changed in place, so that the same step can be repeated
 from the same state and must give the same bits.
+
+Also here:
+
+- what an injected fault does to the tensor of a place, on the device: one element becomes wrong, and the step goes
+  on.
 """
 
 from __future__ import annotations
@@ -26,31 +31,8 @@ Change = Callable[[str, Any], Any]
 Look = Callable[[Any], Any]
 """What is kept of the tensor of a place: the tensor itself, or a digest of it while it is still in a cache."""
 
-
-@dataclass(frozen=True)
-class State:
-    """
-    What a step starts from: the parameters, AdamW's two moments of each, and both betas to the power of the step.
-
-    The powers are tensors: a number in the program would be another program for each step.
-    """
-
-    parameters: Mapping[str, Any]
-    first: Mapping[str, Any]
-    second: Mapping[str, Any]
-    power1: Any
-    power2: Any
-
-
-@dataclass(frozen=True)
-class Step:
-    """
-    What a step gave: the next state, the loss, and what was kept of every place, in the order of computation.
-    """
-
-    state: State
-    loss: Any
-    places: Mapping[str, Any]
+STRUCK = 1
+"""The repeat in which a fault strikes that is not one of chance, from 0."""
 
 
 def first_state(torch: Any, parameters: Mapping[str, Any], wide: str | None, place: Any) -> State:
@@ -127,6 +109,17 @@ def take_step(
     return Step(state=after, loss=loss, places=places)
 
 
+@dataclass(frozen=True)
+class Step:
+    """
+    What a step gave: the next state, the loss, and what was kept of every place, in the order of computation.
+    """
+
+    state: State
+    loss: Any
+    places: Mapping[str, Any]
+
+
 def make_tap(places: dict[str, Any], look: Look | None, change: Change | None) -> Tap:
     """A tap that puts into `places` what is kept of each tensor; see `run_step` for `look` and `change`."""
 
@@ -176,12 +169,19 @@ def adamw(torch: Any, state: State, gradients: Mapping[str, Any], scale: float, 
     return State(parameters=parameters, first=first, second=second, power1=power1, power2=power2)
 
 
-# What an injected fault does to the tensor of a place, on the device: one element becomes wrong, and the step goes
-# on.
+@dataclass(frozen=True)
+class State:
+    """
+    What a step starts from: the parameters, AdamW's two moments of each, and both betas to the power of the step.
 
+    The powers are tensors: a number in the program would be another program for each step.
+    """
 
-STRUCK = 1
-"""The repeat in which a fault strikes that is not one of chance, from 0."""
+    parameters: Mapping[str, Any]
+    first: Mapping[str, Any]
+    second: Mapping[str, Any]
+    power1: Any
+    power2: Any
 
 
 class Strikes:
@@ -223,16 +223,16 @@ def corrupting(torch: Any, places: Mapping[str, float | None]) -> Callable[[str,
     return change
 
 
-def _corrupt(torch: Any, tensor: Any, magnitude: float | None) -> Any:
-    kind = torch.finfo(tensor.dtype)
-    exponent_bit = 2.0**8 if kind.max < 2.0**64 else 2.0**64
-    factor = exponent_bit if magnitude is None else 1.0 + max(magnitude, kind.eps)
-    return spoil(torch, tensor, factor)
-
-
 def spoil(torch: Any, tensor: Any, factor: Any) -> Any:
     """The tensor with its largest element times `factor`, a number or a tensor of one; gradients pass unchanged."""
     flat = tensor.reshape(-1)
     # A branch for each element, not one in Python: the value is not known while a step is only recorded.
     chosen = torch.arange(flat.numel(), device=tensor.device) == flat.detach().abs().argmax()
     return torch.where(chosen, flat + (flat * factor - flat).detach(), flat).reshape(tensor.shape)
+
+
+def _corrupt(torch: Any, tensor: Any, magnitude: float | None) -> Any:
+    kind = torch.finfo(tensor.dtype)
+    exponent_bit = 2.0**8 if kind.max < 2.0**64 else 2.0**64
+    factor = exponent_bit if magnitude is None else 1.0 + max(magnitude, kind.eps)
+    return spoil(torch, tensor, factor)

@@ -1,4 +1,10 @@
-"""What a device is asked to do over and over: a step of the built-in model in one dtype, or the step of a user."""
+"""
+What a device is asked to do over and over: a step of the built-in model in one dtype, or the step of a user.
+
+Also here:
+
+- loss parity: the loss of many steps on the bundled text, on a device and on the host in float64.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +23,11 @@ STEP_REVISION = 2
 
 SMALL = Size(width=64, heads=4, tokens=32, batch=2)
 LARGE = Size(width=512, heads=4, tokens=128, batch=4)
+
+# Of fp32: on a CPU 8e-7 in 200 steps, and the weights of one layer times 1.01 make 2.5e-4 or more. Of the others: the
+# 0.1 % that people ask of a port to another device. Of fp8: rounding to four bits is no error of a device, and on a CPU
+# it moves the mean by 4e-4 in 200 steps and by 6e-4 in 40; five times that.
+EXACT_RATIO, WIDE_RATIO, FP8_RATIO = 1e-4, 1e-3, 3e-3
 
 
 class Work(Protocol):
@@ -46,6 +57,11 @@ class Work(Protocol):
 
     def errors(self, step: Step) -> Sequence[Error]:
         """How far a step is from float64 on the host; empty where there is no reference."""
+
+
+def built_in(device: Device, dtype: str, *, large: bool) -> BuiltIn:
+    """The step of a dtype of `FORMATS`."""
+    return BuiltIn(device, FORMATS[dtype], LARGE if large else SMALL)
 
 
 @dataclass
@@ -93,31 +109,38 @@ class BuiltIn:
         )
 
 
-def built_in(device: Device, dtype: str, *, large: bool) -> BuiltIn:
-    """The step of a dtype of `FORMATS`."""
-    return BuiltIn(device, FORMATS[dtype], LARGE if large else SMALL)
+def parity_limit(form: Format) -> float:
+    """The largest relative difference of the loss: of a step in fp32, of the mean in other formats."""
+    if form.products is not None:
+        return FP8_RATIO
+    return EXACT_RATIO if form.roundoff == FORMATS["fp32"].roundoff else WIDE_RATIO
+
+
+def run_parity(
+    device: Device, size: Size, form: Format, steps: int, scales: Mapping[str, float] | None = None
+) -> Parity:
+    """
+    Train from the same parameters on the same text, on the device and on the host.
+
+    `scales` are factors of parameters on the device alone: a fault, for a drill.
+    """
+    torch = device.torch
+    parameters = make_parameters(torch, size)
+    own = {name: tensor * (scales or {}).get(name, 1.0) for name, tensor in parameters.items()}
+    state, losses = first_state(torch, own, form.wide, device.torch_device), []
+    for step in range(steps):
+        batch = on_device(device, make_batch(torch, size, step))
+        done = run_step(torch, size, form, state, batch)
+        device.synchronize()
+        state = done.state
+        losses.append(float(device.read(done.loss)))
+    return Parity(losses=losses, expected=_expected(torch, size, form, parameters, steps), state=state)
 
 
 def on_device(device: Device, batch: tuple[Any, Any]) -> tuple[Any, Any]:
     """A batch, moved there."""
     tokens, following = batch
     return tokens.to(device.torch_device), following.to(device.torch_device)
-
-
-# Loss parity: the loss of many steps on the bundled text, on a device and on the host in float64.
-
-
-# Of fp32: on a CPU 8e-7 in 200 steps, and the weights of one layer times 1.01 make 2.5e-4 or more. Of the others: the
-# 0.1 % that people ask of a port to another device. Of fp8: rounding to four bits is no error of a device, and on a CPU
-# it moves the mean by 4e-4 in 200 steps and by 6e-4 in 40; five times that.
-EXACT_RATIO, WIDE_RATIO, FP8_RATIO = 1e-4, 1e-3, 3e-3
-
-
-def parity_limit(form: Format) -> float:
-    """The largest relative difference of the loss: of a step in fp32, of the mean in other formats."""
-    if form.products is not None:
-        return FP8_RATIO
-    return EXACT_RATIO if form.roundoff == FORMATS["fp32"].roundoff else WIDE_RATIO
 
 
 @dataclass(frozen=True)
@@ -140,27 +163,6 @@ class Parity:
     def mean(self) -> float:
         """The relative difference of the mean losses."""
         return abs(sum(self.losses) - sum(self.expected)) / sum(self.expected)
-
-
-def run_parity(
-    device: Device, size: Size, form: Format, steps: int, scales: Mapping[str, float] | None = None
-) -> Parity:
-    """
-    Train from the same parameters on the same text, on the device and on the host.
-
-    `scales` are factors of parameters on the device alone: a fault, for a drill.
-    """
-    torch = device.torch
-    parameters = make_parameters(torch, size)
-    own = {name: tensor * (scales or {}).get(name, 1.0) for name, tensor in parameters.items()}
-    state, losses = first_state(torch, own, form.wide, device.torch_device), []
-    for step in range(steps):
-        batch = on_device(device, make_batch(torch, size, step))
-        done = run_step(torch, size, form, state, batch)
-        device.synchronize()
-        state = done.state
-        losses.append(float(device.read(done.loss)))
-    return Parity(losses=losses, expected=_expected(torch, size, form, parameters, steps), state=state)
 
 
 def _expected(torch: Any, size: Size, form: Format, parameters: Any, steps: int) -> list[float]:

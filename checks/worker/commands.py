@@ -1,4 +1,13 @@
-"""Runs the commands of a worker process: setup, survey, warm, run, judge, catalogue (see `checks.worker.protocol`)."""
+"""
+Runs the commands of a worker process: setup, survey, warm, run, judge, catalogue (see `checks.worker.protocol`).
+
+Also here:
+
+- compilation in a worker: whether its graphs are compiled, and compiling them once;
+- what a device counts of a check beside its results: the time it compiled, and the work that it left to the host;
+- sends what checks yield and raise from a worker process, as bounded lines of `checks.worker.protocol`;
+- imports stand where they are needed: a passive round imports no torch, and only a part of the checks.
+"""
 
 from __future__ import annotations
 
@@ -24,279 +33,12 @@ if TYPE_CHECKING:
     from checks.host.machine import Host
     from checks.worker.faults import Fault
 
-# Compilation in a worker: whether its graphs are compiled, and compiling them once.
-
-
 REMEDY = "run 'healthd warm' on this node, or share compile_cache of [probe] with nodes like it"
 # A single node cannot compile the graphs of ranks of several nodes.
 REMEDY_BETWEEN_NODES = (
     "allow the probes to compile (on_cold_cache of [probe]), share compile_cache with a node that has been in such a "
     "group, or let nccom-test run collectives between nodes (nccom_launch of [policy])"
 )
-
-
-@dataclass(frozen=True)
-class Graphs:
-    """The graphs of one check as it will be run. `ranks` is None except for collectives."""
-
-    check: str
-    tier: str
-    params: Mapping[str, Any]
-    ranks: int | None
-
-    @property
-    def entry(self) -> str:
-        """Its name in the manifest."""
-        return entry_of(self.check, self.tier, self.params, self.ranks)
-
-
-class Compiling:
-    """
-    The compilation of one worker. `setup_compile` is the member `compile` of its setup: None, or {root, graphs, cold,
-    retry}.
-
-    `cold` says what to do where something is not compiled: `unknown` (report it) or `compile`.
-    """
-
-    def __init__(self, setup_compile: Mapping[str, Any] | None, setup: Mapping[str, Any]) -> None:
-        self._compiles = bool(setup_compile) and setup_compile is not None and setup_compile["cold"] == "compile"
-        self._retry = bool(setup_compile and setup_compile["retry"])
-        self._cache: CompileCache | None = None
-        self._own_ranks = len(((setup.get("options") or {}).get("group") or {}).get("targets") or ())
-        self._before: frozenset[str] = frozenset()
-        self.graphs: tuple[Graphs, ...] = ()
-        if setup_compile:
-            self.graphs = tuple(Graphs(**graphs) for graphs in setup_compile["graphs"])
-            self._cache = cache_of(Path(setup_compile["root"]), setup["inventory"], setup["target"], setup["options"])
-
-    def options(self) -> dict[str, Any]:
-        """The options of `bind` in addition to those of the operator."""
-        if self._cache is None:
-            return {}
-        return {"compile_folder": str(self._cache.folder), "retry_failed": self._retry}
-
-    def cold(self) -> list[str]:
-        """
-        The entries that must be compiled first. Raises ColdCacheError where compiling is not allowed and nothing can
-        run.
-
-        Ranks run together or not at all; other checks that are compiled can run (see `require`).
-        """
-        if self._cache is None:
-            return []
-        missing = self._cache.missing([graphs.entry for graphs in self.graphs])
-        if not self._compiles and any(graphs.ranks is None and graphs.entry not in missing for graphs in self.graphs):
-            return []
-        if missing and not self._compiles:
-            names = ", ".join(dict.fromkeys(entry.partition("/")[0] for entry in missing))
-            ranks = max((graphs.ranks or 0 for graphs in self.graphs), default=0)
-            if self._own_ranks and ranks > self._own_ranks:
-                raise ColdCacheError(f"nothing is compiled here for {names} of {ranks} ranks; {REMEDY_BETWEEN_NODES}")
-            raise ColdCacheError(f"nothing is compiled here for {names}; {REMEDY}")
-        return missing
-
-    def require(self, check: str) -> None:
-        """Raise ColdCacheError where a check's graphs are not compiled and compiling is not allowed."""
-        wanted = [graphs.entry for graphs in self.graphs if graphs.check == check]
-        if self._cache is not None and not self._compiles and self._cache.missing(wanted):
-            raise ColdCacheError(f"nothing is compiled here for {check}; {REMEDY}")
-
-    @contextmanager
-    def alone(self) -> Iterator[list[str]]:
-        """Be the only process that compiles; yields what was removed of earlier failures, in words."""
-        if self._cache is None:
-            yield []
-            return
-        with self._cache.compiling():
-            yield self._cache.clear_stale() if self._retry else []
-
-    def is_compiled(self, graphs: Graphs) -> bool:
-        """Whether the graphs of a check are compiled; always true without a cache."""
-        return self._cache is None or not self._cache.missing([graphs.entry])
-
-    def is_due(self, graphs: Graphs) -> bool:
-        """Whether this worker compiles a check ahead for all others; ranks compile together, when they run."""
-        return self._compiles and graphs.ranks is None and not self.is_compiled(graphs)
-
-    def started(self, check: str) -> None:
-        """A check starts that may compile: what is there from now on is its own."""
-        if self._cache is not None and self._compiles and any(graphs.check == check for graphs in self.graphs):
-            self._before = programs_in(self._cache.folder)
-
-    def programs(self, check: str) -> list[str]:
-        """The compiled programs of a check, the largest first; empty where none are known."""
-        if self._cache is None:
-            return []
-        entries = [graphs.entry for graphs in self.graphs if graphs.check == check and graphs.ranks is None]
-        return [str(path) for entry in entries for path in programs_of(self._cache.folder, entry)]
-
-    def ended(self, check: str, seconds: float) -> None:
-        """A check has run to its end on this device, so its graphs are compiled."""
-        for graphs in self.graphs:
-            if graphs.check == check and self._cache is not None and self._compiles and not self.is_compiled(graphs):
-                self._cache.record(graphs.entry, seconds)
-                remember(self._cache.folder, graphs.entry, programs_in(self._cache.folder) - self._before)
-
-
-def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:
-    """The cache of a worker's device, by what this interpreter has installed. Imports no torch."""
-    from checks.accelerators import find_descriptor
-    from checks.host.python_packages import read_versions
-
-    described = find_descriptor(inventory.get("accelerator"))
-    told = described.compiled_with if described is not None else None
-    flags, lnc = told(inventory, options) if told is not None else ((), None)
-    return CompileCache(root, make_key(inventory, target, flags, lnc, read_versions()))
-
-
-# What a device counts of a check beside its results: the time it compiled, and the work that it left to the host.
-
-
-class Stopwatch:
-    """How long a device has compiled since the start of the stopwatch: by its own count, else by the clock."""
-
-    def __init__(self, device: Device | None) -> None:
-        self._count = getattr(device, "compile_seconds", None)
-        self._started = time.monotonic()
-        self._before = self._count() if self._count is not None else None
-
-    def seconds(self, *, first_run: bool = False) -> float:
-        """Seconds of compilation; without a count of the device 0.0, or with `first_run` the whole time."""
-        if self._count is not None and self._before is not None:
-            return max(0.0, float(self._count()) - float(self._before))
-        return time.monotonic() - self._started if first_run else 0.0
-
-
-def with_fallbacks(device: Device | None, items: Iterator[Any]) -> Iterator[Any]:
-    """What a check yields, and an unknown finding where the host's processor did work of the device."""
-    fallbacks = getattr(device, "fallbacks", None)
-    if device is None or fallbacks is None:
-        yield from items
-        return
-    fallbacks()
-    yield from items
-    names: Sequence[str] = fallbacks()
-    if names:
-        text = (
-            f"the host's processor computed {', '.join(names[:8])} for the device, so the device was not tested with it"
-        )
-        yield Finding(status=Status.UNKNOWN, reason="HostFallback", message=text, target=device.target)
-
-
-# Sends what checks yield and raise from a worker process, as bounded lines of `checks.worker.protocol`.
-
-
-class ResultWriter:
-    """Writes to the descriptor `output`, as answers to the command `command_id`."""
-
-    def __init__(self, output: int) -> None:
-        self.output = output
-        self.command_id = 0
-        self._pid = os.getpid()
-
-    def stream(self, items: Iterable[Any]) -> int:
-        """
-        Send what a check yields as it comes; the number of findings that were left out.
-
-        Of findings above the bound the worst is sent. Profiles above theirs are left out.
-        """
-        from checks.contract import SEVERITY, Evidence, Finding, Progress
-        from checks.worker.protocol import MAX_FINDINGS, from_evidence, from_finding, from_progress
-
-        findings = dropped = profiles = 0
-        worst_dropped: Finding | None = None
-        for item in items:
-            if isinstance(item, Finding):
-                findings += 1
-                if findings < MAX_FINDINGS:
-                    self.send("finding", finding=from_finding(item))
-                    continue
-                dropped += 1
-                if worst_dropped is None or SEVERITY[item.status] > SEVERITY[worst_dropped.status]:
-                    worst_dropped = item
-            elif isinstance(item, Evidence):
-                self.send("evidence", evidence=from_evidence(item))
-            elif isinstance(item, Progress):
-                self.send("progress", progress=from_progress(item))
-            elif isinstance(item, Profile):
-                if profiles >= MAX_PROFILES or not fits(item):
-                    continue  # its finding stands; the runner removes the name of a profile that did not come
-                profiles += 1
-                for part in split(item):
-                    self.send("profile", profile=part)
-            else:
-                raise TypeError(f"yielded {type(item).__name__}; a check yields Finding, Evidence, Progress or Profile")
-        if worst_dropped is not None:
-            self.send("finding", finding=from_finding(worst_dropped))
-        return max(0, dropped - 1)
-
-    def send(self, kind: str, **members: Any) -> None:
-        """
-        Send one message.
-
-        A copy of this process, made by a check that forks, sends no results: it says that it tried, which makes the
-        check unknown, and ends here, before it takes the commands of this process.
-        """
-        if os.getpid() != self._pid:
-            self._write("second_writer", pid=os.getpid())
-            os._exit(1)
-        self._write(kind, **members)
-
-    def _write(self, kind: str, **members: Any) -> None:
-        from checks.worker.protocol import encode
-
-        line = encode({"kind": kind, "id": self.command_id, **members})
-        while line:
-            line = line[os.write(self.output, line) :]
-
-    def raised(self, error: BaseException, check: Check | None = None) -> None:
-        """
-        Report an exception, which is a result as well: its type, its message and its traceback.
-
-        Of a check of the operator's own, the message also says where in the check's file.
-        """
-        import time
-        import traceback
-
-        from checks.host.machine import HostError
-        from checks.worker.protocol import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS
-
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
-            error = error.__cause__  # what a generator raises, Python wraps
-        place = _place_in(check, error)
-        self.send(
-            "raised",
-            type=type(error).__name__,
-            message=shorten(str(error), MAX_MESSAGE_CHARACTERS - len(place)) + place,
-            # Errors of the host have a reason of their own, and so has a cold cache.
-            reason=error.reason if isinstance(error, (HostError, _cold_cache())) else None,
-            traceback=text[-MAX_TRACEBACK_CHARACTERS:],
-            monotonic_seconds=time.monotonic(),
-        )
-
-
-def _place_in(check: Check | None, error: BaseException) -> str:
-    """` (FILE:LINE)`, the innermost line in the check's own file; empty for built-in checks, or where there is none."""
-    import traceback
-
-    from checks.contract import BUILT_IN
-
-    if check is None or check.origin == BUILT_IN:
-        return ""
-    codes = [getattr(function, "__code__", None) for function in (check.run, check.judge)]
-    files = {code.co_filename for code in codes if code is not None}
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((f" ({frame.filename}:{frame.lineno})" for frame in reversed(frames) if frame.filename in files), "")
-
-
-def _cold_cache() -> type[ColdCacheError]:
-    from checks.compile_cache import ColdCacheError
-
-    return ColdCacheError
-
-
-# Imports stand where they are needed: a passive round imports no torch, and only a part of the checks.
 
 
 class Worker:
@@ -554,6 +296,261 @@ class Worker:
 
         sets = self._setup.get("learned")
         return choose(sets, **self._identity) if sets and self._identity else {}
+
+
+class Compiling:
+    """
+    The compilation of one worker. `setup_compile` is the member `compile` of its setup: None, or {root, graphs, cold,
+    retry}.
+
+    `cold` says what to do where something is not compiled: `unknown` (report it) or `compile`.
+    """
+
+    def __init__(self, setup_compile: Mapping[str, Any] | None, setup: Mapping[str, Any]) -> None:
+        self._compiles = bool(setup_compile) and setup_compile is not None and setup_compile["cold"] == "compile"
+        self._retry = bool(setup_compile and setup_compile["retry"])
+        self._cache: CompileCache | None = None
+        self._own_ranks = len(((setup.get("options") or {}).get("group") or {}).get("targets") or ())
+        self._before: frozenset[str] = frozenset()
+        self.graphs: tuple[Graphs, ...] = ()
+        if setup_compile:
+            self.graphs = tuple(Graphs(**graphs) for graphs in setup_compile["graphs"])
+            self._cache = cache_of(Path(setup_compile["root"]), setup["inventory"], setup["target"], setup["options"])
+
+    def options(self) -> dict[str, Any]:
+        """The options of `bind` in addition to those of the operator."""
+        if self._cache is None:
+            return {}
+        return {"compile_folder": str(self._cache.folder), "retry_failed": self._retry}
+
+    def cold(self) -> list[str]:
+        """
+        The entries that must be compiled first. Raises ColdCacheError where compiling is not allowed and nothing can
+        run.
+
+        Ranks run together or not at all; other checks that are compiled can run (see `require`).
+        """
+        if self._cache is None:
+            return []
+        missing = self._cache.missing([graphs.entry for graphs in self.graphs])
+        if not self._compiles and any(graphs.ranks is None and graphs.entry not in missing for graphs in self.graphs):
+            return []
+        if missing and not self._compiles:
+            names = ", ".join(dict.fromkeys(entry.partition("/")[0] for entry in missing))
+            ranks = max((graphs.ranks or 0 for graphs in self.graphs), default=0)
+            if self._own_ranks and ranks > self._own_ranks:
+                raise ColdCacheError(f"nothing is compiled here for {names} of {ranks} ranks; {REMEDY_BETWEEN_NODES}")
+            raise ColdCacheError(f"nothing is compiled here for {names}; {REMEDY}")
+        return missing
+
+    def require(self, check: str) -> None:
+        """Raise ColdCacheError where a check's graphs are not compiled and compiling is not allowed."""
+        wanted = [graphs.entry for graphs in self.graphs if graphs.check == check]
+        if self._cache is not None and not self._compiles and self._cache.missing(wanted):
+            raise ColdCacheError(f"nothing is compiled here for {check}; {REMEDY}")
+
+    @contextmanager
+    def alone(self) -> Iterator[list[str]]:
+        """Be the only process that compiles; yields what was removed of earlier failures, in words."""
+        if self._cache is None:
+            yield []
+            return
+        with self._cache.compiling():
+            yield self._cache.clear_stale() if self._retry else []
+
+    def is_compiled(self, graphs: Graphs) -> bool:
+        """Whether the graphs of a check are compiled; always true without a cache."""
+        return self._cache is None or not self._cache.missing([graphs.entry])
+
+    def is_due(self, graphs: Graphs) -> bool:
+        """Whether this worker compiles a check ahead for all others; ranks compile together, when they run."""
+        return self._compiles and graphs.ranks is None and not self.is_compiled(graphs)
+
+    def started(self, check: str) -> None:
+        """A check starts that may compile: what is there from now on is its own."""
+        if self._cache is not None and self._compiles and any(graphs.check == check for graphs in self.graphs):
+            self._before = programs_in(self._cache.folder)
+
+    def programs(self, check: str) -> list[str]:
+        """The compiled programs of a check, the largest first; empty where none are known."""
+        if self._cache is None:
+            return []
+        entries = [graphs.entry for graphs in self.graphs if graphs.check == check and graphs.ranks is None]
+        return [str(path) for entry in entries for path in programs_of(self._cache.folder, entry)]
+
+    def ended(self, check: str, seconds: float) -> None:
+        """A check has run to its end on this device, so its graphs are compiled."""
+        for graphs in self.graphs:
+            if graphs.check == check and self._cache is not None and self._compiles and not self.is_compiled(graphs):
+                self._cache.record(graphs.entry, seconds)
+                remember(self._cache.folder, graphs.entry, programs_in(self._cache.folder) - self._before)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graphs of one check as it will be run. `ranks` is None except for collectives."""
+
+    check: str
+    tier: str
+    params: Mapping[str, Any]
+    ranks: int | None
+
+    @property
+    def entry(self) -> str:
+        """Its name in the manifest."""
+        return entry_of(self.check, self.tier, self.params, self.ranks)
+
+
+def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:
+    """The cache of a worker's device, by what this interpreter has installed. Imports no torch."""
+    from checks.accelerators import find_descriptor
+    from checks.host.python_packages import read_versions
+
+    described = find_descriptor(inventory.get("accelerator"))
+    told = described.compiled_with if described is not None else None
+    flags, lnc = told(inventory, options) if told is not None else ((), None)
+    return CompileCache(root, make_key(inventory, target, flags, lnc, read_versions()))
+
+
+class Stopwatch:
+    """How long a device has compiled since the start of the stopwatch: by its own count, else by the clock."""
+
+    def __init__(self, device: Device | None) -> None:
+        self._count = getattr(device, "compile_seconds", None)
+        self._started = time.monotonic()
+        self._before = self._count() if self._count is not None else None
+
+    def seconds(self, *, first_run: bool = False) -> float:
+        """Seconds of compilation; without a count of the device 0.0, or with `first_run` the whole time."""
+        if self._count is not None and self._before is not None:
+            return max(0.0, float(self._count()) - float(self._before))
+        return time.monotonic() - self._started if first_run else 0.0
+
+
+def with_fallbacks(device: Device | None, items: Iterator[Any]) -> Iterator[Any]:
+    """What a check yields, and an unknown finding where the host's processor did work of the device."""
+    fallbacks = getattr(device, "fallbacks", None)
+    if device is None or fallbacks is None:
+        yield from items
+        return
+    fallbacks()
+    yield from items
+    names: Sequence[str] = fallbacks()
+    if names:
+        text = (
+            f"the host's processor computed {', '.join(names[:8])} for the device, so the device was not tested with it"
+        )
+        yield Finding(status=Status.UNKNOWN, reason="HostFallback", message=text, target=device.target)
+
+
+class ResultWriter:
+    """Writes to the descriptor `output`, as answers to the command `command_id`."""
+
+    def __init__(self, output: int) -> None:
+        self.output = output
+        self.command_id = 0
+        self._pid = os.getpid()
+
+    def stream(self, items: Iterable[Any]) -> int:
+        """
+        Send what a check yields as it comes; the number of findings that were left out.
+
+        Of findings above the bound the worst is sent. Profiles above theirs are left out.
+        """
+        from checks.contract import SEVERITY, Evidence, Finding, Progress
+        from checks.worker.protocol import MAX_FINDINGS, from_evidence, from_finding, from_progress
+
+        findings = dropped = profiles = 0
+        worst_dropped: Finding | None = None
+        for item in items:
+            if isinstance(item, Finding):
+                findings += 1
+                if findings < MAX_FINDINGS:
+                    self.send("finding", finding=from_finding(item))
+                    continue
+                dropped += 1
+                if worst_dropped is None or SEVERITY[item.status] > SEVERITY[worst_dropped.status]:
+                    worst_dropped = item
+            elif isinstance(item, Evidence):
+                self.send("evidence", evidence=from_evidence(item))
+            elif isinstance(item, Progress):
+                self.send("progress", progress=from_progress(item))
+            elif isinstance(item, Profile):
+                if profiles >= MAX_PROFILES or not fits(item):
+                    continue  # its finding stands; the runner removes the name of a profile that did not come
+                profiles += 1
+                for part in split(item):
+                    self.send("profile", profile=part)
+            else:
+                raise TypeError(f"yielded {type(item).__name__}; a check yields Finding, Evidence, Progress or Profile")
+        if worst_dropped is not None:
+            self.send("finding", finding=from_finding(worst_dropped))
+        return max(0, dropped - 1)
+
+    def send(self, kind: str, **members: Any) -> None:
+        """
+        Send one message.
+
+        A copy of this process, made by a check that forks, sends no results: it says that it tried, which makes the
+        check unknown, and ends here, before it takes the commands of this process.
+        """
+        if os.getpid() != self._pid:
+            self._write("second_writer", pid=os.getpid())
+            os._exit(1)
+        self._write(kind, **members)
+
+    def _write(self, kind: str, **members: Any) -> None:
+        from checks.worker.protocol import encode
+
+        line = encode({"kind": kind, "id": self.command_id, **members})
+        while line:
+            line = line[os.write(self.output, line) :]
+
+    def raised(self, error: BaseException, check: Check | None = None) -> None:
+        """
+        Report an exception, which is a result as well: its type, its message and its traceback.
+
+        Of a check of the operator's own, the message also says where in the check's file.
+        """
+        import time
+        import traceback
+
+        from checks.host.machine import HostError
+        from checks.worker.protocol import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS
+
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            error = error.__cause__  # what a generator raises, Python wraps
+        place = _place_in(check, error)
+        self.send(
+            "raised",
+            type=type(error).__name__,
+            message=shorten(str(error), MAX_MESSAGE_CHARACTERS - len(place)) + place,
+            # Errors of the host have a reason of their own, and so has a cold cache.
+            reason=error.reason if isinstance(error, (HostError, _cold_cache())) else None,
+            traceback=text[-MAX_TRACEBACK_CHARACTERS:],
+            monotonic_seconds=time.monotonic(),
+        )
+
+
+def _place_in(check: Check | None, error: BaseException) -> str:
+    """` (FILE:LINE)`, the innermost line in the check's own file; empty for built-in checks, or where there is none."""
+    import traceback
+
+    from checks.contract import BUILT_IN
+
+    if check is None or check.origin == BUILT_IN:
+        return ""
+    codes = [getattr(function, "__code__", None) for function in (check.run, check.judge)]
+    files = {code.co_filename for code in codes if code is not None}
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f" ({frame.filename}:{frame.lineno})" for frame in reversed(frames) if frame.filename in files), "")
+
+
+def _cold_cache() -> type[ColdCacheError]:
+    from checks.compile_cache import ColdCacheError
+
+    return ColdCacheError
 
 
 def _faults(command: Mapping[str, Any]) -> list[Fault]:

@@ -92,9 +92,6 @@ def _finite_float(text: str) -> float:
     return value if math.isfinite(value) else _no_constant(text)  # 1e999
 
 
-# --- records to plain values ------------------------------------------------------------------------------------------
-
-
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     """One line of bounded length, without control characters."""
     line = printable(" ".join(str(text).split()))
@@ -155,9 +152,6 @@ def from_progress(progress: Progress) -> dict[str, Any]:
         "event": str(progress.event)[:32],
         "monotonic_seconds": progress.monotonic_seconds,
     }
-
-
-# --- plain values to records ------------------------------------------------------------------------------------------
 
 
 def to_record(record: type[R], plain: Any) -> R:

@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
 
-
 ABOUT = """The aggregator answers whether a job may start on nodes now, and shows what it knows about them.
 
 Every error is one record, `Problem` (`application/problem+json`, RFC 9457); `detail` says what is wrong and what to do.
@@ -71,6 +70,23 @@ TAGS = {
     "preflight": "The roll call of a preflight; only the preflight's own aggregator has it.",
     "service": "For load balancers, Prometheus and the daemons of nodes.",
 }
+
+router = APIRouter(route_class=ApiRoute, tags=["service"])
+TEXT = {"text/plain": {"schema": {"type": "string"}}}
+
+ROUTERS = [router, *PROGRAM_ROUTERS]
+
+
+def make_app(parts: Parts) -> Application:
+    """The application: every path but syncs."""
+    app = Application(preflight=parts.settings.preflight)
+    app.state.parts = parts
+    add_page_to(app, parts)
+    app.add_exception_handler(HealthdError, _on_known_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_unforeseen)
+    return app
 
 
 class Application(FastAPI):
@@ -118,80 +134,6 @@ class Application(FastAPI):
         return found
 
 
-def _reached(value: object, schemas: dict[str, Any]) -> set[str]:
-    """The names of all schemas that are used in it."""
-    found: set[str] = set()
-    left = [value]
-    while left:
-        for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(left.pop())):
-            if name not in found:
-                found.add(name)
-                left.append(schemas[name])
-    return found
-
-
-def make_app(parts: Parts) -> Application:
-    """The application: every path but syncs."""
-    app = Application(preflight=parts.settings.preflight)
-    app.state.parts = parts
-    add_page_to(app, parts)
-    app.add_exception_handler(HealthdError, _on_known_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_unforeseen)
-    return app
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
-def _problem(problem: Problem, headers: dict[str, str]) -> Response:
-    return Response(encode(problem), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
-
-
-async def _on_known_error(request: Request, error: Exception) -> Response:
-    problem, headers = problem_of(error if isinstance(error, HealthdError) else HealthdError(str(error)))
-    if problem.status >= 500:
-        log.warning("%s %s: %s", request.method, request.scope["path"], error)
-    return _problem(problem, headers)
-
-
-async def _on_invalid(_request: Request, error: Exception) -> Response:
-    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
-    place = " ".join(str(part) for part in first["loc"])
-    return _problem(problem_of(BadInputError(f"{place}: {first['msg']}"))[0], {})
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    path = request.scope["path"]
-    text, headers = http.HTTPStatus(status).phrase, {}
-    if status == 404:
-        text = f"no such path: {path[:200]}"
-    elif status == 405:
-        headers = {"allow": _methods(request.app, path)}
-        text = f"{request.method} is not supported for {path[:200]}; use: {headers['allow']}"
-    return _problem(problem_of(HttpError(status, text))[0], headers)
-
-
-def _methods(app: Application, path: str) -> str:
-    """The methods that a path has, of all routes: the framework names those of the first one alone."""
-    routes = (route for route in app.routes if isinstance(route, APIRoute) and route.path_regex.match(path))
-    found = (route.methods or () for route in routes)
-    return ", ".join(sorted({method for methods in found for method in methods}))
-
-
-async def _on_unforeseen(request: Request, error: Exception) -> Response:
-    log.error("%s %s: internal error: %r", request.method, request.scope["path"], error, exc_info=error)
-    return _problem(problem_of(HttpError(500, "internal error; see the aggregator's log"))[0], {})
-
-
-# --- for machines ----------------------------------------------------------------------------------------------------
-
-router = APIRouter(route_class=ApiRoute, tags=["service"])
-TEXT = {"text/plain": {"schema": {"type": "string"}}}
-
-
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_class=PlainTextResponse)
 async def livez() -> Response:
@@ -236,19 +178,6 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
         ) + "".join(printable_line(_told(failure)) + "\n" for failure in failures)
     all_stand = any(fault.where is Where.TURN for fault in faults)
     return PlainTextResponse(said + tripped + stopped, status_code=503 if all_stand else 200)
-
-
-def _stopped(faults: Sequence[Fault]) -> str:
-    """What internal errors stop, in a line each; empty: nothing."""
-    turns = sum(fault.where is Where.TURN for fault in faults)
-    others = len(faults) - turns
-    all_gates = "an internal error stops all gates; ?verbose says why\n" if turns else ""
-    return all_gates + (f"internal errors stop gates or nodes ({others}); ?verbose lists them\n" if others else "")
-
-
-def _told(failure: TaskFailure) -> str:
-    now = "runs again" if failure.running else "restarts soon"
-    return f"task {failure.task} {now} after {failure.times} failures; the last: {failure.message}"
 
 
 @router.head("/metrics", dependencies=[READ], include_in_schema=False)
@@ -306,4 +235,67 @@ async def sync(
     raise NotImplementedError("this describes what SyncEndpoint answers before the application is asked")
 
 
-ROUTERS = [router, *PROGRAM_ROUTERS]
+def _reached(value: object, schemas: dict[str, Any]) -> set[str]:
+    """The names of all schemas that are used in it."""
+    found: set[str] = set()
+    left = [value]
+    while left:
+        for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(left.pop())):
+            if name not in found:
+                found.add(name)
+                left.append(schemas[name])
+    return found
+
+
+def _problem(problem: Problem, headers: dict[str, str]) -> Response:
+    return Response(encode(problem), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+async def _on_known_error(request: Request, error: Exception) -> Response:
+    problem, headers = problem_of(error if isinstance(error, HealthdError) else HealthdError(str(error)))
+    if problem.status >= 500:
+        log.warning("%s %s: %s", request.method, request.scope["path"], error)
+    return _problem(problem, headers)
+
+
+async def _on_invalid(_request: Request, error: Exception) -> Response:
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
+    place = " ".join(str(part) for part in first["loc"])
+    return _problem(problem_of(BadInputError(f"{place}: {first['msg']}"))[0], {})
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    path = request.scope["path"]
+    text, headers = http.HTTPStatus(status).phrase, {}
+    if status == 404:
+        text = f"no such path: {path[:200]}"
+    elif status == 405:
+        headers = {"allow": _methods(request.app, path)}
+        text = f"{request.method} is not supported for {path[:200]}; use: {headers['allow']}"
+    return _problem(problem_of(HttpError(status, text))[0], headers)
+
+
+def _methods(app: Application, path: str) -> str:
+    """The methods that a path has, of all routes: the framework names those of the first one alone."""
+    routes = (route for route in app.routes if isinstance(route, APIRoute) and route.path_regex.match(path))
+    found = (route.methods or () for route in routes)
+    return ", ".join(sorted({method for methods in found for method in methods}))
+
+
+async def _on_unforeseen(request: Request, error: Exception) -> Response:
+    log.error("%s %s: internal error: %r", request.method, request.scope["path"], error, exc_info=error)
+    return _problem(problem_of(HttpError(500, "internal error; see the aggregator's log"))[0], {})
+
+
+def _stopped(faults: Sequence[Fault]) -> str:
+    """What internal errors stop, in a line each; empty: nothing."""
+    turns = sum(fault.where is Where.TURN for fault in faults)
+    others = len(faults) - turns
+    all_gates = "an internal error stops all gates; ?verbose says why\n" if turns else ""
+    return all_gates + (f"internal errors stop gates or nodes ({others}); ?verbose lists them\n" if others else "")
+
+
+def _told(failure: TaskFailure) -> str:
+    now = "runs again" if failure.running else "restarts soon"
+    return f"task {failure.task} {now} after {failure.times} failures; the last: {failure.message}"

@@ -1,4 +1,12 @@
-"""Settings from a file, variables and arguments, by one rule for any dataclass."""
+"""
+Settings from a file, variables and arguments, by one rule for any dataclass.
+
+Also here:
+
+- what keys a dataclass of settings has, and of what type each is;
+- TOML that somebody else wrote: a bound on its depth, because the parser and all code behind it work by recursion;
+- one value of the settings, from text or from the file, as the type that its key has.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +28,22 @@ from checks.json_text import MAX_DEPTH
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError, words_of
 
-# What keys a dataclass of settings has, and of what type each is.
-
-
 MAPPINGS = (dict, collections.abc.Mapping)
 LISTS = (tuple, list)
 
+T = TypeVar("T")
 
-class Seconds(float):
-    """Marks a duration while its type is read."""
+PREFIX = "HEALTHD_"
+MAX_FILE_BYTES = 4 << 20
+"""Of a settings file: those of large fleets have some kilobytes."""
 
-
-def key_of(field_name: str) -> str:
-    """The key of a field: its name without the unit that durations carry."""
-    return field_name.removesuffix("_seconds")
-
-
-def table(where: str, *, named: bool = False) -> Any:
-    """
-    A field of `Tables`: a record, `module:Class`, or with `named` any number of them by name.
-
-    Its module is imported only for a command that uses the table, or where the file or a variable sets something in it.
-    """
-    return dataclasses.field(metadata={"table": where, "named": named})
+# What Kubernetes injects for a Service named healthd: no setting of ours.
+_INJECTED_BY_KUBERNETES = r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$"
+# Read or set by other means: the job's environment after a preflight, the file's own name, whether the metadata service
+# is asked (checks.host.identity), and where a job reports its steps.
+_NO_SETTINGS = frozenset(
+    f"HEALTHD_{word}" for word in ["RANK", "NNODES", "MAIN", "HOSTFILE", "CONFIG", "IMDS", "STEPS_SOCKET"]
+)
 
 
 def free_table(annotation: Any) -> Any:
@@ -62,6 +63,69 @@ def tables_of(tables: Callable[[], Mapping[str, str]]) -> Any:
 def choice(default: str, choices: Callable[[], Sequence[str]]) -> Any:
     """A field of a word out of those that `choices` says when the settings are read."""
     return dataclasses.field(default=default, metadata={"choices": choices})
+
+
+def load(
+    schema: type[T],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    sections: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> T:
+    """
+    An instance of `schema`, a tree of dataclasses.
+
+    `arguments` maps dotted keys (`node.listen`) to values; None means not given. In variables and arguments the names
+    of `sections` may be left out (`HEALTHD_LISTEN`, `listen`): they are what the command at hand is about, the first
+    that has the key is meant. `defaults` are dotted keys too, for what no constant can be. Raises ConfigError with one
+    line.
+    """
+    tree: dict[str, Any] = {}
+    won: dict[tuple[str, ...], Won] = {}
+    text = ""
+    if file is not None:
+        text = _read(file)
+        values = _parse(file, text)
+        _take(schema, values, tree, where=lambda path: f"{file}:{_line_of(text, path)}", path=())
+    for name, path, annotation in _variables(schema, environ, sections):
+        value = leaf(annotation, path, environ[name], where=name, text=True)
+        if path in won or _has(tree, path):
+            won[path] = Won(name, ".".join(path), f"{file}:{_line_of(text, path)}", value)
+        _put(tree, path, value)
+    for dotted, value in arguments.items():
+        if value is not None and value != ():
+            path = _resolve(schema, tuple(dotted.split(".")), sections)
+            annotation = _annotation(schema, path)
+            _put(tree, path, leaf(annotation, path, value, where=_option(path), text=isinstance(value, str)))
+    given = frozenset(tree)
+    for dotted, value in (defaults or {}).items():
+        _put(tree, dotted.split("."), value, weak=True)
+    if issubclass(schema, Tables):
+        return _tables(schema, tree, given, file, tuple(won.values()))
+    return _build(schema, tree, ())
+
+
+def annotation_of(schema: Any, field: dataclasses.Field[Any]) -> Any:
+    """The type of a field; a field that ends in `_seconds` is a duration."""
+    if (where := field.metadata.get("table")) is not None:
+        record = record_at(where)
+        return types.GenericAlias(dict, (str, record)) if field.metadata["named"] else record
+    if "type" in field.metadata:
+        return field.metadata["type"]
+    if (choices := field.metadata.get("choices")) is not None:
+        return typing.Literal[tuple(choices())]
+    annotation = _hints(schema)[field.name]
+    if field.name.endswith("_seconds") and annotation in (float, float | None):
+        return Seconds | None if is_union(annotation) else Seconds
+    if field.name.endswith("_seconds") and typing.get_origin(annotation) in MAPPINGS:
+        return dict[typing.get_args(annotation)[0], Seconds]  # type: ignore[misc]
+    return annotation
+
+
+def is_record(annotation: Any) -> bool:
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
 
 
 class Tables:
@@ -102,6 +166,113 @@ class Tables:
                 value = annotation() if is_record(annotation) else {}
             object.__setattr__(self, name, value)
             return value
+
+
+def nearest(key: str, known: Mapping[str, Any]) -> str:
+    """The end of an error: `; did you mean 'x'?`, or what is known."""
+    import difflib
+
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known)[:12])}"
+
+
+def leaves(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key that a variable or an option can set, with its type; tables of named records are the file's alone."""
+    for key, (_, annotation) in fields(schema).items():
+        yield from _leaves_of(annotation, (*path, key))
+
+
+def fields(schema: Any) -> _Keys:
+    """Key -> (field name, type) of a dataclass of settings."""
+    return _Keys(schema)
+
+
+def key_of(field_name: str) -> str:
+    """The key of a field: its name without the unit that durations carry."""
+    return field_name.removesuffix("_seconds")
+
+
+def record_at(where: str) -> Any:
+    """The record that `module:Class` names."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def records_by_name(annotation: Any) -> Any:
+    """X of a table of named records `dict[str, X]`, else None."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) in MAPPINGS and len(arguments) == 2 and is_record(arguments[1]):
+        return arguments[1]
+    return None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """As `tomllib.loads`. TOMLDecodeError, a ValueError, also for what is nested deeper than MAX_DEPTH."""
+    import tomllib  # most commands have no file to parse
+
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(f"nested more than {MAX_DEPTH} deep") from None
+    level: list[object] = [found]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _members(outer)]
+        if not level:
+            return found
+    raise tomllib.TOMLDecodeError(f"nested more than {MAX_DEPTH} deep")  # dotted keys: the parser needs no stack
+
+
+def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: bool) -> Any:
+    """One value, converted; `text` says that it came as text and may need splitting."""
+    options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
+    wanted = next(option for option in options if option is not type(None))
+    empty = text and wanted is Path and value == ""  # HEALTHD_CA_FILE= of a manifest whose value was left empty
+    if (value is None or empty) and type(None) in options:
+        return None
+    try:
+        value = _parts(wanted, value) if text else value
+        return _value(wanted, value, text=text)
+    except ValueError as error:
+        choices = _choices(typing.get_args(wanted)[0] if typing.get_origin(wanted) in LISTS else wanted)
+        wrong = next((one for one in value if one not in choices), value) if isinstance(value, (list, tuple)) else value
+        said = f"{wrong!r}: choose one of: {', '.join(choices)}" if choices else error
+        raise ConfigError(f"{where}: {'.'.join(path)}: {said}") from None
+
+
+class Seconds(float):
+    """Marks a duration while its type is read."""
+
+
+def is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+@dataclasses.dataclass(frozen=True)
+class Won:
+    """A variable that was taken in the place of a key of the file."""
+
+    variable: str
+    key: str
+    where: str
+    """`file:line` of the key."""
+    value: Any
+
+
+def locate(file: Path, path: Sequence[str]) -> str:
+    """`file:line` of a key, for errors that are found after loading."""
+    try:
+        return f"{file}:{_line_of(file.read_text(encoding='utf-8'), path)}"
+    except (OSError, UnicodeDecodeError):
+        return str(file)
+
+
+def table(where: str, *, named: bool = False) -> Any:
+    """
+    A field of `Tables`: a record, `module:Class`, or with `named` any number of them by name.
+
+    Its module is imported only for a command that uses the table, or where the file or a variable sets something in it.
+    """
+    return dataclasses.field(metadata={"table": where, "named": named})
 
 
 class _Keys(Mapping[str, tuple[str, Any]]):
@@ -158,67 +329,9 @@ class _Keys(Mapping[str, tuple[str, Any]]):
         return key in self._fields and "table" in self._fields[key].metadata
 
 
-def record_at(where: str) -> Any:
-    """The record that `module:Class` names."""
-    module, _, name = where.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 @functools.cache
 def _hints(schema: Any) -> dict[str, Any]:
     return typing.get_type_hints(schema)
-
-
-def annotation_of(schema: Any, field: dataclasses.Field[Any]) -> Any:
-    """The type of a field; a field that ends in `_seconds` is a duration."""
-    if (where := field.metadata.get("table")) is not None:
-        record = record_at(where)
-        return types.GenericAlias(dict, (str, record)) if field.metadata["named"] else record
-    if "type" in field.metadata:
-        return field.metadata["type"]
-    if (choices := field.metadata.get("choices")) is not None:
-        return typing.Literal[tuple(choices())]
-    annotation = _hints(schema)[field.name]
-    if field.name.endswith("_seconds") and annotation in (float, float | None):
-        return Seconds | None if is_union(annotation) else Seconds
-    if field.name.endswith("_seconds") and typing.get_origin(annotation) in MAPPINGS:
-        return dict[typing.get_args(annotation)[0], Seconds]  # type: ignore[misc]
-    return annotation
-
-
-def fields(schema: Any) -> _Keys:
-    """Key -> (field name, type) of a dataclass of settings."""
-    return _Keys(schema)
-
-
-def is_record(annotation: Any) -> bool:
-    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
-
-
-def records_by_name(annotation: Any) -> Any:
-    """X of a table of named records `dict[str, X]`, else None."""
-    arguments = typing.get_args(annotation)
-    if typing.get_origin(annotation) in MAPPINGS and len(arguments) == 2 and is_record(arguments[1]):
-        return arguments[1]
-    return None
-
-
-def is_union(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
-
-
-def nearest(key: str, known: Mapping[str, Any]) -> str:
-    """The end of an error: `; did you mean 'x'?`, or what is known."""
-    import difflib
-
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known)[:12])}"
-
-
-def leaves(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every key that a variable or an option can set, with its type; tables of named records are the file's alone."""
-    for key, (_, annotation) in fields(schema).items():
-        yield from _leaves_of(annotation, (*path, key))
 
 
 def _leaves_of(annotation: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -228,49 +341,10 @@ def _leaves_of(annotation: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[s
         yield path, annotation
 
 
-# TOML that somebody else wrote: a bound on its depth, because the parser and all code behind it work by recursion.
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """As `tomllib.loads`. TOMLDecodeError, a ValueError, also for what is nested deeper than MAX_DEPTH."""
-    import tomllib  # most commands have no file to parse
-
-    try:
-        found = tomllib.loads(text)
-    except RecursionError:
-        raise tomllib.TOMLDecodeError(f"nested more than {MAX_DEPTH} deep") from None
-    level: list[object] = [found]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _members(outer)]
-        if not level:
-            return found
-    raise tomllib.TOMLDecodeError(f"nested more than {MAX_DEPTH} deep")  # dotted keys: the parser needs no stack
-
-
 def _members(value: object) -> list[object]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
-
-
-# One value of the settings, from text or from the file, as the type that its key has.
-
-
-def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: bool) -> Any:
-    """One value, converted; `text` says that it came as text and may need splitting."""
-    options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
-    wanted = next(option for option in options if option is not type(None))
-    empty = text and wanted is Path and value == ""  # HEALTHD_CA_FILE= of a manifest whose value was left empty
-    if (value is None or empty) and type(None) in options:
-        return None
-    try:
-        value = _parts(wanted, value) if text else value
-        return _value(wanted, value, text=text)
-    except ValueError as error:
-        choices = _choices(typing.get_args(wanted)[0] if typing.get_origin(wanted) in LISTS else wanted)
-        wrong = next((one for one in value if one not in choices), value) if isinstance(value, (list, tuple)) else value
-        said = f"{wrong!r}: choose one of: {', '.join(choices)}" if choices else error
-        raise ConfigError(f"{where}: {'.'.join(path)}: {said}") from None
 
 
 def _parts(wanted: Any, text: str) -> Any:
@@ -358,81 +432,6 @@ def _boolean(text: str) -> bool:
     return words[text.lower()]
 
 
-# Settings from a TOML file, `HEALTHD_...` variables and arguments, by one rule for any dataclass of settings.
-
-
-T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Won:
-    """A variable that was taken in the place of a key of the file."""
-
-    variable: str
-    key: str
-    where: str
-    """`file:line` of the key."""
-    value: Any
-
-
-PREFIX = "HEALTHD_"
-MAX_FILE_BYTES = 4 << 20
-"""Of a settings file: those of large fleets have some kilobytes."""
-
-# What Kubernetes injects for a Service named healthd: no setting of ours.
-_INJECTED_BY_KUBERNETES = r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$"
-# Read or set by other means: the job's environment after a preflight, the file's own name, whether the metadata service
-# is asked (checks.host.identity), and where a job reports its steps.
-_NO_SETTINGS = frozenset(
-    f"HEALTHD_{word}" for word in ["RANK", "NNODES", "MAIN", "HOSTFILE", "CONFIG", "IMDS", "STEPS_SOCKET"]
-)
-
-
-def load(
-    schema: type[T],
-    *,
-    file: Path | None,
-    environ: Mapping[str, str],
-    arguments: Mapping[str, Any],
-    sections: Sequence[str] = (),
-    defaults: Mapping[str, Any] | None = None,
-) -> T:
-    """
-    An instance of `schema`, a tree of dataclasses.
-
-    `arguments` maps dotted keys (`node.listen`) to values; None means not given. In variables and arguments the names
-    of `sections` may be left out (`HEALTHD_LISTEN`, `listen`): they are what the command at hand is about, the first
-    that has the key is meant. `defaults` are dotted keys too, for what no constant can be. Raises ConfigError with one
-    line.
-    """
-    tree: dict[str, Any] = {}
-    won: dict[tuple[str, ...], Won] = {}
-    text = ""
-    if file is not None:
-        text = _read(file)
-        values = _parse(file, text)
-        _take(schema, values, tree, where=lambda path: f"{file}:{_line_of(text, path)}", path=())
-    for name, path, annotation in _variables(schema, environ, sections):
-        value = leaf(annotation, path, environ[name], where=name, text=True)
-        if path in won or _has(tree, path):
-            won[path] = Won(name, ".".join(path), f"{file}:{_line_of(text, path)}", value)
-        _put(tree, path, value)
-    for dotted, value in arguments.items():
-        if value is not None and value != ():
-            path = _resolve(schema, tuple(dotted.split(".")), sections)
-            annotation = _annotation(schema, path)
-            _put(tree, path, leaf(annotation, path, value, where=_option(path), text=isinstance(value, str)))
-    given = frozenset(tree)
-    for dotted, value in (defaults or {}).items():
-        _put(tree, dotted.split("."), value, weak=True)
-    if issubclass(schema, Tables):
-        return _tables(schema, tree, given, file, tuple(won.values()))
-    return _build(schema, tree, ())
-
-
-# --- the file -------------------------------------------------------------------------------------------------------
-
-
 def _read(file: Path) -> str:
     try:
         if stat.S_ISFIFO(file.stat().st_mode):
@@ -498,9 +497,6 @@ def _take(schema: Any, values: Mapping[str, Any], tree: dict[str, Any], *, where
             tree[key] = leaf(annotation, here, value, where=where(here), text=False)
 
 
-# --- variables and arguments ----------------------------------------------------------------------------------------
-
-
 def _variables(
     schema: Any, environ: Mapping[str, str], sections: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...], Any]]:
@@ -562,14 +558,6 @@ def _resolve(schema: Any, path: tuple[str, ...], sections: Sequence[str]) -> tup
             if full[-1] in keys and not keys.is_table(full[-1]) and not is_record(keys[full[-1]][1]):
                 return full
     raise ConfigError(f"{_option(path)} does not apply to this command; leave it out")
-
-
-def locate(file: Path, path: Sequence[str]) -> str:
-    """`file:line` of a key, for errors that are found after loading."""
-    try:
-        return f"{file}:{_line_of(file.read_text(encoding='utf-8'), path)}"
-    except (OSError, UnicodeDecodeError):
-        return str(file)
 
 
 def _annotation(schema: Any, path: tuple[str, ...]) -> Any:

@@ -3,6 +3,10 @@ The one place of the services that creates tasks: each has a name, and what live
 
 A task that may be restarted is called again with backoff whatever it raises. The end of a fatal one is the end of the
 service: whoever runs it waits for `failure`.
+
+Also here:
+
+- how often the failure of something is logged.
 """
 
 from __future__ import annotations
@@ -18,7 +22,17 @@ from typing import Any, NoReturn, TypeVar
 from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError
 
-# How often the failure of something is logged.
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Longest sleep: timers count CLOCK_MONOTONIC, which stands still while the machine sleeps.
+LONGEST_SLEEP_SECONDS = 60.0
+
+# Between the end of a task and its restart: doubled with each, back at the least after a good while.
+FIRST_RESTART_SECONDS = 1.0
+MAX_RESTART_SECONDS = 60.0
+MOST_MESSAGE_CHARACTERS = 300
 
 
 class LogOnce:
@@ -39,35 +53,11 @@ class LogOnce:
         self._last = ""
 
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-# Longest sleep: timers count CLOCK_MONOTONIC, which stands still while the machine sleeps.
-LONGEST_SLEEP_SECONDS = 60.0
-
-
-# Between the end of a task and its restart: doubled with each, back at the least after a good while.
-FIRST_RESTART_SECONDS = 1.0
-MAX_RESTART_SECONDS = 60.0
-MOST_MESSAGE_CHARACTERS = 300
-
-
 class OnEnd(enum.Enum):
     """What follows when a supervised task raises, or returns although it must not."""
 
     RESTART = "restart"
     FATAL = "fatal"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskFailure:
-    """A supervised task that has failed: `times` since the start, last with `message`. Not `running`: it waits."""
-
-    task: str
-    times: int
-    message: str
-    running: bool
 
 
 class Tasks:
@@ -189,14 +179,14 @@ class Tasks:
             log.error("did not stop within %g s: %s", seconds, ", ".join(sorted(task.get_name() for task in stuck)))
 
 
-async def _stray_is_failure(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """RuntimeError for a cancellation that is not of this task: of something that `work` waited for."""
-    try:
-        await work()
-    except asyncio.CancelledError as stray:
-        if is_cancelling():
-            raise
-        raise RuntimeError("something that it waited for was cancelled") from stray
+@dataclass(frozen=True, kw_only=True)
+class TaskFailure:
+    """A supervised task that has failed: `times` since the start, last with `message`. Not `running`: it waits."""
+
+    task: str
+    times: int
+    message: str
+    running: bool
 
 
 def is_cancelling() -> bool:
@@ -214,3 +204,13 @@ async def wait_for(event: asyncio.Event, seconds: float) -> bool:
         return False
     event.clear()
     return True
+
+
+async def _stray_is_failure(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """RuntimeError for a cancellation that is not of this task: of something that `work` waited for."""
+    try:
+        await work()
+    except asyncio.CancelledError as stray:
+        if is_cancelling():
+            raise
+        raise RuntimeError("something that it waited for was cancelled") from stray

@@ -1,4 +1,10 @@
-"""Threads that do not keep a process alive at its end, even if a call hangs."""
+"""
+Threads that do not keep a process alive at its end, even if a call hangs.
+
+Also here:
+
+- programs that a thread waits for and another may call off: none outlives its time, nor does what it has started.
+"""
 
 from __future__ import annotations
 
@@ -70,17 +76,6 @@ class DaemonThreads(ThreadPoolExecutor):
                 self._unfinished -= 1
 
 
-def _carry_out(future: Future[T], call: Callable[[], T]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = call()
-    except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
 def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
     """
     The result of blocking work, in a thread of its own that no end of the program waits for.
@@ -103,13 +98,6 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
-
-
-# Programs that a thread waits for and another may call off: none outlives its time, nor does what it has started.
-
-
-class CalledOffError(Exception):
-    """`Programs.cancel` was called before the program could be started."""
 
 
 class Programs:
@@ -156,6 +144,21 @@ class Programs:
             self._cancelled = True
             if self._process is not None:
                 _kill(self._process)
+
+
+class CalledOffError(Exception):
+    """`Programs.cancel` was called before the program could be started."""
+
+
+def _carry_out(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

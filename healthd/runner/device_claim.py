@@ -1,4 +1,10 @@
-"""Claims the devices for active checks: takes the lock file, and sees that no process and no job has the devices."""
+"""
+Claims the devices for active checks: takes the lock file, and sees that no process and no job has the devices.
+
+Also here:
+
+- makes surveys of the machine from the answers of the node's worker.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +35,9 @@ _LOCKS = "locks"  # directory in the run directory that its owner alone can ente
 _LEASES = "leased"  # file beside the locks: the boot id, then the jobs that have the node
 _LEASES_BYTES = 4096
 
-
-class ClaimError(Exception):
-    """The devices cannot be claimed. `reason` is a code of `checks.reasons`; a claim that is `Busy` is skipped."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.status = Status.SKIP if reason == "Busy" else Status.UNKNOWN
+NO_INVENTORY = Inventory(
+    accelerator="unknown", device_count=None, core_count=None, memory_bytes=None, efa_count=None, devices=()
+)
 
 
 class DeviceClaim:
@@ -93,9 +94,6 @@ def busy_by(surveyed: Outcome) -> str | None:
     return f"in use by {', '.join(holders[:4])}{' and others' if len(holders) > 4 else ''}" if holders else None
 
 
-# --- the lock file ----------------------------------------------------------------------------------------------------
-
-
 def lock_file(run_dir: Path, accelerator: str) -> Path:
     return run_dir / _LOCKS / f"{accelerator}.lock"
 
@@ -131,6 +129,152 @@ async def device_lock(path: Path, wait_seconds: float) -> AsyncIterator[bool]:
     finally:
         # Closing releases the lock. The file stays: removing it would let two processes hold "the" lock.
         os.close(descriptor)
+
+
+class ClaimError(Exception):
+    """The devices cannot be claimed. `reason` is a code of `checks.reasons`; a claim that is `Busy` is skipped."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = Status.SKIP if reason == "Busy" else Status.UNKNOWN
+
+
+def write_leases_file(run_dir: Path, boot_id: str | None, jobs: Sequence[str]) -> None:
+    """
+    Record which jobs have the node, for the other healthd processes of the host; remove the file when none has.
+
+    The file outlives its daemon on purpose: a lease goes on while the daemon is away. It ends with the boot.
+    Raises OSError.
+    """
+    path = run_dir / _LEASES
+    if not jobs:
+        path.unlink(missing_ok=True)
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    text = shorten(" ".join(", ".join(jobs).split()))
+    body = f"{boot_id or ''}\n{text}\n".encode(errors="replace")
+    write_atomically(path, body, mode=0o644)  # any user who can run checks can read it
+
+
+def read_leases_file(run_dir: Path, boot_id: str | None, *, past: str | None = None) -> str | None:
+    """
+    Why the node belongs to a job; None when no lease is recorded. A file that cannot be read counts as a lease. A lease
+    of the gate `past` does not count where it is the only one.
+    """
+    path = run_dir / _LEASES
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LEASES_BYTES).decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"cannot see whether the node is leased: {path}: {error.strerror}"
+    boot, _, jobs = text.partition("\n")
+    if not text.strip() or (boot and boot_id is not None and boot != boot_id):
+        return None
+    if past is not None and jobs.strip().endswith(f"(gate {past})") and jobs.count("(gate ") == 1:
+        return None
+    return f"leased to {jobs.strip() or 'a job'} ({path})"
+
+
+def to_survey(outcome: Outcome, versions: Mapping[str, str], lost: Sequence[Fault], seen: SeenDevices) -> Survey:
+    """A survey from the answer of a worker, without the devices that faults `lost`; all unknown without an answer."""
+    if outcome.missing is not None or not outcome.answers:
+        failed = outcome.missing.message if outcome.missing else "no answer"
+        return Survey(
+            inventory=NO_INVENTORY,
+            boot_id=None,
+            instance_id=None,
+            instance_type=None,
+            versions=dict(versions),
+            holders=None,
+            looked_at=time.clock_gettime(time.CLOCK_BOOTTIME) - max(0.0, time.monotonic() - outcome.began),
+            failed=failed,
+            raw={"error": failed},
+        )
+    answer = outcome.answers[0]
+    seen.note(answer)
+    plain = without_missing(answer["inventory"], lost)
+    holders = answer["holders"]
+    return Survey(
+        inventory=Inventory(
+            accelerator=plain["accelerator"],
+            device_count=plain["device_count"],
+            core_count=plain["core_count"],
+            memory_bytes=plain["memory_bytes"],
+            efa_count=plain["efa_count"],
+            devices=tuple(
+                seen.stamp(
+                    DeviceRecord(**{field.name: device.get(field.name) for field in dataclasses.fields(DeviceRecord)})
+                )
+                for device in plain["devices"]
+            ),
+            workers=tuple(plain.get("workers") or ()),
+        ),
+        boot_id=answer["boot_id"],
+        instance_id=answer["instance_id"],
+        instance_type=answer["instance_type"],
+        versions={**versions, **answer["versions"]},
+        holders=None if holders is None else tuple(holders),
+        looked_at=answer["looked_at"],
+        raw={key: value for key, value in answer.items() if key not in ("kind", "id", "looked_at")},
+    )
+
+
+class SeenDevices:
+    """
+    Since when each device is there as it is now: not gone, swapped or reset meanwhile.
+
+    A survey that could not tell which devices there are says nothing. What comes and goes between two surveys is seen
+    where its device file was made anew, or where a check reports the reset (`note_resets`).
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._looked_at = 0.0
+        self._resets: dict[str, float] | None = None  # None: nobody has looked for resets yet
+
+    def note(self, answer: Mapping[str, Any]) -> None:
+        """Take in the answer to a survey."""
+        inventory, looked_at = answer["inventory"], answer["looked_at"]
+        if inventory["device_count"] is None or looked_at < self._looked_at:
+            return
+        self._looked_at = looked_at
+        seen = {}
+        for device in inventory["devices"]:
+            now = _Seen(serial=device.get("serial"), file=device.get("file"), since=looked_at)
+            seen[device["target"]] = now.after(self._seen.get(device["target"]))
+        self._seen = seen
+
+    def note_resets(self, data: Mapping[str, Any], at: float) -> None:
+        """
+        Take in the evidence DEVICE_RESETS of a look that began at `at` (CLOCK_BOOTTIME).
+
+        A reset that the look before did not see counts from this look, and one that the first look sees from when it
+        was, because the clock of the kernel log drifts from ours over weeks.
+        """
+        resets = {str(target): float(seconds) for target, seconds in data["resets"].items()}
+        for target, seconds in resets.items():
+            device = self._seen.get(target)
+            if device is None:
+                continue
+            if self._resets is None:
+                device.since = max(device.since, at - max(0.0, float(data["now"]) - seconds))
+            elif seconds > self._resets.get(target, -math.inf):
+                device.since = max(device.since, at)
+        self._resets = {**(self._resets or {}), **resets}
+
+    def restore(self, devices: Iterable[DeviceRecord]) -> None:
+        """Go on from what an earlier daemon has seen in this boot."""
+        for device in devices:
+            if device.since is not None:
+                self._seen.setdefault(device.target, _Seen(serial=device.serial, file=None, since=device.since))
+
+    def stamp(self, device: DeviceRecord) -> DeviceRecord:
+        """The device with the time since when it is there as it is now; None where it was not seen."""
+        seen = self._seen.get(device.target)
+        return dataclasses.replace(device, since=seen.since if seen is not None else None)
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -213,110 +357,6 @@ def _described(pid: int) -> str:
     return shorten(f"pid {pid}, {command}, user {user}")
 
 
-# --- the file of the leases -------------------------------------------------------------------------------------------
-
-
-def write_leases_file(run_dir: Path, boot_id: str | None, jobs: Sequence[str]) -> None:
-    """
-    Record which jobs have the node, for the other healthd processes of the host; remove the file when none has.
-
-    The file outlives its daemon on purpose: a lease goes on while the daemon is away. It ends with the boot.
-    Raises OSError.
-    """
-    path = run_dir / _LEASES
-    if not jobs:
-        path.unlink(missing_ok=True)
-        return
-    run_dir.mkdir(parents=True, exist_ok=True)
-    text = shorten(" ".join(", ".join(jobs).split()))
-    body = f"{boot_id or ''}\n{text}\n".encode(errors="replace")
-    write_atomically(path, body, mode=0o644)  # any user who can run checks can read it
-
-
-def read_leases_file(run_dir: Path, boot_id: str | None, *, past: str | None = None) -> str | None:
-    """
-    Why the node belongs to a job; None when no lease is recorded. A file that cannot be read counts as a lease. A lease
-    of the gate `past` does not count where it is the only one.
-    """
-    path = run_dir / _LEASES
-    try:
-        with path.open("rb") as file:
-            text = file.read(_LEASES_BYTES).decode(errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        return f"cannot see whether the node is leased: {path}: {error.strerror}"
-    boot, _, jobs = text.partition("\n")
-    if not text.strip() or (boot and boot_id is not None and boot != boot_id):
-        return None
-    if past is not None and jobs.strip().endswith(f"(gate {past})") and jobs.count("(gate ") == 1:
-        return None
-    return f"leased to {jobs.strip() or 'a job'} ({path})"
-
-
-# Makes surveys of the machine from the answers of the node's worker.
-
-
-NO_INVENTORY = Inventory(
-    accelerator="unknown", device_count=None, core_count=None, memory_bytes=None, efa_count=None, devices=()
-)
-
-
-class SeenDevices:
-    """
-    Since when each device is there as it is now: not gone, swapped or reset meanwhile.
-
-    A survey that could not tell which devices there are says nothing. What comes and goes between two surveys is seen
-    where its device file was made anew, or where a check reports the reset (`note_resets`).
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
-        self._looked_at = 0.0
-        self._resets: dict[str, float] | None = None  # None: nobody has looked for resets yet
-
-    def note(self, answer: Mapping[str, Any]) -> None:
-        """Take in the answer to a survey."""
-        inventory, looked_at = answer["inventory"], answer["looked_at"]
-        if inventory["device_count"] is None or looked_at < self._looked_at:
-            return
-        self._looked_at = looked_at
-        seen = {}
-        for device in inventory["devices"]:
-            now = _Seen(serial=device.get("serial"), file=device.get("file"), since=looked_at)
-            seen[device["target"]] = now.after(self._seen.get(device["target"]))
-        self._seen = seen
-
-    def note_resets(self, data: Mapping[str, Any], at: float) -> None:
-        """
-        Take in the evidence DEVICE_RESETS of a look that began at `at` (CLOCK_BOOTTIME).
-
-        A reset that the look before did not see counts from this look, and one that the first look sees from when it
-        was, because the clock of the kernel log drifts from ours over weeks.
-        """
-        resets = {str(target): float(seconds) for target, seconds in data["resets"].items()}
-        for target, seconds in resets.items():
-            device = self._seen.get(target)
-            if device is None:
-                continue
-            if self._resets is None:
-                device.since = max(device.since, at - max(0.0, float(data["now"]) - seconds))
-            elif seconds > self._resets.get(target, -math.inf):
-                device.since = max(device.since, at)
-        self._resets = {**(self._resets or {}), **resets}
-
-    def restore(self, devices: Iterable[DeviceRecord]) -> None:
-        """Go on from what an earlier daemon has seen in this boot."""
-        for device in devices:
-            if device.since is not None:
-                self._seen.setdefault(device.target, _Seen(serial=device.serial, file=None, since=device.since))
-
-    def stamp(self, device: DeviceRecord) -> DeviceRecord:
-        """The device with the time since when it is there as it is now; None where it was not seen."""
-        seen = self._seen.get(device.target)
-        return dataclasses.replace(device, since=seen.since if seen is not None else None)
-
-
 @dataclass(kw_only=True)
 class _Seen:
     """A device as it was seen. `file` is the inode of its device file; None where there is none or it is not known."""
@@ -334,47 +374,3 @@ class _Seen:
 
 def _differ(before: object, now: object) -> bool:
     return None not in (before, now) and before != now
-
-
-def to_survey(outcome: Outcome, versions: Mapping[str, str], lost: Sequence[Fault], seen: SeenDevices) -> Survey:
-    """A survey from the answer of a worker, without the devices that faults `lost`; all unknown without an answer."""
-    if outcome.missing is not None or not outcome.answers:
-        failed = outcome.missing.message if outcome.missing else "no answer"
-        return Survey(
-            inventory=NO_INVENTORY,
-            boot_id=None,
-            instance_id=None,
-            instance_type=None,
-            versions=dict(versions),
-            holders=None,
-            looked_at=time.clock_gettime(time.CLOCK_BOOTTIME) - max(0.0, time.monotonic() - outcome.began),
-            failed=failed,
-            raw={"error": failed},
-        )
-    answer = outcome.answers[0]
-    seen.note(answer)
-    plain = without_missing(answer["inventory"], lost)
-    holders = answer["holders"]
-    return Survey(
-        inventory=Inventory(
-            accelerator=plain["accelerator"],
-            device_count=plain["device_count"],
-            core_count=plain["core_count"],
-            memory_bytes=plain["memory_bytes"],
-            efa_count=plain["efa_count"],
-            devices=tuple(
-                seen.stamp(
-                    DeviceRecord(**{field.name: device.get(field.name) for field in dataclasses.fields(DeviceRecord)})
-                )
-                for device in plain["devices"]
-            ),
-            workers=tuple(plain.get("workers") or ()),
-        ),
-        boot_id=answer["boot_id"],
-        instance_id=answer["instance_id"],
-        instance_type=answer["instance_type"],
-        versions={**versions, **answer["versions"]},
-        holders=None if holders is None else tuple(holders),
-        looked_at=answer["looked_at"],
-        raw={key: value for key, value in answer.items() if key not in ("kind", "id", "looked_at")},
-    )

@@ -43,66 +43,6 @@ from checks.host.container import has_own_dev
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
 
-
-def _compiled_with(inventory: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None]:
-    from checks.accelerators.neuron.environment import flags_of, lnc_of
-
-    return flags_of(options), lnc_of(inventory, options)
-
-
-def _diagnose(text: str) -> tuple[Diagnosis, str] | None:
-    from checks.accelerators.neuron.errors import diagnose, telling_line  # slow, and only for what failed
-
-    found = diagnose(text)
-    return None if found is None else (found, telling_line(text))
-
-
-def _tells_of_trouble(text: str) -> bool:
-    from checks.accelerators.neuron.errors import diagnose
-
-    found = diagnose(text)
-    return found is not None and found.reason != "CompileFailed"
-
-
-DESCRIPTOR = Descriptor(
-    name="neuron",
-    detect_order=0,
-    speed_versions=("neuron_driver", "neuron_runtime", "neuron_collectives", "torch"),
-    read_versions=read_all,
-    compiles=True,
-    device_files="/dev/neuron",
-    pjrt_clients=("NEURON",),
-    profiles_programs=True,
-    on_ec2_only=True,
-    kubernetes_resources=("aws.amazon.com/neuron",),  # neuron, neuroncore, neurondevice
-    numbers_last=True,
-    memory_told_by="neuron-ls",
-    takes_all_efa=True,
-    nccom=True,
-    graph_sources=(
-        "accelerators/xla.py",
-        "accelerators/neuron/environment.py",
-        "accelerators/neuron/torch_binding.py",
-    ),
-    compiled_with=_compiled_with,
-    diagnose=_diagnose,
-    tells_of_trouble=_tells_of_trouble,
-    tools={"neuron-ls": "install aws-neuronx-tools"},
-    python_packages=("torch-neuronx", "neuronx-cc", "libneuronxla", "nrtpy"),
-    own_index=OwnIndex(
-        title="Neuron packages",
-        needed="torch-neuronx",
-        source="install them from AWS's Neuron package repository, see the Neuron setup guide",
-    ),
-    system_packages=("aws-neuron*",),
-    kernel_modules=("neuron",),
-    kernel_words="neuron",
-    support_tools=(
-        Tool(("neuron-ls", "-j")),
-        Tool(("neuron-monitor", "-c", "{config}"), streams=True, config=MONITOR_CONFIG),
-    ),
-)
-
 # They have devices open for as long as they look at them and run nothing on them. The kernel cuts names at 15 letters.
 _ONLOOKERS = frozenset({"neuron-monitor", "neuron-ls", "neuron-top", "neuron-observer", "neuron-device-p"})
 
@@ -113,12 +53,6 @@ def present(host: Host) -> bool:
         return neuron_sysfs.is_loaded(host) or bool(device_files(host)) or bool(neuron_sysfs.read_numbers(host))
     except HostError:
         return True
-
-
-def device_files(host: Host) -> set[int]:
-    """The numbers of the device files in /dev."""
-    names = (path.rpartition("/neuron")[2] for path in host.glob("/dev", "neuron*"))
-    return {int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 5}
 
 
 def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,6 +105,12 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def device_files(host: Host) -> set[int]:
+    """The numbers of the device files in /dev."""
+    names = (path.rpartition("/neuron")[2] for path in host.glob("/dev", "neuron*"))
+    return {int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 5}
+
+
 def holders(host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]) -> list[str] | None:
     """
     Who has /dev/neuronN open or, by neuron-ls, runs on its cores. Options: `ignore_pids`, `in_job`.
@@ -221,7 +161,24 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     return torch_binding.bind(target, inventory, options)
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
+def _compiled_with(inventory: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    from checks.accelerators.neuron.environment import flags_of, lnc_of
+
+    return flags_of(options), lnc_of(inventory, options)
+
+
+def _diagnose(text: str) -> tuple[Diagnosis, str] | None:
+    from checks.accelerators.neuron.errors import diagnose, telling_line  # slow, and only for what failed
+
+    found = diagnose(text)
+    return None if found is None else (found, telling_line(text))
+
+
+def _tells_of_trouble(text: str) -> bool:
+    from checks.accelerators.neuron.errors import diagnose
+
+    found = diagnose(text)
+    return found is not None and found.reason != "CompileFailed"
 
 
 def _by_tool(
@@ -314,3 +271,43 @@ def _place(line: str) -> tuple[str, int]:
     """Target and pid in `neuron:0: pid 123 (python)`."""
     target, _, rest = line.partition(": pid ")
     return target, int(rest.partition(" (")[0])
+
+
+DESCRIPTOR = Descriptor(
+    name="neuron",
+    detect_order=0,
+    speed_versions=("neuron_driver", "neuron_runtime", "neuron_collectives", "torch"),
+    read_versions=read_all,
+    compiles=True,
+    device_files="/dev/neuron",
+    pjrt_clients=("NEURON",),
+    profiles_programs=True,
+    on_ec2_only=True,
+    kubernetes_resources=("aws.amazon.com/neuron",),  # neuron, neuroncore, neurondevice
+    numbers_last=True,
+    memory_told_by="neuron-ls",
+    takes_all_efa=True,
+    nccom=True,
+    graph_sources=(
+        "accelerators/xla.py",
+        "accelerators/neuron/environment.py",
+        "accelerators/neuron/torch_binding.py",
+    ),
+    compiled_with=_compiled_with,
+    diagnose=_diagnose,
+    tells_of_trouble=_tells_of_trouble,
+    tools={"neuron-ls": "install aws-neuronx-tools"},
+    python_packages=("torch-neuronx", "neuronx-cc", "libneuronxla", "nrtpy"),
+    own_index=OwnIndex(
+        title="Neuron packages",
+        needed="torch-neuronx",
+        source="install them from AWS's Neuron package repository, see the Neuron setup guide",
+    ),
+    system_packages=("aws-neuron*",),
+    kernel_modules=("neuron",),
+    kernel_words="neuron",
+    support_tools=(
+        Tool(("neuron-ls", "-j")),
+        Tool(("neuron-monitor", "-c", "{config}"), streams=True, config=MONITOR_CONFIG),
+    ),
+)

@@ -5,6 +5,12 @@ Members that are missing, null or of another type are None: a property of the de
 doubtful as a whole (no device, a device without a number, a number used twice) is a ValueError.
 
 Unverified on hardware: members and texts come from AWS's documentation and from published outputs of the tool.
+
+Also here:
+
+- who owns NeuronCores, by neuron-ls, and whether these processes are still there;
+- how NeuronCores are counted and numbered: physical and logical ones, by neuron-ls and by sysfs;
+- which of the host's devices each device is that can be used here.
 """
 
 from __future__ import annotations
@@ -41,35 +47,68 @@ _INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,17}")
 _NO_RUNTIME = ("", "na", "n/a", "none", "unknown")
 _INSTALL = "install aws-neuronx-tools"
 
+_MAX_OWNERS = 192  # of one inventory, which is one bounded line; the largest machine has 128 logical cores
 
-class Process(NamedTuple):
-    """One that has devices open. `runtime_version` None: it drives no core, as neuron-monitor."""
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
-    pid: int
-    command: str
-    runtime_version: str | None
+DEVICE_FILE = "/dev/neuron{index}"
 
-
-class Entry(NamedTuple):
-    """One device. `connected_to` and `processes` None are what was not told, not "none"."""
-
-    number: int
-    bdf: str | None
-    numa_node: int | None
-    connected_to: tuple[int, ...] | None
-    cores: int | None
-    lnc: int | None
-    memory_bytes: int | None
-    core_ids: tuple[int, ...] | None
-    processes: tuple[Process, ...] | None
+Links = Mapping[int, "Sequence[int] | None"]
 
 
-class Listing(NamedTuple):
-    """The whole answer, devices in the order of their numbers."""
+def read_owners(host: Host, listing: Listing) -> list[dict[str, Any]] | None:
+    """
+    The owners, those without a process first. None where a device does not tell its processes.
 
-    devices: tuple[Entry, ...]
-    instance_type: str | None
-    instance_id: str | None
+    `alive` None: it cannot be seen from here. `cores` is None: neuron-ls tells devices, not cores.
+    """
+    found = _owners(listing)
+    if found is None:
+        return None
+    alive = {pid: _is_alive(host, pid) for pid in found}
+    if False in alive.values():
+        again, _ = query(host)
+        still = _owners(again) if again is not None else None
+        for pid, state in alive.items():
+            if state is False and (still is None or pid not in still):
+                alive[pid] = None
+        # What has just ended is no owner any more.
+        found = {pid: one for pid, one in found.items() if alive[pid] is not None or still is None or pid in still}
+    owners = [
+        {
+            "pid": pid,
+            "command": one["command"] or _command(host, pid),
+            "alive": alive[pid],
+            "cores": None,
+            "devices": one["devices"],
+            "runtime_version": one["runtime_version"],
+        }
+        for pid, one in found.items()
+    ]
+    return sorted(owners, key=lambda owner: (owner["alive"] is not False, owner["pid"]))[:_MAX_OWNERS]
+
+
+def query(host: Host) -> tuple[Listing | None, ToolError | None]:
+    """
+    Ask the tool, one process at a time on this machine; once more where it fails at once.
+
+    Exactly one of the two is None. The lock is on the tool's own file: there is nothing to create or to clean up, and a
+    tool that the kernel does not let go keeps it, so that no second one is started into the same trouble.
+    """
+    try:
+        program = host.find_program("neuron-ls")
+    except HostError:
+        return None, ToolError("MissingTool", f"no such program: neuron-ls; {_INSTALL}")
+    with _alone(program) as lock:
+        if lock is None:
+            text = f"another neuron-ls has been running for {WAIT_SECONDS:g} s; check whether it hangs, or try again"
+            return None, ToolError("Timeout", text)
+        begin = time.monotonic()
+        listing, error = _ask(host, lock)
+        # Tools up to 2.27 fail when others ask the driver at the same time, which is over a moment later.
+        if error is not None and error.reason == "NoData" and time.monotonic() - begin < _RETRY_WITHIN_SECONDS:
+            listing, error = _ask(host, lock)
+        return listing, error
 
 
 class ToolError(NamedTuple):
@@ -107,27 +146,146 @@ def parse(text: str) -> Listing:
     )
 
 
-def query(host: Host) -> tuple[Listing | None, ToolError | None]:
-    """
-    Ask the tool, one process at a time on this machine; once more where it fails at once.
+def program_name(command: object) -> str:
+    """The program alone: arguments may hold secrets. Empty where it is not told, as in containers."""
+    words = command.split() if isinstance(command, str) else []
+    return os.path.basename(words[0])[:64] if words else ""
 
-    Exactly one of the two is None. The lock is on the tool's own file: there is nothing to create or to clean up, and a
-    tool that the kernel does not let go keeps it, so that no second one is started into the same trouble.
+
+def devices_of_the_dead(owners: list[dict[str, Any]] | None) -> set[int]:
+    """The numbers of devices with cores that nobody is left to release."""
+    return {index for owner in owners or () if owner["alive"] is False for index in owner["devices"]}
+
+
+def wanted_lnc(options: Mapping[str, Any]) -> int | None:
+    """The configuration of jobs by the option or the variable. Raises ValueError for an option that makes no sense."""
+    value = options.get("neuron_lnc")
+    if value is None:
+        said = os.environ.get(LNC_VARIABLE, "").strip()
+        return int(said) if said in ("1", "2") else None
+    if isinstance(value, bool) or value not in (1, 2):
+        raise ValueError(f"neuron_lnc must be 1 or 2 (physical NeuronCores in a logical one), not {value!r}")
+    return int(value)
+
+
+def find_chip(kind: str | None, type_name: object) -> Chip | None:
+    """The chip by the driver's name for it, else by the instance type; None where neither is known."""
+    known = find_type(type_name) if isinstance(type_name, str) else None
+    return neuron_sysfs.chip_of(kind) or (known.chip if known and known.chip.accelerator == "neuron" else None)
+
+
+def in_force(wanted: int | None, chip: Chip | None) -> int | None:
+    """The configuration that is wanted, unless the chip has it not: then nobody can have meant it for this machine."""
+    return wanted if wanted is None or chip is None or wanted in chip.lnc else None
+
+
+def shown_lnc(listing: Listing, chip: Chip | None) -> int | None:
+    """By which neuron-ls has counted: what it says, else what the chip can have and the cores fit."""
+    said = {entry.lnc for entry in listing.devices} - {None}
+    if said:
+        return said.pop() if len(said) == 1 else None
+    if chip is None or chip.cores is None:
+        return None
+    counts = [entry.cores for entry in listing.devices if entry.cores is not None]
+    most = max(counts, default=0)
+    return next((lnc for lnc in chip.lnc if most * lnc == chip.cores), chip.lnc[0] if len(chip.lnc) == 1 else None)
+
+
+class Listing(NamedTuple):
+    """The whole answer, devices in the order of their numbers."""
+
+    devices: tuple[Entry, ...]
+    instance_type: str | None
+    instance_id: str | None
+
+
+class Entry(NamedTuple):
+    """One device. `connected_to` and `processes` None are what was not told, not "none"."""
+
+    number: int
+    bdf: str | None
+    numa_node: int | None
+    connected_to: tuple[int, ...] | None
+    cores: int | None
+    lnc: int | None
+    memory_bytes: int | None
+    core_ids: tuple[int, ...] | None
+    processes: tuple[Process, ...] | None
+
+
+class Process(NamedTuple):
+    """One that has devices open. `runtime_version` None: it drives no core, as neuron-monitor."""
+
+    pid: int
+    command: str
+    runtime_version: str | None
+
+
+def to_logical(number: int | None, shown: int | None, lnc: int | None) -> int | None:
+    """A number of cores, or of a core, that was told by one configuration, in another."""
+    if number is None or shown == lnc:
+        return number
+    return None if shown is None or lnc is None or number * shown % lnc else number * shown // lnc
+
+
+def logical_from_sysfs(cores: int | None, chip: Chip | None, lnc: int | None) -> int | None:
     """
-    try:
-        program = host.find_program("neuron-ls")
-    except HostError:
-        return None, ToolError("MissingTool", f"no such program: neuron-ls; {_INSTALL}")
-    with _alone(program) as lock:
-        if lock is None:
-            text = f"another neuron-ls has been running for {WAIT_SECONDS:g} s; check whether it hangs, or try again"
-            return None, ToolError("Timeout", text)
-        begin = time.monotonic()
-        listing, error = _ask(host, lock)
-        # Tools up to 2.27 fail when others ask the driver at the same time, which is over a moment later.
-        if error is not None and error.reason == "NoData" and time.monotonic() - begin < _RETRY_WITHIN_SECONDS:
-            listing, error = _ask(host, lock)
-        return listing, error
+    Logical cores of a device by its `core_count`, which is of physical or of logical cores.
+
+    More than the logical ones that a whole chip has are physical ones.
+    """
+    if cores is None or chip is None or chip.cores is None or lnc is None:
+        return None
+    return cores // lnc if cores > chip.cores // lnc else cores
+
+
+def first_cores(counts: Sequence[int | None]) -> list[int | None]:
+    """The first core of each device where cores are numbered through; None behind a device that does not tell."""
+    starts: list[int | None] = []
+    at: int | None = 0
+    for count in counts:
+        starts.append(at)
+        at = None if at is None or count is None else at + count
+    return starts
+
+
+def core_range(start: int | None, count: int | None) -> list[int] | None:
+    """The numbers of the cores of one device."""
+    return None if start is None or count is None else list(range(start, start + count))
+
+
+def find_host_indices(host: Host, links: Links, shown: Sequence[SysfsDevice] | None) -> dict[int, int | None]:
+    """
+    The host's index of each device; None where it cannot be told.
+
+    `links` are the devices of a listing by the number that it gives them, with their neighbours; `shown` is what sysfs
+    shows. The minor number of the device's file tells; outside of a container every number is the host's.
+    """
+    minors = {number: host.device_minor(DEVICE_FILE.format(index=number)) for number in links}
+    if not in_container(host):
+        return {number: number if minor is None else minor for number, minor in minors.items()}
+    guessed = match_neighbours(links, shown)
+    found = {number: guessed[number] if minor is None else minor for number, minor in minors.items()}
+    told = [index for index in found.values() if index is not None]
+    # Two devices cannot be one of the host's.
+    return {number: index if index is None or told.count(index) == 1 else None for number, index in found.items()}
+
+
+def match_neighbours(links: Links, shown: Sequence[SysfsDevice] | None) -> dict[int, int | None]:
+    """
+    The devices of sysfs by their neighbours, where only one has the same; pure.
+
+    Without neighbours the numbers are the host's where they are those of all devices that sysfs shows.
+    """
+    by_links: dict[frozenset[int], list[int]] = {}
+    for device in shown or ():
+        by_links.setdefault(frozenset(device.connected_to or ()), []).append(device.number)
+    whole = set(links) == {device.number for device in shown or ()}
+    found: dict[int, int | None] = {}
+    for number, neighbours in links.items():
+        same = by_links.get(frozenset(neighbours), []) if neighbours else []
+        found[number] = same[0] if len(same) == 1 else number if whole and not neighbours else None
+    return found
 
 
 def _ask(host: Host, lock: tuple[int, ...]) -> tuple[Listing | None, ToolError | None]:
@@ -174,9 +332,6 @@ def _lock(descriptor: int) -> bool:
     except OSError:
         return True  # a file system without locks: to ask all the same is better than never to know
     return True
-
-
-# --- members ----------------------------------------------------------------------------------------------------------
 
 
 def _entry(item: dict[str, Any]) -> Entry:
@@ -246,12 +401,6 @@ def _processes(value: object) -> tuple[Process, ...] | None:
     return tuple(found)
 
 
-def program_name(command: object) -> str:
-    """The program alone: arguments may hold secrets. Empty where it is not told, as in containers."""
-    words = command.split() if isinstance(command, str) else []
-    return os.path.basename(words[0])[:64] if words else ""
-
-
 def _instance_id(value: object) -> str | None:
     return value if isinstance(value, str) and _INSTANCE_ID.fullmatch(value) else None
 
@@ -260,49 +409,6 @@ def _agreed(values: list[str | None]) -> str | None:
     """What the entries say, where they do not contradict each other."""
     names = {value for value in values if value is not None}
     return names.pop() if len(names) == 1 else None
-
-
-# Who owns NeuronCores, by neuron-ls, and whether these processes are still there. No accelerator of its own.
-
-
-_MAX_OWNERS = 192  # of one inventory, which is one bounded line; the largest machine has 128 logical cores
-
-
-def read_owners(host: Host, listing: Listing) -> list[dict[str, Any]] | None:
-    """
-    The owners, those without a process first. None where a device does not tell its processes.
-
-    `alive` None: it cannot be seen from here. `cores` is None: neuron-ls tells devices, not cores.
-    """
-    found = _owners(listing)
-    if found is None:
-        return None
-    alive = {pid: _is_alive(host, pid) for pid in found}
-    if False in alive.values():
-        again, _ = query(host)
-        still = _owners(again) if again is not None else None
-        for pid, state in alive.items():
-            if state is False and (still is None or pid not in still):
-                alive[pid] = None
-        # What has just ended is no owner any more.
-        found = {pid: one for pid, one in found.items() if alive[pid] is not None or still is None or pid in still}
-    owners = [
-        {
-            "pid": pid,
-            "command": one["command"] or _command(host, pid),
-            "alive": alive[pid],
-            "cores": None,
-            "devices": one["devices"],
-            "runtime_version": one["runtime_version"],
-        }
-        for pid, one in found.items()
-    ]
-    return sorted(owners, key=lambda owner: (owner["alive"] is not False, owner["pid"]))[:_MAX_OWNERS]
-
-
-def devices_of_the_dead(owners: list[dict[str, Any]] | None) -> set[int]:
-    """The numbers of devices with cores that nobody is left to release."""
-    return {index for owner in owners or () if owner["alive"] is False for index in owner["devices"]}
 
 
 def _owners(listing: Listing) -> dict[int, dict[str, Any]] | None:
@@ -343,118 +449,3 @@ def _command(host: Host, pid: int) -> str:
         return host.read(f"/proc/{pid}/comm").strip()[:64]
     except HostError:
         return ""
-
-
-# How NeuronCores are counted and numbered: physical and logical ones, by neuron-ls and by sysfs.
-
-
-LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
-
-
-def wanted_lnc(options: Mapping[str, Any]) -> int | None:
-    """The configuration of jobs by the option or the variable. Raises ValueError for an option that makes no sense."""
-    value = options.get("neuron_lnc")
-    if value is None:
-        said = os.environ.get(LNC_VARIABLE, "").strip()
-        return int(said) if said in ("1", "2") else None
-    if isinstance(value, bool) or value not in (1, 2):
-        raise ValueError(f"neuron_lnc must be 1 or 2 (physical NeuronCores in a logical one), not {value!r}")
-    return int(value)
-
-
-def find_chip(kind: str | None, type_name: object) -> Chip | None:
-    """The chip by the driver's name for it, else by the instance type; None where neither is known."""
-    known = find_type(type_name) if isinstance(type_name, str) else None
-    return neuron_sysfs.chip_of(kind) or (known.chip if known and known.chip.accelerator == "neuron" else None)
-
-
-def in_force(wanted: int | None, chip: Chip | None) -> int | None:
-    """The configuration that is wanted, unless the chip has it not: then nobody can have meant it for this machine."""
-    return wanted if wanted is None or chip is None or wanted in chip.lnc else None
-
-
-def shown_lnc(listing: Listing, chip: Chip | None) -> int | None:
-    """By which neuron-ls has counted: what it says, else what the chip can have and the cores fit."""
-    said = {entry.lnc for entry in listing.devices} - {None}
-    if said:
-        return said.pop() if len(said) == 1 else None
-    if chip is None or chip.cores is None:
-        return None
-    counts = [entry.cores for entry in listing.devices if entry.cores is not None]
-    most = max(counts, default=0)
-    return next((lnc for lnc in chip.lnc if most * lnc == chip.cores), chip.lnc[0] if len(chip.lnc) == 1 else None)
-
-
-def to_logical(number: int | None, shown: int | None, lnc: int | None) -> int | None:
-    """A number of cores, or of a core, that was told by one configuration, in another."""
-    if number is None or shown == lnc:
-        return number
-    return None if shown is None or lnc is None or number * shown % lnc else number * shown // lnc
-
-
-def logical_from_sysfs(cores: int | None, chip: Chip | None, lnc: int | None) -> int | None:
-    """
-    Logical cores of a device by its `core_count`, which is of physical or of logical cores.
-
-    More than the logical ones that a whole chip has are physical ones.
-    """
-    if cores is None or chip is None or chip.cores is None or lnc is None:
-        return None
-    return cores // lnc if cores > chip.cores // lnc else cores
-
-
-def first_cores(counts: Sequence[int | None]) -> list[int | None]:
-    """The first core of each device where cores are numbered through; None behind a device that does not tell."""
-    starts: list[int | None] = []
-    at: int | None = 0
-    for count in counts:
-        starts.append(at)
-        at = None if at is None or count is None else at + count
-    return starts
-
-
-def core_range(start: int | None, count: int | None) -> list[int] | None:
-    """The numbers of the cores of one device."""
-    return None if start is None or count is None else list(range(start, start + count))
-
-
-# Which of the host's devices each device is that can be used here. No accelerator of its own.
-
-
-DEVICE_FILE = "/dev/neuron{index}"
-
-Links = Mapping[int, "Sequence[int] | None"]
-
-
-def find_host_indices(host: Host, links: Links, shown: Sequence[SysfsDevice] | None) -> dict[int, int | None]:
-    """
-    The host's index of each device; None where it cannot be told.
-
-    `links` are the devices of a listing by the number that it gives them, with their neighbours; `shown` is what sysfs
-    shows. The minor number of the device's file tells; outside of a container every number is the host's.
-    """
-    minors = {number: host.device_minor(DEVICE_FILE.format(index=number)) for number in links}
-    if not in_container(host):
-        return {number: number if minor is None else minor for number, minor in minors.items()}
-    guessed = match_neighbours(links, shown)
-    found = {number: guessed[number] if minor is None else minor for number, minor in minors.items()}
-    told = [index for index in found.values() if index is not None]
-    # Two devices cannot be one of the host's.
-    return {number: index if index is None or told.count(index) == 1 else None for number, index in found.items()}
-
-
-def match_neighbours(links: Links, shown: Sequence[SysfsDevice] | None) -> dict[int, int | None]:
-    """
-    The devices of sysfs by their neighbours, where only one has the same; pure.
-
-    Without neighbours the numbers are the host's where they are those of all devices that sysfs shows.
-    """
-    by_links: dict[frozenset[int], list[int]] = {}
-    for device in shown or ():
-        by_links.setdefault(frozenset(device.connected_to or ()), []).append(device.number)
-    whole = set(links) == {device.number for device in shown or ()}
-    found: dict[int, int | None] = {}
-    for number, neighbours in links.items():
-        same = by_links.get(frozenset(neighbours), []) if neighbours else []
-        found[number] = same[0] if len(same) == 1 else number if whole and not neighbours else None
-    return found

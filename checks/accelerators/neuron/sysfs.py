@@ -6,6 +6,10 @@ and else looked for by its name below its device; a name that several places hav
 own; `neuron` reads devices through it.
 
 Unverified on hardware: the tree is that of AWS's documentation and of the driver's source.
+
+Also here:
+
+- the counters that the Neuron driver keeps in sysfs, found by name.
 """
 
 from __future__ import annotations
@@ -37,6 +41,57 @@ _NUMBER = re.compile(r"neuron(\d{1,4})")
 _SERIAL = re.compile(r"(?=.*[1-9A-Za-z])[0-9A-Za-z-]{4,64}")  # all zeros are no number of anything
 _LIST = re.compile(r"[0-9, \t\n]*")
 
+# Where leaves were found, and which were nowhere: for as long as this process lives, which is one round of checks.
+_found: dict[tuple[object, str], str] = {}
+_absent: set[tuple[object, str]] = set()
+
+ROOTS = ("/sys/devices/virtual/neuron_device", "/sys/class/neuron_device")
+
+# Of a device. Those of `NEWER` came with later drivers: a tree may lack them.
+REQUIRED = ("mem_ecc_uncorrected", "sram_ecc_uncorrected")
+CORRECTED = ("mem_ecc_corrected", "sram_ecc_corrected")
+NEWER = ("mem_ecc_repairable_uncorrected", *CORRECTED)
+COMPONENTS = "unhealthy_components"
+STATE = "reset"  # to read it tells the state of the device; to write it resets the device, which nobody here does
+UNREADABLE = "?"  # in the place of a text that could not be read
+# Of a core. Statuses whose cause is the program that ran (bad input, queue full, wrong NEFF, ...) are not read at all.
+HARDWARE_STATUSES = (
+    "hw_error",
+    "hw_nc_ue_error",
+    "hw_hbm_ue_error",
+    "hw_repairable_hbm_ue_error",
+    "hw_dma_abort_error",
+    "hw_collectives_error",
+)
+OTHER_STATUSES = ("timeout", "execute_completed_with_error", "reset_fail_count")
+
+_MAX_DEVICES = 256
+_LEAVES_MAX_FOLDERS = 2048  # a device of eight cores has about a hundred that are entered
+_LEAVES_MAX_DEPTH = 8
+_MAX_LEAVES = 1024  # of one device
+# Many, and none of them holds a counter of faults.
+_LEAVES_SKIPPED = frozenset(
+    {"memory_usage", "power", "host_mem", "device_mem", "success", "failure", "exec_bad_input"}
+    | {"execute_completed_with_num_error", "execute_failed_to_queue", "generic_error", "resource_error"}
+    | {"resource_nc_error", "invalid_error", "unsupported_neff_version", "oob_error"}
+    | {f"execute_sw_{kind}" for kind in ("nq_overflow", "semaphore_error", "event_error", "psum_collision")}
+    | {"execute_sw_sequencer_fatal", "flop_count", "inference_count", "model_load_count", "nc_time_in_use"}
+    | {"reset_req_count"}
+)
+_DEVICE = re.compile(r"neuron(\d{1,4})", re.ASCII)
+_CORE = re.compile(r"(?:neuron_|neuron)?core_?(\d{1,4})|nc_?(\d{1,4})", re.ASCII)
+_COUNT = re.compile(r"\d{1,20}", re.ASCII)
+_NAMES = frozenset({*REQUIRED, *NEWER, COMPONENTS, STATE})
+_CORE_NAMES = frozenset({*HARDWARE_STATUSES, *OTHER_STATUSES})
+
+
+def read_devices(host: Host) -> tuple[SysfsDevice, ...] | None:
+    """The devices by number; none where the driver is not loaded, None where sysfs does not tell."""
+    folders = _device_folders(host)
+    if folders is None:
+        return None
+    return tuple(_device(host, number, folder) for number, folder in sorted(folders.items()))
+
 
 class SysfsDevice(NamedTuple):
     """
@@ -50,14 +105,6 @@ class SysfsDevice(NamedTuple):
     kind: str | None
     cores: int | None
     connected_to: tuple[int, ...] | None
-
-
-def read_devices(host: Host) -> tuple[SysfsDevice, ...] | None:
-    """The devices by number; none where the driver is not loaded, None where sysfs does not tell."""
-    folders = _device_folders(host)
-    if folders is None:
-        return None
-    return tuple(_device(host, number, folder) for number, folder in sorted(folders.items()))
 
 
 def read_numbers(host: Host) -> set[int] | None:
@@ -94,6 +141,91 @@ def parse_list(text: str) -> tuple[int, ...] | None:
         return None
     words = text.replace(",", " ").split()
     return tuple(int(word) for word in words) if all(len(word) < 5 for word in words) else None
+
+
+def read_counters(host: Host) -> dict[int, DeviceCounters]:
+    """Every device that the driver shows, by its number; empty where there is none. Raises HostError NoPermission."""
+    found: dict[int, DeviceCounters] = {}
+    # Devices of one machine look alike, so the others are read without being walked where their folders hold the same.
+    known: dict[tuple[str, ...], list[Leaf]] = {}
+    for folder, index in _folders(host):
+        names = tuple(host.listdir(folder))
+        device = _read_leaf(host, folder, index, known[names], always=False) if names in known else None
+        if device is None:
+            leaves = find_leaves(host, folder)
+            device = _read_leaf(host, folder, index, leaves, always=True)
+            if is_whole(leaves, names):
+                known[names] = leaves
+        if device is not None:
+            found[index] = device
+    return found
+
+
+class DeviceCounters(NamedTuple):
+    """
+    What one device counts since its driver was loaded.
+
+    `counts` by name and `cores` by name and core hold None where a leaf is there and holds no count. `components` is
+    the text of `unhealthy_components`, None where there is none. `inode` changes when the driver is loaded again.
+    `denied` names a file that may not be read. `state` is what the driver holds of the device: 0 it is being reset, 1
+    ready, 2 invalid; None where it does not tell (root alone may read it).
+    """
+
+    number: int
+    inode: int | None
+    counts: Mapping[str, int | None]
+    cores: Mapping[str, Mapping[int, int | None]]
+    components: str | None
+    denied: str | None
+    state: int | None = None
+
+
+def is_whole(leaves: Collection[Leaf], names: Collection[str]) -> bool:
+    """Whether these are places to look at on the next device too: nothing is missing, and its cores are alike."""
+    cores: dict[int, set[str]] = {core: set() for name in names if (core := _core(name)) is not None}
+    for leaf in leaves:
+        if leaf.core is not None:
+            cores.setdefault(leaf.core, set()).add(leaf.name)
+    kinds = {frozenset(kinds) for kinds in cores.values()}
+    return len(kinds) == 1 and {leaf.name for leaf in leaves if leaf.core is None}.issuperset(REQUIRED)
+
+
+def find_leaves(host: Host, folder: str) -> list[Leaf]:
+    """The places of all counters below one device."""
+    paths = host.walk(folder, skip=_LEAVES_SKIPPED, max_depth=_LEAVES_MAX_DEPTH, max_folders=_LEAVES_MAX_FOLDERS)
+    return sort_leaves(paths)
+
+
+def sort_leaves(paths: Sequence[str]) -> list[Leaf]:
+    """
+    Which of these paths is which counter; of several of one name the first.
+
+    Of `total` and `present` the former counts: the latter is of the process that runs, and gone with it.
+    """
+    found: dict[tuple[str, int | None], Leaf] = {}
+    for path in paths:
+        parts = path.split("/")
+        holder = parts[:-2] if parts[-1] == "total" else parts[:-1]
+        name = parts[len(holder)] if len(parts) > len(holder) else ""
+        core = next((number for part in reversed(holder) if (number := _core(part)) is not None), None)
+        status = "status" in holder and name.startswith("hw_")
+        if name in (_NAMES if core is None else _CORE_NAMES) or (core is not None and status):
+            found.setdefault((name, core), Leaf(name, core, path))
+    return list(found.values())[:_MAX_LEAVES]
+
+
+class Leaf(NamedTuple):
+    """A place below a device: whose counter it is (`core` None: the device's) and where."""
+
+    name: str
+    core: int | None
+    path: str
+
+
+def parse_count(text: str) -> int | None:
+    """A count of events; None for anything else, a negative number included."""
+    text = text.strip()
+    return int(text) if _COUNT.fullmatch(text) else None
 
 
 def _device_folders(host: Host) -> dict[int, str] | None:
@@ -142,144 +274,11 @@ def _read(host: Host, folder: str, name: str) -> str | None:
     return None
 
 
-# Where leaves were found, and which were nowhere: for as long as this process lives, which is one round of checks.
-_found: dict[tuple[object, str], str] = {}
-_absent: set[tuple[object, str]] = set()
-
-
 def _search(host: Host, folder: str, name: str) -> str | None:
     """Where the one leaf of this name is below a device."""
     below = host.walk(folder, skip=_SKIPPED, max_depth=_MAX_DEPTH, max_folders=_MAX_FOLDERS)
     found = [path for path in below if path.rpartition("/")[2] == name]
     return found[0] if len(found) == 1 else None
-
-
-# The counters that the Neuron driver keeps in sysfs, found by name. Nothing here judges.
-
-
-ROOTS = ("/sys/devices/virtual/neuron_device", "/sys/class/neuron_device")
-
-# Of a device. Those of `NEWER` came with later drivers: a tree may lack them.
-REQUIRED = ("mem_ecc_uncorrected", "sram_ecc_uncorrected")
-CORRECTED = ("mem_ecc_corrected", "sram_ecc_corrected")
-NEWER = ("mem_ecc_repairable_uncorrected", *CORRECTED)
-COMPONENTS = "unhealthy_components"
-STATE = "reset"  # to read it tells the state of the device; to write it resets the device, which nobody here does
-UNREADABLE = "?"  # in the place of a text that could not be read
-# Of a core. Statuses whose cause is the program that ran (bad input, queue full, wrong NEFF, ...) are not read at all.
-HARDWARE_STATUSES = (
-    "hw_error",
-    "hw_nc_ue_error",
-    "hw_hbm_ue_error",
-    "hw_repairable_hbm_ue_error",
-    "hw_dma_abort_error",
-    "hw_collectives_error",
-)
-OTHER_STATUSES = ("timeout", "execute_completed_with_error", "reset_fail_count")
-
-_MAX_DEVICES = 256
-_LEAVES_MAX_FOLDERS = 2048  # a device of eight cores has about a hundred that are entered
-_LEAVES_MAX_DEPTH = 8
-_MAX_LEAVES = 1024  # of one device
-# Many, and none of them holds a counter of faults.
-_LEAVES_SKIPPED = frozenset(
-    {"memory_usage", "power", "host_mem", "device_mem", "success", "failure", "exec_bad_input"}
-    | {"execute_completed_with_num_error", "execute_failed_to_queue", "generic_error", "resource_error"}
-    | {"resource_nc_error", "invalid_error", "unsupported_neff_version", "oob_error"}
-    | {f"execute_sw_{kind}" for kind in ("nq_overflow", "semaphore_error", "event_error", "psum_collision")}
-    | {"execute_sw_sequencer_fatal", "flop_count", "inference_count", "model_load_count", "nc_time_in_use"}
-    | {"reset_req_count"}
-)
-_DEVICE = re.compile(r"neuron(\d{1,4})", re.ASCII)
-_CORE = re.compile(r"(?:neuron_|neuron)?core_?(\d{1,4})|nc_?(\d{1,4})", re.ASCII)
-_COUNT = re.compile(r"\d{1,20}", re.ASCII)
-_NAMES = frozenset({*REQUIRED, *NEWER, COMPONENTS, STATE})
-_CORE_NAMES = frozenset({*HARDWARE_STATUSES, *OTHER_STATUSES})
-
-
-class Leaf(NamedTuple):
-    """A place below a device: whose counter it is (`core` None: the device's) and where."""
-
-    name: str
-    core: int | None
-    path: str
-
-
-class DeviceCounters(NamedTuple):
-    """
-    What one device counts since its driver was loaded.
-
-    `counts` by name and `cores` by name and core hold None where a leaf is there and holds no count. `components` is
-    the text of `unhealthy_components`, None where there is none. `inode` changes when the driver is loaded again.
-    `denied` names a file that may not be read. `state` is what the driver holds of the device: 0 it is being reset, 1
-    ready, 2 invalid; None where it does not tell (root alone may read it).
-    """
-
-    number: int
-    inode: int | None
-    counts: Mapping[str, int | None]
-    cores: Mapping[str, Mapping[int, int | None]]
-    components: str | None
-    denied: str | None
-    state: int | None = None
-
-
-def read_counters(host: Host) -> dict[int, DeviceCounters]:
-    """Every device that the driver shows, by its number; empty where there is none. Raises HostError NoPermission."""
-    found: dict[int, DeviceCounters] = {}
-    # Devices of one machine look alike, so the others are read without being walked where their folders hold the same.
-    known: dict[tuple[str, ...], list[Leaf]] = {}
-    for folder, index in _folders(host):
-        names = tuple(host.listdir(folder))
-        device = _read_leaf(host, folder, index, known[names], always=False) if names in known else None
-        if device is None:
-            leaves = find_leaves(host, folder)
-            device = _read_leaf(host, folder, index, leaves, always=True)
-            if is_whole(leaves, names):
-                known[names] = leaves
-        if device is not None:
-            found[index] = device
-    return found
-
-
-def is_whole(leaves: Collection[Leaf], names: Collection[str]) -> bool:
-    """Whether these are places to look at on the next device too: nothing is missing, and its cores are alike."""
-    cores: dict[int, set[str]] = {core: set() for name in names if (core := _core(name)) is not None}
-    for leaf in leaves:
-        if leaf.core is not None:
-            cores.setdefault(leaf.core, set()).add(leaf.name)
-    kinds = {frozenset(kinds) for kinds in cores.values()}
-    return len(kinds) == 1 and {leaf.name for leaf in leaves if leaf.core is None}.issuperset(REQUIRED)
-
-
-def find_leaves(host: Host, folder: str) -> list[Leaf]:
-    """The places of all counters below one device."""
-    paths = host.walk(folder, skip=_LEAVES_SKIPPED, max_depth=_LEAVES_MAX_DEPTH, max_folders=_LEAVES_MAX_FOLDERS)
-    return sort_leaves(paths)
-
-
-def sort_leaves(paths: Sequence[str]) -> list[Leaf]:
-    """
-    Which of these paths is which counter; of several of one name the first.
-
-    Of `total` and `present` the former counts: the latter is of the process that runs, and gone with it.
-    """
-    found: dict[tuple[str, int | None], Leaf] = {}
-    for path in paths:
-        parts = path.split("/")
-        holder = parts[:-2] if parts[-1] == "total" else parts[:-1]
-        name = parts[len(holder)] if len(parts) > len(holder) else ""
-        core = next((number for part in reversed(holder) if (number := _core(part)) is not None), None)
-        status = "status" in holder and name.startswith("hw_")
-        if name in (_NAMES if core is None else _CORE_NAMES) or (core is not None and status):
-            found.setdefault((name, core), Leaf(name, core, path))
-    return list(found.values())[:_MAX_LEAVES]
-
-
-def parse_count(text: str) -> int | None:
-    """A count of events; None for anything else, a negative number included."""
-    text = text.strip()
-    return int(text) if _COUNT.fullmatch(text) else None
 
 
 def _folders(host: Host) -> list[tuple[str, int]]:

@@ -1,4 +1,13 @@
-"""What the three nccom checks share: whether they concern the node, the steps, and the time for them."""
+"""
+What the three nccom checks share: whether they concern the node, the steps, and the time for them.
+
+Also here:
+
+- judging what nccom-test said: pure. Failed is a bad exit, "errors found", a row missing or no number, a time-out;
+- the `nccom_all_gather` check;
+- the `nccom_all_reduce` check;
+- the `nccom_reduce_scatter` check.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +44,6 @@ from checks.contract import NO_LIMIT, Action, Blame, Context, Finding, Limit, Pr
 from checks.host.machine import HostError
 from checks.limits import quantity
 
-# Judging what nccom-test said: pure. Failed is a bad exit, "errors found", a row missing or no number, a time-out.
-
-
 # Texts of the Neuron runtime and of nccom-test; AWS Neuron documentation, nrt-troubleshoot.rst.
 _BUSY = re.compile(r"Core\(s\) not available|cores busy", re.IGNORECASE)
 _NO_DRIVER = re.compile(
@@ -57,6 +63,127 @@ _NOT_FOUND_EXIT = 127
 _KILLED_EXITS = (-9, -15, 137, 143)  # of the guard itself, and of the program as the guard says it
 
 Limits = Mapping[str, Limit]
+
+_LEAST_SECONDS = 1.0
+
+
+@check(tier="quick", interval_seconds=3600, timeout_seconds=600, accelerators=True, collective=True)
+def nccom_all_gather(ctx: Context[Params]) -> Iterator[Finding | Progress]:
+    """
+    Every NeuronCore gets the share of every other, by AWS's own nccom-test, with right values.
+
+    Reads:   nccom-test (PATH, /opt/aws/neuron/bin): quick: fp32 over all cores at 3 sizes up to 1 MiB; deep: 512 KiB, 8
+             and 128 MiB (each goes by another algorithm) in fp32, bf16 and fp16 over all cores, and in fp32 over fewer.
+    Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
+             Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_all_gather_busbw_bytes_per_second`,
+             `..._algbw_...`, `nccom_all_gather_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
+             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
+             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
+             Busy.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
+    Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
+             columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
+    """
+    yield from run_nccom(ctx, "nccom_all_gather")
+
+
+@check(tier="quick", interval_seconds=3600, timeout_seconds=600, accelerators=True, collective=True)
+def nccom_all_reduce(ctx: Context[Params]) -> Iterator[Finding | Progress]:
+    """
+    The sum over all NeuronCores arrives at each, by AWS's own nccom-test, with right values.
+
+    Reads:   nccom-test (PATH, /opt/aws/neuron/bin): quick: fp32 over all cores at 3 sizes up to 1 MiB; deep: 512 KiB, 8
+             and 128 MiB (each goes by another algorithm) in fp32, bf16 and fp16 over all cores, and in fp32 over fewer.
+    Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
+             Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_all_reduce_busbw_bytes_per_second`,
+             `..._algbw_...`, `nccom_all_reduce_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
+             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
+             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
+             Busy.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
+    Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
+             columns that the tool prints; busbw = algbw * 2 (n - 1) / n. Unverified on hardware: stand-in tools alone.
+    """
+    yield from run_nccom(ctx, "nccom_all_reduce")
+
+
+@check(tier="quick", interval_seconds=3600, timeout_seconds=600, accelerators=True, collective=True)
+def nccom_reduce_scatter(ctx: Context[Params]) -> Iterator[Finding | Progress]:
+    """
+    Every NeuronCore gets its share of the sum over all, by AWS's own nccom-test, with right values.
+
+    Reads:   nccom-test (PATH, /opt/aws/neuron/bin): quick: fp32 over all cores at 3 sizes up to 1 MiB; deep: 512 KiB, 8
+             and 128 MiB (each goes by another algorithm) in fp32, bf16 and fp16 over all cores, and in fp32 over fewer.
+    Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
+             Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_reduce_scatter_busbw_bytes_per_second`,
+             `..._algbw_...`, `nccom_reduce_scatter_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
+             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
+             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
+             Busy.
+    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
+    Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
+             columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
+    """
+    yield from run_nccom(ctx, "nccom_reduce_scatter")
+
+
+def run_nccom(ctx: Context[Params], check: str) -> Iterator[Finding | Progress]:
+    """Run and judge all steps of one check, until one finds the cores taken or hangs."""
+    began = time.monotonic()
+    refused = _refused(ctx)
+    if refused is not None:
+        yield refused
+        return
+    ranks = _rank_count(ctx)
+    if ranks is None:
+        text = "the number of NeuronCores is unknown, so nothing was measured; see device_count"
+        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
+        return
+    if ranks < 2:
+        text = "a collective needs two NeuronCores; this node has one"
+        yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
+        return
+    try:
+        program = find_tool(ctx.host)
+        abilities = learn_abilities(ctx.host, program)
+    except HostError as error:
+        yield Finding(status=Status.UNKNOWN, reason=error.reason, message=str(error), target="node")
+        return
+    kind, cores = _device(ctx)
+    deep = ctx.tier.rank >= Tier.DEEP.rank
+    for step in plan_steps(check, ctx.tier, ranks=ranks, counts=rank_counts(kind, ranks, cores)):
+        name = f"{step.op} of {step.ranks} ranks in {step.dtype}"
+        left = ctx.params.total_seconds - (time.monotonic() - began)
+        if left < _LEAST_SECONDS:
+            text = f"{name} did not run: earlier steps used all of the {ctx.params.total_seconds:g} s"
+            yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
+            return
+        yield Progress(step=name, event="entered", monotonic_seconds=ctx.host.monotonic_seconds())
+        seconds = min(left, ctx.params.step_seconds)
+        try:
+            ran = run_step(
+                ctx.host,
+                program,
+                step,
+                abilities,
+                core_ids=core_ids_of(ctx.inventory),
+                lnc=lnc_of(ctx.inventory),
+                timeout_seconds=seconds,
+            )
+        except HostError as error:
+            yield Finding(status=Status.UNKNOWN, reason=error.reason, message=f"{name}: {error}", target="node")
+            return
+        yield Progress(step=name, event="left", monotonic_seconds=ctx.host.monotonic_seconds())
+        yield from judge_step(
+            check,
+            ran,
+            ctx.limits,
+            checked=bool(abilities.check),
+            cut_short=seconds < ctx.params.step_seconds,
+            deep=deep,
+        )
+        if ran.returncode is None:
+            return  # what hangs once hangs again, and each costs its whole time
 
 
 def judge_step(
@@ -91,6 +218,14 @@ def judge_step(
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
     for row in good:
         yield _speed(check, ran.step, row, limits, deep=deep, checked=checked and failure is None)
+
+
+@dataclass(frozen=True)
+class Params:
+    step_seconds: float = 120.0
+    """How long one process of nccom-test may take, loading of its programs included; beyond it the collective hangs."""
+    total_seconds: float = 590.0
+    """How long all of them may take: less than the time-out of the check, so that a step is named."""
 
 
 def _rows(ran: Ran) -> dict[int, Row]:
@@ -248,76 +383,6 @@ def _sizes(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-_LEAST_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Params:
-    step_seconds: float = 120.0
-    """How long one process of nccom-test may take, loading of its programs included; beyond it the collective hangs."""
-    total_seconds: float = 590.0
-    """How long all of them may take: less than the time-out of the check, so that a step is named."""
-
-
-def run_nccom(ctx: Context[Params], check: str) -> Iterator[Finding | Progress]:
-    """Run and judge all steps of one check, until one finds the cores taken or hangs."""
-    began = time.monotonic()
-    refused = _refused(ctx)
-    if refused is not None:
-        yield refused
-        return
-    ranks = _rank_count(ctx)
-    if ranks is None:
-        text = "the number of NeuronCores is unknown, so nothing was measured; see device_count"
-        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
-        return
-    if ranks < 2:
-        text = "a collective needs two NeuronCores; this node has one"
-        yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
-        return
-    try:
-        program = find_tool(ctx.host)
-        abilities = learn_abilities(ctx.host, program)
-    except HostError as error:
-        yield Finding(status=Status.UNKNOWN, reason=error.reason, message=str(error), target="node")
-        return
-    kind, cores = _device(ctx)
-    deep = ctx.tier.rank >= Tier.DEEP.rank
-    for step in plan_steps(check, ctx.tier, ranks=ranks, counts=rank_counts(kind, ranks, cores)):
-        name = f"{step.op} of {step.ranks} ranks in {step.dtype}"
-        left = ctx.params.total_seconds - (time.monotonic() - began)
-        if left < _LEAST_SECONDS:
-            text = f"{name} did not run: earlier steps used all of the {ctx.params.total_seconds:g} s"
-            yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
-            return
-        yield Progress(step=name, event="entered", monotonic_seconds=ctx.host.monotonic_seconds())
-        seconds = min(left, ctx.params.step_seconds)
-        try:
-            ran = run_step(
-                ctx.host,
-                program,
-                step,
-                abilities,
-                core_ids=core_ids_of(ctx.inventory),
-                lnc=lnc_of(ctx.inventory),
-                timeout_seconds=seconds,
-            )
-        except HostError as error:
-            yield Finding(status=Status.UNKNOWN, reason=error.reason, message=f"{name}: {error}", target="node")
-            return
-        yield Progress(step=name, event="left", monotonic_seconds=ctx.host.monotonic_seconds())
-        yield from judge_step(
-            check,
-            ran,
-            ctx.limits,
-            checked=bool(abilities.check),
-            cut_short=seconds < ctx.params.step_seconds,
-            deep=deep,
-        )
-        if ran.returncode is None:
-            return  # what hangs once hangs again, and each costs its whole time
-
-
 def _refused(ctx: Context[Params]) -> Finding | None:
     """Why nothing can be measured here."""
     if ctx.inventory.get("accelerator") != "neuron":
@@ -350,72 +415,3 @@ def _device(ctx: Context[Params]) -> tuple[str | None, int | None]:
     kind = first.get("kind") or (known.chip.name if known else None)
     cores = first.get("cores")
     return kind, cores if isinstance(cores, int) and not isinstance(cores, bool) else None
-
-
-# The `nccom_all_gather` check.
-
-
-@check(tier="quick", interval_seconds=3600, timeout_seconds=600, accelerators=True, collective=True)
-def nccom_all_gather(ctx: Context[Params]) -> Iterator[Finding | Progress]:
-    """
-    Every NeuronCore gets the share of every other, by AWS's own nccom-test, with right values.
-
-    Reads:   nccom-test (PATH, /opt/aws/neuron/bin): quick: fp32 over all cores at 3 sizes up to 1 MiB; deep: 512 KiB, 8
-             and 128 MiB (each goes by another algorithm) in fp32, bf16 and fp16 over all cores, and in fp32 over fewer.
-    Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
-             Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_all_gather_busbw_bytes_per_second`,
-             `..._algbw_...`, `nccom_all_gather_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
-             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
-             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
-             Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
-    Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
-             columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
-    """
-    yield from run_nccom(ctx, "nccom_all_gather")
-
-
-# The `nccom_all_reduce` check.
-
-
-@check(tier="quick", interval_seconds=3600, timeout_seconds=600, accelerators=True, collective=True)
-def nccom_all_reduce(ctx: Context[Params]) -> Iterator[Finding | Progress]:
-    """
-    The sum over all NeuronCores arrives at each, by AWS's own nccom-test, with right values.
-
-    Reads:   nccom-test (PATH, /opt/aws/neuron/bin): quick: fp32 over all cores at 3 sizes up to 1 MiB; deep: 512 KiB, 8
-             and 128 MiB (each goes by another algorithm) in fp32, bf16 and fp16 over all cores, and in fp32 over fewer.
-    Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
-             Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_all_reduce_busbw_bytes_per_second`,
-             `..._algbw_...`, `nccom_all_reduce_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
-             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
-             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
-             Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
-    Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
-             columns that the tool prints; busbw = algbw * 2 (n - 1) / n. Unverified on hardware: stand-in tools alone.
-    """
-    yield from run_nccom(ctx, "nccom_all_reduce")
-
-
-# The `nccom_reduce_scatter` check.
-
-
-@check(tier="quick", interval_seconds=3600, timeout_seconds=600, accelerators=True, collective=True)
-def nccom_reduce_scatter(ctx: Context[Params]) -> Iterator[Finding | Progress]:
-    """
-    Every NeuronCore gets its share of the sum over all, by AWS's own nccom-test, with right values.
-
-    Reads:   nccom-test (PATH, /opt/aws/neuron/bin): quick: fp32 over all cores at 3 sizes up to 1 MiB; deep: 512 KiB, 8
-             and 128 MiB (each goes by another algorithm) in fp32, bf16 and fp16 over all cores, and in fp32 over fewer.
-    Judges:  fail CollectiveMismatch (wrong values), CollectiveFailed (bad exit, errors, a row missing or no number),
-             Timeout (it hangs), MissingDevice (no driver), SlowLink (`nccom_reduce_scatter_busbw_bytes_per_second`,
-             `..._algbw_...`, `nccom_reduce_scatter_duration_seconds`, each with `/SIZE_BYTES`: all cores, fp32;
-             without: the largest size of deep) | unknown MissingTool, NoData, Garbage (output not understood, or its
-             busbw contradicts size, time and ranks), CheckError, Crashed | skip NotApplicable (not Neuron, one core),
-             Busy.
-    Cost:    quick: one start of nccom-test; deep: five or less. It takes all cores, so it only runs while all are free.
-    Source:  AWS Neuron documentation, nccom-test.rst. Bandwidths are bytes by seconds (1 GB/s = 1e9 bytes/s), not the
-             columns that the tool prints; busbw = algbw * (n - 1) / n. Unverified on hardware: stand-in tools alone.
-    """
-    yield from run_nccom(ctx, "nccom_reduce_scatter")

@@ -1,4 +1,10 @@
-"""The `data_parallel_step` check: training steps of all ranks together, with the real reduction of gradients."""
+"""
+The `data_parallel_step` check: training steps of all ranks together, with the real reduction of gradients.
+
+Also here:
+
+- all ranks of data-parallel steps in one process, on a mesh: they compute one after the other and reduce together.
+"""
 
 from __future__ import annotations
 
@@ -27,49 +33,8 @@ from checks.peers import median
 from checks.training.model import Size
 from checks.training.work import LARGE, SMALL
 
-# All ranks of data-parallel steps in one process, on a mesh: they compute one after the other and reduce together.
-
-
-def mesh_steps(
-    mesh: Mesh, group: Group, name: str, size: Size, steps: int
-) -> Generator[Progress, None, tuple[list[Shard], list[dict[str, Any]]]]:
-    """Be all ranks: the work of each, and its times."""
-    yield progress(RENDEZVOUS, "joined")
-    if len(mesh.members) != group.size:
-        raise ValueError(f"a group of {group.size} ranks needs a mesh of {group.size} devices, not {len(mesh.members)}")
-    shards = [Shard(member, dataclasses.replace(group, rank=rank), size) for rank, member in enumerate(mesh.members)]
-    yield progress(RENDEZVOUS, "left")
-    own_seconds, seconds = [0.0] * group.size, []
-    for number in range(steps):
-        for rank, shard in enumerate(shards):
-            began = time.perf_counter()
-            shard.compute(number)
-            own_seconds[rank] += time.perf_counter() - began if number else 0.0
-        yield progress(f"{name}/{number + 1}", "entered")
-        parts = mesh.torch.stack([member.read(s.flat) for member, s in zip(mesh.members, shards, strict=True)])
-        operation = mesh.collective("all_reduce", parts)
-        took = mesh.measure(operation.run, repeats=1, warmup=0 if number else 1)
-        seconds += took if number else []
-        yield progress(f"{name}/{number + 1}", "left")
-        for rank, (shard, output) in enumerate(zip(shards, operation.outputs(), strict=True)):
-            began = time.perf_counter()
-            shard.flat = output.to(mesh.torch_device)
-            shard.update()
-            own_seconds[rank] += time.perf_counter() - began if number else 0.0
-    times = {"seconds": median(seconds), "cpu_wait_seconds": None}
-    return shards, [{**times, "own_seconds": own} for own in own_seconds]
-
-
 NAME = "data_parallel_step"
 LEAST_STEPS, MOST_STEPS = 2, 16
-
-
-@dataclass(frozen=True)
-class Params:
-    steps: int = 4
-    """Steps of each rank, 2 to 16; the first does not count for times."""
-    large: bool = False
-    """Whether the model is the large one of `train_step`, with 25 MB of gradients: minutes on CPUs."""
 
 
 @check(
@@ -127,6 +92,44 @@ def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Pr
         measured = yield from _steps(ctx, rank, shard)
     yield _evidence(ctx, group, device, shard, measured)
     leave_unwanted(rank)
+
+
+def mesh_steps(
+    mesh: Mesh, group: Group, name: str, size: Size, steps: int
+) -> Generator[Progress, None, tuple[list[Shard], list[dict[str, Any]]]]:
+    """Be all ranks: the work of each, and its times."""
+    yield progress(RENDEZVOUS, "joined")
+    if len(mesh.members) != group.size:
+        raise ValueError(f"a group of {group.size} ranks needs a mesh of {group.size} devices, not {len(mesh.members)}")
+    shards = [Shard(member, dataclasses.replace(group, rank=rank), size) for rank, member in enumerate(mesh.members)]
+    yield progress(RENDEZVOUS, "left")
+    own_seconds, seconds = [0.0] * group.size, []
+    for number in range(steps):
+        for rank, shard in enumerate(shards):
+            began = time.perf_counter()
+            shard.compute(number)
+            own_seconds[rank] += time.perf_counter() - began if number else 0.0
+        yield progress(f"{name}/{number + 1}", "entered")
+        parts = mesh.torch.stack([member.read(s.flat) for member, s in zip(mesh.members, shards, strict=True)])
+        operation = mesh.collective("all_reduce", parts)
+        took = mesh.measure(operation.run, repeats=1, warmup=0 if number else 1)
+        seconds += took if number else []
+        yield progress(f"{name}/{number + 1}", "left")
+        for rank, (shard, output) in enumerate(zip(shards, operation.outputs(), strict=True)):
+            began = time.perf_counter()
+            shard.flat = output.to(mesh.torch_device)
+            shard.update()
+            own_seconds[rank] += time.perf_counter() - began if number else 0.0
+    times = {"seconds": median(seconds), "cpu_wait_seconds": None}
+    return shards, [{**times, "own_seconds": own} for own in own_seconds]
+
+
+@dataclass(frozen=True)
+class Params:
+    steps: int = 4
+    """Steps of each rank, 2 to 16; the first does not count for times."""
+    large: bool = False
+    """Whether the model is the large one of `train_step`, with 25 MB of gradients: minutes on CPUs."""
 
 
 def _evidence(

@@ -44,9 +44,6 @@ def judge_data_parallel(name: str, evidence: Sequence[Evidence], missing: Sequen
         yield from _judge_speed(name, ranks, exact=not wrong)
 
 
-# --- what is right ----------------------------------------------------------------------------------------------------
-
-
 def _judge_steps(name: str, ranks: Sequence[Evidence], *, whole: bool) -> Iterator[Finding]:
     count = min((int(item.data["training"]["steps"]) for item in ranks), default=0)
     for step in range(count):
@@ -192,9 +189,6 @@ def _named(item: Evidence) -> str:
 
 def _of_step(name: str, step: int) -> str:
     return f"{name}, step {step + 1}"
-
-
-# --- times ------------------------------------------------------------------------------------------------------------
 
 
 def _judge_speed(name: str, ranks: Sequence[Evidence], *, exact: bool) -> Iterator[Finding]:

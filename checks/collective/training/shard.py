@@ -3,6 +3,10 @@ What one rank computes in data-parallel steps: the gradients of its own part of 
 
 Nothing is judged against other ranks here. What the rank can see alone it says as its own fault: gradients that differ
 between two computations, or that are further from float64 than rounding explains.
+
+Also here:
+
+- what a rank tells of its steps, in few bytes: a node has up to 64 ranks, and all of them report at once.
 """
 
 from __future__ import annotations
@@ -22,9 +26,6 @@ from checks.training.reference import errors_of, longest_sum, reference_step
 from checks.training.step import State, Strikes, adamw, differentiate, first_state, make_tap
 from checks.training.work import on_device
 
-# What a rank tells of its steps, in few bytes: a node has up to 64 ranks, and all of them report at once. Pure.
-
-
 ENDS: Mapping[str, str] = {REDUCTION: "_reduced", OPTIMIZER: "_update"}
 """What ranks must share, and how its places end."""
 
@@ -34,35 +35,7 @@ MOST_MESSAGE = 400
 _ROOT, _SHORT = 11, 3  # characters
 _DIGITS = 8  # of sums, relative to the sum of absolute values; rounding in fp32 explains more
 
-
-def names_text(parameters: Iterable[str]) -> str:
-    """The names of parameters, the layer before its first one: `head: norm_weight logits_weight`."""
-    words: list[str] = []
-    before = None
-    for name in parameters:
-        layer, _, own = name.rpartition(".")
-        if layer != before:
-            words.append(f"{layer}:")
-            before = layer
-        words.append(own)
-    return " ".join(words)
-
-
-def names_of(text: str) -> list[str]:
-    """What `names_text` was given."""
-    found: list[str] = []
-    layer = ""
-    for word in text.split():
-        if word.endswith(":"):
-            layer = word[:-1]
-        else:
-            found.append(f"{layer}.{word}" if layer else word)
-    return found
-
-
-def digests_text(digests: Sequence[str]) -> str:
-    """Of digests of 16 hexadecimal digits."""
-    return _base64(join(digests))[:_ROOT] + "".join(_base64(one)[:_SHORT] for one in digests)
+FORM = FORMATS["fp32"]  # reduced as they are computed: in a narrower format the order of summation would matter
 
 
 def is_digests_text(text: object, count: int) -> bool:
@@ -79,30 +52,16 @@ def first_difference(one: str, other: str, places: str, phase: str) -> str | Non
     return None
 
 
-def rounded(contributed: Any, size: Any, reduced: Any) -> list[float | None]:
-    """
-    The sum of a layer's own gradients, that of their absolute values, and the sum of the reduced ones, without the
-    digits that say nothing; None where it is no number.
-    """
-    own, most, mean = (_number(value) for value in (contributed, size, reduced))
-    places = 12 if not most else min(_DIGITS - math.floor(math.log10(most)), 300)
-    return [
-        None if own is None else round(own, places),
-        None if most is None else float(f"{most:.4g}"),
-        None if mean is None else round(mean, places),
-    ]
-
-
-def _base64(digest: str) -> str:
-    return binascii.b2a_base64(bytes.fromhex(digest), newline=False).decode()
-
-
-def _number(value: Any) -> float | None:
-    number = float("nan") if value is None else float(value)
-    return number if math.isfinite(number) else None
-
-
-FORM = FORMATS["fp32"]  # reduced as they are computed: in a narrower format the order of summation would matter
+def names_of(text: str) -> list[str]:
+    """What `names_text` was given."""
+    found: list[str] = []
+    layer = ""
+    for word in text.split():
+        if word.endswith(":"):
+            layer = word[:-1]
+        else:
+            found.append(f"{layer}.{word}" if layer else word)
+    return found
 
 
 class Shard:
@@ -248,6 +207,38 @@ class Shard:
         }
 
 
+def names_text(parameters: Iterable[str]) -> str:
+    """The names of parameters, the layer before its first one: `head: norm_weight logits_weight`."""
+    words: list[str] = []
+    before = None
+    for name in parameters:
+        layer, _, own = name.rpartition(".")
+        if layer != before:
+            words.append(f"{layer}:")
+            before = layer
+        words.append(own)
+    return " ".join(words)
+
+
+def digests_text(digests: Sequence[str]) -> str:
+    """Of digests of 16 hexadecimal digits."""
+    return _base64(join(digests))[:_ROOT] + "".join(_base64(one)[:_SHORT] for one in digests)
+
+
+def rounded(contributed: Any, size: Any, reduced: Any) -> list[float | None]:
+    """
+    The sum of a layer's own gradients, that of their absolute values, and the sum of the reduced ones, without the
+    digits that say nothing; None where it is no number.
+    """
+    own, most, mean = (_number(value) for value in (contributed, size, reduced))
+    places = 12 if not most else min(_DIGITS - math.floor(math.log10(most)), 300)
+    return [
+        None if own is None else round(own, places),
+        None if most is None else float(f"{most:.4g}"),
+        None if mean is None else round(mean, places),
+    ]
+
+
 @contextmanager
 def one_thread(device: Device) -> Iterator[None]:
     """
@@ -264,3 +255,12 @@ def one_thread(device: Device) -> Iterator[None]:
         yield
     finally:
         device.torch.set_num_threads(before)
+
+
+def _base64(digest: str) -> str:
+    return binascii.b2a_base64(bytes.fromhex(digest), newline=False).decode()
+
+
+def _number(value: Any) -> float | None:
+    number = float("nan") if value is None else float(value)
+    return number if math.isfinite(number) else None

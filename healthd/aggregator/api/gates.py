@@ -1,5 +1,16 @@
 """
 The paths of gates: ask, follow, explain, release, report how the job ended; and the two-step end of a group's gate.
+
+Also here:
+
+- the paths of overrides: a person admits a job by hand, whatever its nodes are;
+- the path by which a controller of jobs finds out what its jobs have, also after it was away;
+- the path of a preflight's roll call, before its gate is asked;
+- the paths of validations by hand: collectives over nodes, with the search for who is at fault, and no lease;
+- the path of all jobs that ended badly;
+- the path of the figures on the gate itself;
+- what a caller may ask of gates whose credential speaks for some nodes alone, or for a pod of a job: whose nodes,
+  whose jobs. A refusal (403) comes before anything is changed; what it may read does not depend on it.
 """
 
 from __future__ import annotations
@@ -71,6 +82,25 @@ LEAST_SECONDS = 1.0
 """So long the database has to take a question, however little its asker wants to wait: a commit takes milliseconds."""
 
 router = APIRouter(prefix="/v1/gates", route_class=ApiRoute, tags=["gates"])
+
+# An override of a year was a mistake.
+MAX_OVERRIDE_SECONDS = 30 * 86400.0
+
+override_router = APIRouter(prefix="/v1/overrides", route_class=ApiRoute, tags=["overrides"])
+
+claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gates"])
+
+preflight_router = APIRouter(prefix="/v1/preflight", route_class=ApiRoute, tags=["preflight"])
+
+validation_router = APIRouter(prefix="/v1/validations", route_class=ApiRoute, tags=["validations"])
+
+postmortem_router = APIRouter(prefix="/v1/postmortems", route_class=ApiRoute, tags=["gates"])
+
+DEFAULT_DAYS = 28.0
+"""Four weeks: every day of the week alike often, and as long as the history of nodes."""
+MOST_DAYS = 366.0
+
+report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,11 +239,6 @@ async def release(
     return _released(parts.engine, await parts.engine.release(gate, node))
 
 
-def _released(engine: Engine, done: GivenBack) -> GateReleased:
-    decision = None if done.gate is None else engine.answer(done.gate)
-    return GateReleased(decision=decision, released=done.leases, released_at=done.at)
-
-
 @router.delete("/{gate}/members/{member:path}")
 async def leave(request: Request, caller: GateCaller, gate: str, member: str) -> Decision:
     """A member of a group ends without starting the job, whatever it has acknowledged. Safe to repeat."""
@@ -272,6 +297,179 @@ async def handshake(
     came = parts.rollcall.nodes or None
     with _held(parts, caller, wait, body.node):
         return await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came)
+
+
+@override_router.get("/{job:path}", dependencies=[READ])
+async def override(request: Request, job: str) -> Override:
+    """The active override of a job."""
+    return _override(parts_of(request), job)
+
+
+@override_router.put("/{job:path}")
+async def put_override(request: Request, job: str, caller: Admin, body: PersonDecision) -> Override:
+    """Admit a job by hand, whatever the state of its nodes, until a time that must be given."""
+    word, now = checked(body), parts_of(request).engine.now()
+    until = end_of(word, now)
+    if until is None or until > now + MAX_OVERRIDE_SECONDS:
+        raise BadInputError("override: 'until' or 'for_seconds' must give an end within 30 days")
+    if not job or len(job) > 256 or not job.isprintable():
+        raise BadInputError("override: the job's name has 1 to 256 printable characters")
+    record = Override(job=job, reason=word.reason, owner=owner_of(word.owner, caller), since=now, until=until)
+    await parts_of(request).engine.override(job, record)
+    return record
+
+
+@override_router.delete("/{job:path}")
+async def delete_override(request: Request, job: str, _caller: Admin) -> OverrideEnded:
+    """Withdraw an override."""
+    parts = parts_of(request)
+    _override(parts, job)
+    await parts.engine.override(job, None)
+    return OverrideEnded(job=job)
+
+
+@claims_router.get("", dependencies=[READ])
+async def claims(
+    request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
+) -> ClaimList:
+    """Open gates and active leases of workloads whose names begin with `workload`."""
+    parts = parts_of(request)
+    now = parts.engine.now()
+    found = {
+        gate.id: Claim(
+            gate=gate.id,
+            job=gate.request.job,
+            attempt=gate.request.attempt,
+            workload=gate.request.workload,
+            open=True,
+            nodes=(),
+            age_seconds=max(0.0, now - gate.created_at),
+        )
+        for gate in parts.engine.open_gates()
+        if gate.request.workload is not None and gate.request.workload.startswith(workload)
+    }
+    for row in sorted(parts.engine.leases(), key=lambda row: (row.granted_at, row.node)):
+        lease = row.lease
+        if lease.workload is None or not lease.workload.startswith(workload) or row.state is LeaseState.ENDING:
+            continue
+        first = Claim(
+            gate=lease.gate,
+            job=lease.job,
+            attempt=lease.attempt,
+            workload=lease.workload,
+            open=False,
+            nodes=(),
+            age_seconds=max(0.0, now - row.granted_at),
+            pool=parts.engine.pool_of(row.node),
+        )
+        known = found.get(lease.gate, first)
+        why = _why_bad(parts, row.node)
+        unfit = {**known.unfit, row.node: why} if why else known.unfit
+        found[lease.gate] = dataclasses.replace(known, nodes=(*known.nodes, row.node), unfit=unfit)
+    return ClaimList(claims=tuple(found[gate] for gate in sorted(found)))
+
+
+@preflight_router.post("/ranks", dependencies=[GATE], responses=problems(409))
+async def ranks(request: Request, body: RollCallBody) -> RollCallAnswer:
+    """
+    A rank reports in: returns whether all ranks so far were started alike, and how long the gate will hold. Safe to
+    repeat.
+    """
+    return parts_of(request).rollcall.answer(body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationBody:
+    """Which nodes: `nodes`, or `pool` and `count`. The members are those of a `GateRequest`."""
+
+    __pydantic_config__ = FROM_OUTSIDE
+
+    nodes: tuple[str, ...] = ()
+    pool: str | None = None
+    count: int | None = None
+    min_nodes: int | None = None
+    kind: ValidationKind = ValidationKind.COLLECTIVES
+    tier: Tier | None = None
+    wait_seconds: float | None = None
+
+
+@validation_router.post("", responses=problems(429))
+async def start(
+    request: Request, response: Response, caller: GateCaller, wait: Wait, body: ValidationBody
+) -> ValidationState:
+    """Start a validation: 200 with its state after `wait` seconds; follow it by its `id`."""
+    parts = parts_of(request)
+    asked = request_of(body)
+    _check_asked(parts, caller, asked)
+    with _held(parts, caller, wait):
+        gate = await parts.engine.ask(asked, asker=caller.limited_as)
+        await parts.engine.wait(gate.id, wait)
+    found = await parts.engine.get(gate.id)
+    response.headers["location"] = f"/v1/validations/{gate.id}"
+    return _told(found, parts.engine.answer(found))
+
+
+@validation_router.get("/{gate}", responses=problems(429))
+async def follow_validation(request: Request, caller: Reader, gate: str, wait: Wait) -> ValidationState:
+    """The validations of a gate, or of one started by hand, round by round. Waits while it is open."""
+    parts = parts_of(request)
+    with _held(parts, caller, wait):
+        await parts.engine.wait(gate, wait)
+    found = await parts.engine.get(gate)
+    if not found.terms.collective:
+        raise NotFoundError(f"gate {gate} runs no collectives over its nodes")
+    return _told(found, parts.engine.answer(found))
+
+
+def request_of(body: ValidationBody) -> GateRequest:
+    """The gate that a validation by hand is: it admits nobody. BadInputError where no two nodes are asked for."""
+    wanted = len(body.nodes) or body.count or 0
+    if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
+        # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
+        raise BadInputError("collectives need at least two nodes; name more, or set min_nodes to 2 or more")
+    return GateRequest(
+        job=f"validation-{secrets.token_hex(6)}",
+        nodes=body.nodes,
+        pool=body.pool,
+        count=body.count,
+        min_nodes=body.min_nodes,
+        kind=body.kind,
+        tier=body.tier,
+        wait_seconds=body.wait_seconds,
+        mode=Mode.ENFORCE,
+        collective=True,
+        lease=False,
+    )
+
+
+@postmortem_router.get("")
+async def postmortems(
+    request: Request,
+    caller: Reader,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+    before: str | None = None,
+    job: str | None = None,
+) -> PostmortemList:
+    """Bad ends of jobs, newest gate first; `next` is the `before` of the next page."""
+    wanted = None if job is None else _own_job(caller, job)
+    found = await parts_of(request).postmortems.listed(limit=limit, before=before, job=wanted)
+    return PostmortemList(
+        postmortems=tuple(state_of(one) for one in found), next=found[-1].gate if len(found) == limit else None
+    )
+
+
+@report_router.get("/report", dependencies=[READ])
+async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
+    """Gate accuracy over the last days: shares with their counts, and whether to switch to enforce mode."""
+    parts = parts_of(request)
+    since = parts.engine.now() - days * 86400.0
+    counts = await parts.engine.counts(since)
+    return report_of(counts, days=days, ungated=parts.ungated.figure)
+
+
+def _released(engine: Engine, done: GivenBack) -> GateReleased:
+    decision = None if done.gate is None else engine.answer(done.gate)
+    return GateReleased(decision=decision, released=done.leases, released_at=done.at)
 
 
 def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
@@ -352,96 +550,11 @@ def _summary(parts: Parts, gate: Gate) -> GateRow:
     )
 
 
-# The paths of overrides: a person admits a job by hand, whatever its nodes are.
-
-
-# An override of a year was a mistake.
-MAX_OVERRIDE_SECONDS = 30 * 86400.0
-
-override_router = APIRouter(prefix="/v1/overrides", route_class=ApiRoute, tags=["overrides"])
-
-
-@override_router.get("/{job:path}", dependencies=[READ])
-async def override(request: Request, job: str) -> Override:
-    """The active override of a job."""
-    return _override(parts_of(request), job)
-
-
-@override_router.put("/{job:path}")
-async def put_override(request: Request, job: str, caller: Admin, body: PersonDecision) -> Override:
-    """Admit a job by hand, whatever the state of its nodes, until a time that must be given."""
-    word, now = checked(body), parts_of(request).engine.now()
-    until = end_of(word, now)
-    if until is None or until > now + MAX_OVERRIDE_SECONDS:
-        raise BadInputError("override: 'until' or 'for_seconds' must give an end within 30 days")
-    if not job or len(job) > 256 or not job.isprintable():
-        raise BadInputError("override: the job's name has 1 to 256 printable characters")
-    record = Override(job=job, reason=word.reason, owner=owner_of(word.owner, caller), since=now, until=until)
-    await parts_of(request).engine.override(job, record)
-    return record
-
-
-@override_router.delete("/{job:path}")
-async def delete_override(request: Request, job: str, _caller: Admin) -> OverrideEnded:
-    """Withdraw an override."""
-    parts = parts_of(request)
-    _override(parts, job)
-    await parts.engine.override(job, None)
-    return OverrideEnded(job=job)
-
-
 def _override(parts: Parts, job: str) -> Override:
     for record in parts.engine.overrides():
         if record.job == job:
             return record
     raise NotFoundError(f"job {job[:80]!r} has no active override")
-
-
-# The path by which a controller of jobs finds out what its jobs have, also after it was away.
-
-
-claims_router = APIRouter(prefix="/v1/claims", route_class=ApiRoute, tags=["gates"])
-
-
-@claims_router.get("", dependencies=[READ])
-async def claims(
-    request: Request, workload: Annotated[str, Query(min_length=1, max_length=LONGEST_WORKLOAD)]
-) -> ClaimList:
-    """Open gates and active leases of workloads whose names begin with `workload`."""
-    parts = parts_of(request)
-    now = parts.engine.now()
-    found = {
-        gate.id: Claim(
-            gate=gate.id,
-            job=gate.request.job,
-            attempt=gate.request.attempt,
-            workload=gate.request.workload,
-            open=True,
-            nodes=(),
-            age_seconds=max(0.0, now - gate.created_at),
-        )
-        for gate in parts.engine.open_gates()
-        if gate.request.workload is not None and gate.request.workload.startswith(workload)
-    }
-    for row in sorted(parts.engine.leases(), key=lambda row: (row.granted_at, row.node)):
-        lease = row.lease
-        if lease.workload is None or not lease.workload.startswith(workload) or row.state is LeaseState.ENDING:
-            continue
-        first = Claim(
-            gate=lease.gate,
-            job=lease.job,
-            attempt=lease.attempt,
-            workload=lease.workload,
-            open=False,
-            nodes=(),
-            age_seconds=max(0.0, now - row.granted_at),
-            pool=parts.engine.pool_of(row.node),
-        )
-        known = found.get(lease.gate, first)
-        why = _why_bad(parts, row.node)
-        unfit = {**known.unfit, row.node: why} if why else known.unfit
-        found[lease.gate] = dataclasses.replace(known, nodes=(*known.nodes, row.node), unfit=unfit)
-    return ClaimList(claims=tuple(found[gate] for gate in sorted(found)))
 
 
 def _why_bad(parts: Parts, node: str) -> str:
@@ -456,140 +569,10 @@ def _why_bad(parts: Parts, node: str) -> str:
     return view.reasons[0].message if view.reasons else Health.UNHEALTHY.value
 
 
-# The path of a preflight's roll call, before its gate is asked.
-
-
-preflight_router = APIRouter(prefix="/v1/preflight", route_class=ApiRoute, tags=["preflight"])
-
-
-@preflight_router.post("/ranks", dependencies=[GATE], responses=problems(409))
-async def ranks(request: Request, body: RollCallBody) -> RollCallAnswer:
-    """
-    A rank reports in: returns whether all ranks so far were started alike, and how long the gate will hold. Safe to
-    repeat.
-    """
-    return parts_of(request).rollcall.answer(body)
-
-
-# The paths of validations by hand: collectives over nodes, with the search for who is at fault, and no lease.
-
-
-validation_router = APIRouter(prefix="/v1/validations", route_class=ApiRoute, tags=["validations"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValidationBody:
-    """Which nodes: `nodes`, or `pool` and `count`. The members are those of a `GateRequest`."""
-
-    __pydantic_config__ = FROM_OUTSIDE
-
-    nodes: tuple[str, ...] = ()
-    pool: str | None = None
-    count: int | None = None
-    min_nodes: int | None = None
-    kind: ValidationKind = ValidationKind.COLLECTIVES
-    tier: Tier | None = None
-    wait_seconds: float | None = None
-
-
-@validation_router.post("", responses=problems(429))
-async def start(
-    request: Request, response: Response, caller: GateCaller, wait: Wait, body: ValidationBody
-) -> ValidationState:
-    """Start a validation: 200 with its state after `wait` seconds; follow it by its `id`."""
-    parts = parts_of(request)
-    asked = request_of(body)
-    _check_asked(parts, caller, asked)
-    with _held(parts, caller, wait):
-        gate = await parts.engine.ask(asked, asker=caller.limited_as)
-        await parts.engine.wait(gate.id, wait)
-    found = await parts.engine.get(gate.id)
-    response.headers["location"] = f"/v1/validations/{gate.id}"
-    return _told(found, parts.engine.answer(found))
-
-
-@validation_router.get("/{gate}", responses=problems(429))
-async def follow_validation(request: Request, caller: Reader, gate: str, wait: Wait) -> ValidationState:
-    """The validations of a gate, or of one started by hand, round by round. Waits while it is open."""
-    parts = parts_of(request)
-    with _held(parts, caller, wait):
-        await parts.engine.wait(gate, wait)
-    found = await parts.engine.get(gate)
-    if not found.terms.collective:
-        raise NotFoundError(f"gate {gate} runs no collectives over its nodes")
-    return _told(found, parts.engine.answer(found))
-
-
-def request_of(body: ValidationBody) -> GateRequest:
-    """The gate that a validation by hand is: it admits nobody. BadInputError where no two nodes are asked for."""
-    wanted = len(body.nodes) or body.count or 0
-    if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
-        # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
-        raise BadInputError("collectives need at least two nodes; name more, or set min_nodes to 2 or more")
-    return GateRequest(
-        job=f"validation-{secrets.token_hex(6)}",
-        nodes=body.nodes,
-        pool=body.pool,
-        count=body.count,
-        min_nodes=body.min_nodes,
-        kind=body.kind,
-        tier=body.tier,
-        wait_seconds=body.wait_seconds,
-        mode=Mode.ENFORCE,
-        collective=True,
-        lease=False,
-    )
-
-
 def _told(gate: Gate, decision: Decision) -> ValidationState:
     return ValidationState(
         id=gate.id, job=gate.request.job, phase=gate.phase, decision=decision, validations=gate.validations
     )
-
-
-# The path of all jobs that ended badly.
-
-
-postmortem_router = APIRouter(prefix="/v1/postmortems", route_class=ApiRoute, tags=["gates"])
-
-
-@postmortem_router.get("")
-async def postmortems(
-    request: Request,
-    caller: Reader,
-    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
-    before: str | None = None,
-    job: str | None = None,
-) -> PostmortemList:
-    """Bad ends of jobs, newest gate first; `next` is the `before` of the next page."""
-    wanted = None if job is None else _own_job(caller, job)
-    found = await parts_of(request).postmortems.listed(limit=limit, before=before, job=wanted)
-    return PostmortemList(
-        postmortems=tuple(state_of(one) for one in found), next=found[-1].gate if len(found) == limit else None
-    )
-
-
-# The path of the figures on the gate itself.
-
-
-DEFAULT_DAYS = 28.0
-"""Four weeks: every day of the week alike often, and as long as the history of nodes."""
-MOST_DAYS = 366.0
-
-report_router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
-
-
-@report_router.get("/report", dependencies=[READ])
-async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Report:
-    """Gate accuracy over the last days: shares with their counts, and whether to switch to enforce mode."""
-    parts = parts_of(request)
-    since = parts.engine.now() - days * 86400.0
-    counts = await parts.engine.counts(since)
-    return report_of(counts, days=days, ungated=parts.ungated.figure)
-
-
-# What a caller may ask of gates whose credential speaks for some nodes alone, or for a pod of a job: whose nodes, whose
-# jobs. A refusal (403) comes before anything is changed; what it may read does not depend on it.
 
 
 def _own_job(caller: Caller, job: str) -> str:

@@ -1,4 +1,12 @@
-"""The paths of the fleet and its nodes, and of what people decide about them: quarantine, leases, forget, rekey."""
+"""
+The paths of the fleet and its nodes, and of what people decide about them: quarantine, leases, forget, rekey.
+
+Also here:
+
+- the paths of time in the verdict: what happened on a node, and the breaker of the rules;
+- the repairs that healthd advises;
+- screening in idle hours.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +57,12 @@ MOST_EVENTS = 100
 MAX_REASON_LENGTH = 500
 
 router = APIRouter(prefix="/v1", route_class=ApiRoute)
+
+RULES_MOST_EVENTS = 1000
+MOST_ID = 2**63 - 1
+"""Of an event: what the databases count with."""
+
+MOST_REPAIRS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,21 +235,6 @@ async def recover(request: Request, caller: Admin) -> Recovered:
     return Recovered(recovered=await parts_of(request).engine.recover(caller.name))
 
 
-def _known(parts: Parts, node: str, more: str = "; 'healthd fleet status' lists all") -> NodeView:
-    view = parts.fleet.view(node)
-    if view is None:
-        raise NotFoundError(f"no node {node[:80]!r} has ever reported{parts.fleet.near(node).rstrip('?')}{more}")
-    return view
-
-
-def _meant(parts: Parts, name: str) -> NodeView:
-    """The node of this name, or the only one that is also known by it. NotFoundError; ConflictError names several."""
-    called = parts.fleet.called(name)
-    if len(called) > 1:
-        raise ConflictError(eligibility.ambiguous_text(name[:80], called))
-    return _known(parts, called[0] if called else name)
-
-
 def checked(word: PersonDecision) -> PersonDecision:
     """The same; BadInputError for what cannot be shown to people in one line."""
     if not word.reason.strip() or not word.reason.isprintable():
@@ -260,40 +259,6 @@ def owner_of(owner: str | None, caller: Caller) -> str:
     if not owner.isprintable():
         raise BadInputError("'owner' must be a name of 1 to 64 printable characters")
     return owner if caller.name == "loopback" else f"{owner} (token {caller.name})"
-
-
-def _row(parts: Parts, view: NodeView) -> dict[str, Any]:
-    """The members of a NodeRow, which are also some of a NodeDetail."""
-    state = view.node.state
-    return {
-        "node": view.node.node,
-        "health": view.health,
-        "reasons": view.reasons[:MOST_REASONS],
-        "heard_seconds": view.node.heard_seconds,
-        "confirmed": view.node.confirmed,
-        "duplicate": view.node.duplicate,
-        "quarantine": view.node.quarantine or (state.quarantine if state else None),
-        "accused": parts.accusations.of(view.node.node),
-        "removed": None if parts.drain is None else parts.drain.out().get(view.node.node),
-        "pool": state.labels.get("pool") if state else None,
-        "labels": state.labels if state else {},
-        "instance_type": state.instance_type if state else None,
-        "address": state.address if state else None,
-        "allocated": state.allocated if state else (),
-        # Of a node that was not heard since the start: what the database says that it holds.
-        "leases": state.leases if state else parts.engine.leases_on(view.node.node),
-        "faults": state.faults if state else (),
-        "running": state.running if state else None,
-        "maintenance": state.maintenance if state else None,
-    }
-
-
-# The paths of time in the verdict: what happened on a node, and the breaker of the rules.
-
-
-RULES_MOST_EVENTS = 1000
-MOST_ID = 2**63 - 1
-"""Of an event: what the databases count with."""
 
 
 @router.get("/nodes/{node}/history", dependencies=[READ], tags=["nodes"])
@@ -323,12 +288,6 @@ async def breaker(request: Request) -> OpenBreakers:
 async def reset_breaker(request: Request, caller: Admin, pool: str | None = None) -> BreakersReset:
     """Let the rules quarantine again, everywhere or in one pool. Safe to repeat."""
     return BreakersReset(reset=await parts_of(request).engine.reset_breaker(caller.name, pool))
-
-
-# The repairs that healthd advises.
-
-
-MOST_REPAIRS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,9 +332,6 @@ async def decide_repair(request: Request, node: str, caller: Admin, body: Repair
     return RepairList(repairs=found)
 
 
-# Screening in idle hours.
-
-
 @router.get("/fleet/screening", dependencies=[READ], tags=["fleet"])
 async def screening(
     request: Request, pool: str | None = None, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100
@@ -386,3 +342,44 @@ async def screening(
         return ScreeningList(tier=None, nodes=(), more=0)
     listed = found.listed(pool)
     return ScreeningList(tier=found.settings.tier, nodes=listed[:limit], more=max(0, len(listed) - limit))
+
+
+def _known(parts: Parts, node: str, more: str = "; 'healthd fleet status' lists all") -> NodeView:
+    view = parts.fleet.view(node)
+    if view is None:
+        raise NotFoundError(f"no node {node[:80]!r} has ever reported{parts.fleet.near(node).rstrip('?')}{more}")
+    return view
+
+
+def _meant(parts: Parts, name: str) -> NodeView:
+    """The node of this name, or the only one that is also known by it. NotFoundError; ConflictError names several."""
+    called = parts.fleet.called(name)
+    if len(called) > 1:
+        raise ConflictError(eligibility.ambiguous_text(name[:80], called))
+    return _known(parts, called[0] if called else name)
+
+
+def _row(parts: Parts, view: NodeView) -> dict[str, Any]:
+    """The members of a NodeRow, which are also some of a NodeDetail."""
+    state = view.node.state
+    return {
+        "node": view.node.node,
+        "health": view.health,
+        "reasons": view.reasons[:MOST_REASONS],
+        "heard_seconds": view.node.heard_seconds,
+        "confirmed": view.node.confirmed,
+        "duplicate": view.node.duplicate,
+        "quarantine": view.node.quarantine or (state.quarantine if state else None),
+        "accused": parts.accusations.of(view.node.node),
+        "removed": None if parts.drain is None else parts.drain.out().get(view.node.node),
+        "pool": state.labels.get("pool") if state else None,
+        "labels": state.labels if state else {},
+        "instance_type": state.instance_type if state else None,
+        "address": state.address if state else None,
+        "allocated": state.allocated if state else (),
+        # Of a node that was not heard since the start: what the database says that it holds.
+        "leases": state.leases if state else parts.engine.leases_on(view.node.node),
+        "faults": state.faults if state else (),
+        "running": state.running if state else None,
+        "maintenance": state.maintenance if state else None,
+    }

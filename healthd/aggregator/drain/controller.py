@@ -3,6 +3,13 @@ Applies the drain plan to the scheduler, one bounded call after the other, and h
 
 On the event loop alone. A scheduler that is away costs a line in the log and nothing else: gates answer after their
 time-out, and it is tried again with growing pauses. What came of it is in the node's history.
+
+Also here:
+
+- rejects that are held back until the nodes they accuse are out of the scheduler's way, or their time is over;
+- when the next call about a node may be made: after failures, and within the rate of removals. No I/O;
+- what the drain controller did, for Prometheus: calls, failures, nodes held out, how long nothing came through;
+- makes the drain controller of an aggregator from its settings and what it sees of the fleet.
 """
 
 from __future__ import annotations
@@ -47,154 +54,11 @@ from healthd.core.evidence import reason
 from healthd.core.model import Decision, DeviceRecord, NodeState, Quarantine, Verdict
 from healthd.core.text import moment
 
-# Rejects that are held back until the nodes they accuse are out of the scheduler's way, or their time is over.
-
-
 log = logging.getLogger(__name__)
 
 MOST_PENDING = 1000
 # Whoever asked and has not come back for the answer by then does not come any more.
 FORGET_SECONDS = 600.0
-
-
-@dataclass
-class _Pending:
-    """A reject that is held back until `nodes` are out of the way."""
-
-    nodes: set[str]
-    deadline: float
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class DeferredRejects:
-    """On the event loop alone. `clock` counts seconds and never jumps."""
-
-    def __init__(self, answer_seconds: float, *, clock: Callable[[], float]) -> None:
-        self._answer_seconds = answer_seconds
-        self._clock = clock
-        self._pending: dict[str, _Pending] = {}
-        self._stopping = False
-
-    def hold(self, gate_id: str, nodes: Iterable[str]) -> None:
-        """The gate is rejected for these nodes."""
-        if self._answer_seconds > 0 and len(self._pending) < MOST_PENDING:
-            self._pending[gate_id] = _Pending(nodes=set(nodes), deadline=self._clock() + self._answer_seconds)
-
-    async def settle(self, gate_id: str, decision: Decision, wait_seconds: float) -> Decision:
-        """
-        The decision, once its nodes are out of the way or the time for that is over; until then a hold.
-
-        Waits for `wait_seconds` at most. Any other decision comes back as it is.
-        """
-        pending = self._pending.get(gate_id)
-        if pending is None or decision.decision is not Verdict.REJECT:
-            return decision
-        left = min(wait_seconds, pending.deadline - self._clock())
-        if left > 0 and not self._stopping:
-            try:
-                async with asyncio.timeout(left):
-                    await pending.done.wait()
-            except TimeoutError:
-                log.debug("gate %s: its nodes are not out of the scheduler's reach yet", gate_id)
-        if gate_id not in self._pending:
-            return decision
-        names = ", ".join(sorted(pending.nodes)[:8])
-        if self._clock() >= pending.deadline:
-            self._pending.pop(gate_id, None)
-            log.warning("gate %s is answered although %s could not be removed from scheduling in time", gate_id, names)
-            return decision
-        text = f"rejected; first {names} is removed from scheduling, so that the next attempt starts elsewhere"
-        first = reason("Removing", text, status=Status.UNKNOWN)
-        return dataclasses.replace(decision, decision=Verdict.HOLD, reasons=(first, *decision.reasons))
-
-    def nodes(self) -> set[str]:
-        """All nodes that somebody waits for."""
-        return {node for pending in self._pending.values() for node in pending.nodes}
-
-    def arrived(self, node: str) -> None:
-        """It is out, or will not be: gates that wait for this node alone are answered."""
-        for gate_id, pending in list(self._pending.items()):
-            pending.nodes.discard(node)
-            if not pending.nodes:
-                del self._pending[gate_id]
-                pending.done.set()
-
-    def forget(self) -> None:
-        """Drop those that nobody comes back for."""
-        old = [i for i, pending in self._pending.items() if self._clock() - pending.deadline > FORGET_SECONDS]
-        for gate_id in old:
-            del self._pending[gate_id]
-
-    def stop(self) -> None:
-        """The aggregator ends: who is held is told so."""
-        self._stopping = True
-        for pending in self._pending.values():
-            pending.done.set()
-
-
-# When the next call about a node may be made: after failures, and within the rate of removals. No I/O.
-
-
-@dataclass(frozen=True)
-class _Trouble:
-    failures: int
-    retry_at: float
-
-
-class Retries:
-    """Nodes whose last calls failed. All times are of one clock, in seconds."""
-
-    def __init__(self, first_seconds: float, most_seconds: float) -> None:
-        self._backoff = Backoff(first_seconds, most_seconds)
-        self._trouble: dict[str, _Trouble] = {}
-
-    def __len__(self) -> int:
-        return len(self._trouble)
-
-    def failed(self, node: str, error: ActuatorError, now: float) -> None:
-        """One more call about the node failed."""
-        failures = self._trouble[node].failures + 1 if node in self._trouble else 1
-        self._trouble[node] = _Trouble(failures, now + self.pause(failures, error))
-
-    def succeeded(self, node: str) -> None:
-        """A call about the node went through."""
-        self._trouble.pop(node, None)
-
-    def is_pausing(self, node: str, now: float) -> bool:
-        """Whether it is too early for another call about the node."""
-        return node in self._trouble and now < self._trouble[node].retry_at
-
-    def keep(self, nodes: Collection[str]) -> None:
-        """Forget all other nodes."""
-        self._trouble = {node: trouble for node, trouble in self._trouble.items() if node in nodes}
-
-    def due_in(self, now: float) -> Iterator[float]:
-        """Seconds until each of the next calls."""
-        return (trouble.retry_at - now for trouble in self._trouble.values())
-
-    def pause(self, failures: int, error: ActuatorError) -> float:
-        """Seconds until the next try: by the failures in a row, or longer where the scheduler asks for it."""
-        most = self._backoff.most_seconds
-        return max(self._backoff.after(failures), min(error.retry_after_seconds or 0.0, most))
-
-
-class RemovalRate:
-    """At most so many removals in any 60 seconds."""
-
-    def __init__(self, most_per_minute: int) -> None:
-        self.most_per_minute = most_per_minute
-        self._removed_at: deque[float] = deque()
-
-    def removed(self, now: float) -> None:
-        """A node was taken out."""
-        self._removed_at.append(now)
-
-    def allows_one(self, now: float) -> bool:
-        """Whether one more may be taken out now."""
-        while self._removed_at and now - self._removed_at[0] >= 60.0:
-            self._removed_at.popleft()
-        return len(self._removed_at) < self.most_per_minute
-
 
 _T = TypeVar("_T")
 
@@ -213,6 +77,59 @@ CALL_SECONDS = 30.0
 MOST_ERRORS = 3
 # What is said about no node in particular.
 _AWAY, _RATE = ":away", ":rate"
+
+CALLS = ("list", "remove", "restore")
+"""All that a scheduler is asked to do; the label `call`."""
+
+
+class ActuatorCollector(Collector):
+    """Counted anew at each scrape. Every series is there from the start, at 0; without a controller there is none."""
+
+    def __init__(self, drain: DrainController | None) -> None:
+        self._drain = drain
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client asks."""
+        labels = ("kind", "call")
+        calls = CounterMetricFamily("healthd_actuator_calls", "Calls to the actuator's scheduler.", labels=labels)
+        failures = CounterMetricFamily(
+            "healthd_actuator_failures",
+            "Calls of the actuator that the scheduler refused or that were lost.",
+            labels=labels,
+        )
+        out = GaugeMetricFamily(
+            "healthd_actuator_nodes_out",
+            "Nodes that have the actuator's mark now, or one of whose devices does.",
+            labels=("kind",),
+        )
+        overdue = GaugeMetricFamily(
+            "healthd_actuator_nodes_overdue",
+            "Nodes whose last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
+            labels=("kind",),
+        )
+        if (drain := self._drain) is not None:
+            for call in CALLS:
+                calls.add_metric((drain.kind, call), drain.calls[call])
+                failures.add_metric((drain.kind, call), drain.failures[call])
+            out.add_metric((drain.kind,), len(drain.out()))
+            overdue.add_metric((drain.kind,), drain.overdue)
+        yield from (calls, failures, out, overdue)
+
+
+def make_drain_controller(settings: ActuatorSettings, source: Engine, nodes: Fleet) -> DrainController | None:
+    """None where nothing outside of healthd is to be touched."""
+    nodes_of = make_actuator(settings)
+    if nodes_of is None:
+        return None
+    actuator = with_devices(nodes_of)
+    by_device = actuator is not nodes_of
+    return DrainController(
+        actuator,
+        settings,
+        look=lambda rejected: observe(source, nodes, rejected, by_device=by_device),
+        note=source.note,
+        wall=source.now,
+    )
 
 
 class DrainController:
@@ -552,75 +469,125 @@ class DrainController:
         self._told[about] = text
 
 
-# What the drain controller did, for Prometheus: calls, failures, nodes held out, how long nothing came through.
+class DeferredRejects:
+    """On the event loop alone. `clock` counts seconds and never jumps."""
+
+    def __init__(self, answer_seconds: float, *, clock: Callable[[], float]) -> None:
+        self._answer_seconds = answer_seconds
+        self._clock = clock
+        self._pending: dict[str, _Pending] = {}
+        self._stopping = False
+
+    def hold(self, gate_id: str, nodes: Iterable[str]) -> None:
+        """The gate is rejected for these nodes."""
+        if self._answer_seconds > 0 and len(self._pending) < MOST_PENDING:
+            self._pending[gate_id] = _Pending(nodes=set(nodes), deadline=self._clock() + self._answer_seconds)
+
+    async def settle(self, gate_id: str, decision: Decision, wait_seconds: float) -> Decision:
+        """
+        The decision, once its nodes are out of the way or the time for that is over; until then a hold.
+
+        Waits for `wait_seconds` at most. Any other decision comes back as it is.
+        """
+        pending = self._pending.get(gate_id)
+        if pending is None or decision.decision is not Verdict.REJECT:
+            return decision
+        left = min(wait_seconds, pending.deadline - self._clock())
+        if left > 0 and not self._stopping:
+            try:
+                async with asyncio.timeout(left):
+                    await pending.done.wait()
+            except TimeoutError:
+                log.debug("gate %s: its nodes are not out of the scheduler's reach yet", gate_id)
+        if gate_id not in self._pending:
+            return decision
+        names = ", ".join(sorted(pending.nodes)[:8])
+        if self._clock() >= pending.deadline:
+            self._pending.pop(gate_id, None)
+            log.warning("gate %s is answered although %s could not be removed from scheduling in time", gate_id, names)
+            return decision
+        text = f"rejected; first {names} is removed from scheduling, so that the next attempt starts elsewhere"
+        first = reason("Removing", text, status=Status.UNKNOWN)
+        return dataclasses.replace(decision, decision=Verdict.HOLD, reasons=(first, *decision.reasons))
+
+    def nodes(self) -> set[str]:
+        """All nodes that somebody waits for."""
+        return {node for pending in self._pending.values() for node in pending.nodes}
+
+    def arrived(self, node: str) -> None:
+        """It is out, or will not be: gates that wait for this node alone are answered."""
+        for gate_id, pending in list(self._pending.items()):
+            pending.nodes.discard(node)
+            if not pending.nodes:
+                del self._pending[gate_id]
+                pending.done.set()
+
+    def forget(self) -> None:
+        """Drop those that nobody comes back for."""
+        old = [i for i, pending in self._pending.items() if self._clock() - pending.deadline > FORGET_SECONDS]
+        for gate_id in old:
+            del self._pending[gate_id]
+
+    def stop(self) -> None:
+        """The aggregator ends: who is held is told so."""
+        self._stopping = True
+        for pending in self._pending.values():
+            pending.done.set()
 
 
-CALLS = ("list", "remove", "restore")
-"""All that a scheduler is asked to do; the label `call`."""
+class Retries:
+    """Nodes whose last calls failed. All times are of one clock, in seconds."""
+
+    def __init__(self, first_seconds: float, most_seconds: float) -> None:
+        self._backoff = Backoff(first_seconds, most_seconds)
+        self._trouble: dict[str, _Trouble] = {}
+
+    def __len__(self) -> int:
+        return len(self._trouble)
+
+    def failed(self, node: str, error: ActuatorError, now: float) -> None:
+        """One more call about the node failed."""
+        failures = self._trouble[node].failures + 1 if node in self._trouble else 1
+        self._trouble[node] = _Trouble(failures, now + self.pause(failures, error))
+
+    def succeeded(self, node: str) -> None:
+        """A call about the node went through."""
+        self._trouble.pop(node, None)
+
+    def is_pausing(self, node: str, now: float) -> bool:
+        """Whether it is too early for another call about the node."""
+        return node in self._trouble and now < self._trouble[node].retry_at
+
+    def keep(self, nodes: Collection[str]) -> None:
+        """Forget all other nodes."""
+        self._trouble = {node: trouble for node, trouble in self._trouble.items() if node in nodes}
+
+    def due_in(self, now: float) -> Iterator[float]:
+        """Seconds until each of the next calls."""
+        return (trouble.retry_at - now for trouble in self._trouble.values())
+
+    def pause(self, failures: int, error: ActuatorError) -> float:
+        """Seconds until the next try: by the failures in a row, or longer where the scheduler asks for it."""
+        most = self._backoff.most_seconds
+        return max(self._backoff.after(failures), min(error.retry_after_seconds or 0.0, most))
 
 
-class ActuatorCollector(Collector):
-    """Counted anew at each scrape. Every series is there from the start, at 0; without a controller there is none."""
+class RemovalRate:
+    """At most so many removals in any 60 seconds."""
 
-    def __init__(self, drain: DrainController | None) -> None:
-        self._drain = drain
+    def __init__(self, most_per_minute: int) -> None:
+        self.most_per_minute = most_per_minute
+        self._removed_at: deque[float] = deque()
 
-    def collect(self) -> Iterator[Metric]:
-        """As prometheus_client asks."""
-        labels = ("kind", "call")
-        calls = CounterMetricFamily("healthd_actuator_calls", "Calls to the actuator's scheduler.", labels=labels)
-        failures = CounterMetricFamily(
-            "healthd_actuator_failures",
-            "Calls of the actuator that the scheduler refused or that were lost.",
-            labels=labels,
-        )
-        out = GaugeMetricFamily(
-            "healthd_actuator_nodes_out",
-            "Nodes that have the actuator's mark now, or one of whose devices does.",
-            labels=("kind",),
-        )
-        overdue = GaugeMetricFamily(
-            "healthd_actuator_nodes_overdue",
-            "Nodes whose last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
-            labels=("kind",),
-        )
-        if (drain := self._drain) is not None:
-            for call in CALLS:
-                calls.add_metric((drain.kind, call), drain.calls[call])
-                failures.add_metric((drain.kind, call), drain.failures[call])
-            out.add_metric((drain.kind,), len(drain.out()))
-            overdue.add_metric((drain.kind,), drain.overdue)
-        yield from (calls, failures, out, overdue)
+    def removed(self, now: float) -> None:
+        """A node was taken out."""
+        self._removed_at.append(now)
 
-
-# Makes the drain controller of an aggregator from its settings and what it sees of the fleet.
-
-
-def make_drain_controller(settings: ActuatorSettings, source: Engine, nodes: Fleet) -> DrainController | None:
-    """None where nothing outside of healthd is to be touched."""
-    nodes_of = make_actuator(settings)
-    if nodes_of is None:
-        return None
-    actuator = with_devices(nodes_of)
-    by_device = actuator is not nodes_of
-    return DrainController(
-        actuator,
-        settings,
-        look=lambda rejected: observe(source, nodes, rejected, by_device=by_device),
-        note=source.note,
-        wall=source.now,
-    )
-
-
-def _devices(quarantine: Quarantine | None, state: NodeState | None) -> tuple[DeviceRecord, ...]:
-    """The devices that a quarantine names. Of one that the node does not show, or not yet, nothing is known."""
-    inventory = state.inventory if state is not None else None
-    shown = {device.target: device for device in inventory.devices} if inventory is not None else {}
-    named = quarantine.devices if quarantine is not None else ()
-    return tuple(
-        shown.get(target) or DeviceRecord(target=target, kind="", serial=None, cores=None, memory_bytes=None)
-        for target in named
-    )
+    def allows_one(self, now: float) -> bool:
+        """Whether one more may be taken out now."""
+        while self._removed_at and now - self._removed_at[0] >= 60.0:
+            self._removed_at.popleft()
+        return len(self._removed_at) < self.most_per_minute
 
 
 def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode], *, by_device: bool = False) -> Observed:
@@ -676,4 +643,30 @@ def observe(source: Engine, nodes: Fleet, rejected: Mapping[str, RejectedNode], 
         unsure=unsure,
         knows=known,
         refuted=frozenset(refuted),
+    )
+
+
+@dataclass
+class _Pending:
+    """A reject that is held back until `nodes` are out of the way."""
+
+    nodes: set[str]
+    deadline: float
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    failures: int
+    retry_at: float
+
+
+def _devices(quarantine: Quarantine | None, state: NodeState | None) -> tuple[DeviceRecord, ...]:
+    """The devices that a quarantine names. Of one that the node does not show, or not yet, nothing is known."""
+    inventory = state.inventory if state is not None else None
+    shown = {device.target: device for device in inventory.devices} if inventory is not None else {}
+    named = quarantine.devices if quarantine is not None else ()
+    return tuple(
+        shown.get(target) or DeviceRecord(target=target, kind="", serial=None, cores=None, memory_bytes=None)
+        for target in named
     )

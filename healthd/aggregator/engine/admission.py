@@ -1,4 +1,10 @@
-"""What happens to a request for a gate: what a repeated one gets, what a later attempt supersedes."""
+"""
+What happens to a request for a gate: what a repeated one gets, what a later attempt supersedes.
+
+Also here:
+
+- which requests for a gate are valid, and which ask for less than the policy does: pure.
+"""
 
 from __future__ import annotations
 
@@ -17,91 +23,14 @@ from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mod
 from healthd.core.node_name import check_name
 from healthd.core.workload import KUEUE, problem_of
 
-
-def terms_of(request: GateRequest, policy: Policy) -> Terms:
-    """The request with the policy filled in."""
-    wanted = len(request.nodes) or request.count or (request.join.size if request.join is not None else 0)
-    tier = request.tier or policy.tier
-    runtime = policy.runtime_seconds if request.runtime_seconds is None else request.runtime_seconds
-    lease = min(max(policy.lease_seconds, runtime), LONGEST_LEASE_SECONDS)
-    return Terms(
-        tier=tier,
-        max_age_seconds=policy.max_age_seconds if request.max_age_seconds is None else request.max_age_seconds,
-        wait_seconds=policy.wait_seconds if request.wait_seconds is None else request.wait_seconds,
-        mode=request.mode or policy.mode,
-        wanted=wanted,
-        needed=wanted if request.min_nodes is None else request.min_nodes,
-        collective=wanted > 1 and (policy.collective if request.collective is None else request.collective),
-        checks=policy.checks_over_nodes(request.kind, tier),
-        runtime_seconds=runtime,
-        lease_seconds=lease if request.lease_seconds is None else request.lease_seconds,
-    )
-
-
-def new_gate(gate_id: str, request: GateRequest, policy: Policy, now: float) -> Gate:
-    """A gate as it begins."""
-    terms = terms_of(request, policy)
-    gate = Gate(id=gate_id, request=request, terms=terms, created_at=now, deadline=now + terms.wait_seconds)
-    if request.join is None:
-        return gate
-    shared = dataclasses.replace(rendezvous.shared_request(request), attempt=request.attempt)
-    return dataclasses.replace(
-        gate,
-        request=shared,
-        progress=Collecting(),
-        deadline=now + policy.join_seconds,
-        group=GateGroup(asked_attempt=request.attempt),
-    )
-
-
-def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState) -> None:
-    """
-    ConflictError unless the request is the one that the gate answers, and its admission still stands.
-
-    A client that has lost the answer gets it again. A client that asks after its leases have ended must not start,
-    because its nodes may belong to another job by now. Named nodes that were admitted regardless (observe mode, an
-    override) never depended on leases.
-    """
-    who = f"job {request.job} attempt {request.attempt}"
-    if request.join is not None or gate.request.join is not None:
-        rendezvous.check_same_question(gate, request)
-    elif gate.as_asked != request:
-        raise ConflictError(
-            f"{who} was requested before with other parameters (gate {gate.id}): "
-            f"{_difference(gate.as_asked, request)}; use the next attempt (--attempt {request.attempt + 1})"
-        )
-    check_leases_stand(gate, fleet_state)
-
-
-def check_leases_stand(gate: Gate, fleet_state: FleetState) -> None:
-    """ConflictError where an admission is over: a lease of it has ended."""
-    who = f"job {gate.request.job} attempt {gate.request.attempt}"
-    if gate.decision is None or (gate.decision.would is not None and gate.request.pool is None):
-        return
-    if gate.granted:
-        ended = [name for name, grant in gate.granted.items() if not fleet_state.lease_stands(grant.lease_id)]
-        if ended:
-            raise ConflictError(
-                f"{who} was admitted (gate {gate.id}) and its lease on {', '.join(sorted(ended)[:5])} has ended; use "
-                "the next attempt"
-            )
-
-
-def _difference(before: GateRequest, now: GateRequest) -> str:
-    """The first member in which two requests differ, and its two values."""
-    name = next(one.name for one in dataclasses.fields(now) if getattr(before, one.name) != getattr(now, one.name))
-    if name != "nodes":
-        first, second = (_shown(getattr(one, name)) for one in (before, now))
-        return f"{name} was {first} and is {second} now"
-    gone, new = (sorted(set(one.nodes) - set(other.nodes)) for one, other in ((before, now), (now, before)))
-    parts = [f"without {', '.join(gone[:5])}"] if gone else []
-    parts += [f"newly {', '.join(new[:5])}"] if new else []
-    named = "; ".join(parts) or "in a different order"
-    return f"{len(before.nodes)} nodes were named before, {len(now.nodes)} now: {named}"
-
-
-def _shown(value: object) -> str:
-    return "not given" if value is None else str(getattr(value, "value", value))[:80]
+LONGEST_NAME = 253
+"""Of a node (DNS allows as many) or a pool."""
+LONGEST_JOB = 256
+LONGEST_MEMBER = 128
+LONGEST_WAIT_SECONDS = 86400.0
+"""The longest wait that may be asked for. A day: who waits longer is better queued by a scheduler."""
+MOST_NODES = 20_000
+"""More names or a larger count than that are refused. Twice the largest fleet this was measured with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +95,171 @@ def open_gate(
     # Written even when its first step changes nothing: the client must be able to find it later.
     fleet_state.carry_out(batch, gate, (), ())
     return gate
+
+
+def new_gate(gate_id: str, request: GateRequest, policy: Policy, now: float) -> Gate:
+    """A gate as it begins."""
+    terms = terms_of(request, policy)
+    gate = Gate(id=gate_id, request=request, terms=terms, created_at=now, deadline=now + terms.wait_seconds)
+    if request.join is None:
+        return gate
+    shared = dataclasses.replace(rendezvous.shared_request(request), attempt=request.attempt)
+    return dataclasses.replace(
+        gate,
+        request=shared,
+        progress=Collecting(),
+        deadline=now + policy.join_seconds,
+        group=GateGroup(asked_attempt=request.attempt),
+    )
+
+
+def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState) -> None:
+    """
+    ConflictError unless the request is the one that the gate answers, and its admission still stands.
+
+    A client that has lost the answer gets it again. A client that asks after its leases have ended must not start,
+    because its nodes may belong to another job by now. Named nodes that were admitted regardless (observe mode, an
+    override) never depended on leases.
+    """
+    who = f"job {request.job} attempt {request.attempt}"
+    if request.join is not None or gate.request.join is not None:
+        rendezvous.check_same_question(gate, request)
+    elif gate.as_asked != request:
+        raise ConflictError(
+            f"{who} was requested before with other parameters (gate {gate.id}): "
+            f"{_difference(gate.as_asked, request)}; use the next attempt (--attempt {request.attempt + 1})"
+        )
+    check_leases_stand(gate, fleet_state)
+
+
+def check_leases_stand(gate: Gate, fleet_state: FleetState) -> None:
+    """ConflictError where an admission is over: a lease of it has ended."""
+    who = f"job {gate.request.job} attempt {gate.request.attempt}"
+    if gate.decision is None or (gate.decision.would is not None and gate.request.pool is None):
+        return
+    if gate.granted:
+        ended = [name for name, grant in gate.granted.items() if not fleet_state.lease_stands(grant.lease_id)]
+        if ended:
+            raise ConflictError(
+                f"{who} was admitted (gate {gate.id}) and its lease on {', '.join(sorted(ended)[:5])} has ended; use "
+                "the next attempt"
+            )
+
+
+def end_leases_for_executor(batch: Batch, fleet_state: FleetState, gate: Gate, node: str) -> None:
+    """End the leases of a node without a daemon once a hook has its devices: the jobs before it are over there."""
+    for lease_id in fleet_state.leases_of.get(node, ()):
+        row = fleet_state.leases[lease_id]
+        if row.lease.gate != gate.id:
+            fleet_state.close_lease(
+                batch, row, f"a hook of job {gate.request.job} has the devices, and no daemon runs there"
+            )
+
+
+def remove_member(batch: Batch, fleet_state: FleetState, gate: Gate, member: str) -> Gate:
+    """Remove a member whose hook ends without starting the job: its rank and its node are free."""
+    open_one = fleet_state.gates.get(gate.id)
+    if open_one is not None:
+        after = rendezvous.remove_member(open_one, member)
+        if after != open_one:
+            fleet_state.carry_out(batch, after, (), ())
+        return after
+    for one in gate.members:
+        if one.member == member and one.node in gate.granted:
+            fleet_state.end_lease(batch, gate.granted[one.node].lease_id, f"the hook of rank {one.rank} ended")
+    return gate
+
+
+def stored_part(gate: Gate) -> Gate:
+    """The gate without what is not written to disk."""
+    gate = dataclasses.replace(gate, waiting=())
+    if gate.group is None:
+        return gate
+    written = tuple(dataclasses.replace(one, heard_at=one.joined_at) for one in gate.group.members)
+    return rendezvous.with_group(gate, members=written)
+
+
+def check_request(request: GateRequest) -> None:
+    """BadInputError, with one sentence, for a request that is not valid."""
+    if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
+        raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
+    if not 0 <= request.attempt <= LARGEST_ATTEMPT:
+        raise BadInputError(f"attempt must be from 0 to {LARGEST_ATTEMPT}, not {request.attempt}")
+    if request.join is not None:
+        _check_join(request, request.join)
+    elif bool(request.nodes) == (request.pool is not None):
+        raise BadInputError("name nodes, or a pool with a count, or join a group")
+    else:
+        _check_size(request)
+    _check_workload(request)
+    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
+        if not name or len(name) > LONGEST_NAME or not name.isprintable():
+            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
+    _check_times(request)
+
+
+def less_than_policy(request: GateRequest, policy: Policy) -> Mapping[GateTerm, str]:
+    """
+    The terms in which a request asks for less than the policy: what it asks for, and which setting asks for more.
+
+    Empty for a request that leaves everything to the policy, or asks for more.
+    """
+    terms, found = terms_of(request, policy), dict[GateTerm, str]()
+    if terms.mode is Mode.OBSERVE and policy.mode is not Mode.OBSERVE:
+        found["mode"] = f"mode {terms.mode.value} (policy.mode is {policy.mode.value})"
+    if terms.tier.rank < policy.tier.rank:
+        found["tier"] = f"tier {terms.tier.value} (policy.tier is {policy.tier.value})"
+    if terms.max_age_seconds > policy.max_age_seconds:
+        found["max_age"] = (
+            f"evidence of up to {terms.max_age_seconds:g} s (policy.max_age is {policy.max_age_seconds:g} s)"
+        )
+    if terms.wanted > 1 and policy.collective:
+        # Another kind of validation runs other checks: it must not leave out those that every gate runs.
+        always = policy.checks_over_nodes(ValidationKind.COLLECTIVES, terms.tier)
+        if not terms.collective:
+            found["collective"] = "no collectives over the nodes (policy.collective is true)"
+        elif lacking := [name for name in always if name not in terms.checks]:
+            found["collective"] = f"collectives without {', '.join(lacking)} (policy.collective_checks has them)"
+    if not request.lease:
+        found["lease"] = "a decision without leases (every gate leases its nodes to the job)"
+    return found
+
+
+def terms_of(request: GateRequest, policy: Policy) -> Terms:
+    """The request with the policy filled in."""
+    wanted = len(request.nodes) or request.count or (request.join.size if request.join is not None else 0)
+    tier = request.tier or policy.tier
+    runtime = policy.runtime_seconds if request.runtime_seconds is None else request.runtime_seconds
+    lease = min(max(policy.lease_seconds, runtime), LONGEST_LEASE_SECONDS)
+    return Terms(
+        tier=tier,
+        max_age_seconds=policy.max_age_seconds if request.max_age_seconds is None else request.max_age_seconds,
+        wait_seconds=policy.wait_seconds if request.wait_seconds is None else request.wait_seconds,
+        mode=request.mode or policy.mode,
+        wanted=wanted,
+        needed=wanted if request.min_nodes is None else request.min_nodes,
+        collective=wanted > 1 and (policy.collective if request.collective is None else request.collective),
+        checks=policy.checks_over_nodes(request.kind, tier),
+        runtime_seconds=runtime,
+        lease_seconds=lease if request.lease_seconds is None else request.lease_seconds,
+    )
+
+
+def _difference(before: GateRequest, now: GateRequest) -> str:
+    """The first member in which two requests differ, and its two values."""
+    name = next(one.name for one in dataclasses.fields(now) if getattr(before, one.name) != getattr(now, one.name))
+    if name != "nodes":
+        first, second = (_shown(getattr(one, name)) for one in (before, now))
+        return f"{name} was {first} and is {second} now"
+    gone, new = (sorted(set(one.nodes) - set(other.nodes)) for one, other in ((before, now), (now, before)))
+    parts = [f"without {', '.join(gone[:5])}"] if gone else []
+    parts += [f"newly {', '.join(new[:5])}"] if new else []
+    named = "; ".join(parts) or "in a different order"
+    return f"{len(before.nodes)} nodes were named before, {len(now.nodes)} now: {named}"
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is None else str(getattr(value, "value", value))[:80]
 
 
 def _check_room(fleet_state: FleetState, policy: Policy, request: GateRequest, asker: str | None) -> None:
@@ -263,30 +357,6 @@ def _add_member(
     return after
 
 
-def end_leases_for_executor(batch: Batch, fleet_state: FleetState, gate: Gate, node: str) -> None:
-    """End the leases of a node without a daemon once a hook has its devices: the jobs before it are over there."""
-    for lease_id in fleet_state.leases_of.get(node, ()):
-        row = fleet_state.leases[lease_id]
-        if row.lease.gate != gate.id:
-            fleet_state.close_lease(
-                batch, row, f"a hook of job {gate.request.job} has the devices, and no daemon runs there"
-            )
-
-
-def remove_member(batch: Batch, fleet_state: FleetState, gate: Gate, member: str) -> Gate:
-    """Remove a member whose hook ends without starting the job: its rank and its node are free."""
-    open_one = fleet_state.gates.get(gate.id)
-    if open_one is not None:
-        after = rendezvous.remove_member(open_one, member)
-        if after != open_one:
-            fleet_state.carry_out(batch, after, (), ())
-        return after
-    for one in gate.members:
-        if one.member == member and one.node in gate.granted:
-            fleet_state.end_lease(batch, gate.granted[one.node].lease_id, f"the hook of rank {one.rank} ended")
-    return gate
-
-
 def _supersede_earlier(
     batch: Batch,
     fleet_state: FleetState,
@@ -379,47 +449,6 @@ def _close_superseded(batch: Batch, fleet_state: FleetState, policy: Policy, oth
     fleet_state.carry_out(batch, after, own, ())
 
 
-def stored_part(gate: Gate) -> Gate:
-    """The gate without what is not written to disk."""
-    gate = dataclasses.replace(gate, waiting=())
-    if gate.group is None:
-        return gate
-    written = tuple(dataclasses.replace(one, heard_at=one.joined_at) for one in gate.group.members)
-    return rendezvous.with_group(gate, members=written)
-
-
-# Which requests for a gate are valid, and which ask for less than the policy does: pure.
-
-
-LONGEST_NAME = 253
-"""Of a node (DNS allows as many) or a pool."""
-LONGEST_JOB = 256
-LONGEST_MEMBER = 128
-LONGEST_WAIT_SECONDS = 86400.0
-"""The longest wait that may be asked for. A day: who waits longer is better queued by a scheduler."""
-MOST_NODES = 20_000
-"""More names or a larger count than that are refused. Twice the largest fleet this was measured with."""
-
-
-def check_request(request: GateRequest) -> None:
-    """BadInputError, with one sentence, for a request that is not valid."""
-    if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
-        raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
-    if not 0 <= request.attempt <= LARGEST_ATTEMPT:
-        raise BadInputError(f"attempt must be from 0 to {LARGEST_ATTEMPT}, not {request.attempt}")
-    if request.join is not None:
-        _check_join(request, request.join)
-    elif bool(request.nodes) == (request.pool is not None):
-        raise BadInputError("name nodes, or a pool with a count, or join a group")
-    else:
-        _check_size(request)
-    _check_workload(request)
-    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
-        if not name or len(name) > LONGEST_NAME or not name.isprintable():
-            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
-    _check_times(request)
-
-
 def _check_workload(request: GateRequest) -> None:
     if request.workload is not None and (why := problem_of(request.workload)):
         raise BadInputError(f"workload {why}, not {request.workload[:80]!r}")
@@ -441,33 +470,6 @@ def _check_times(request: GateRequest) -> None:
     if request.lease_seconds is not None and not 0 < request.lease_seconds <= LONGEST_LEASE_SECONDS:
         longest = f"{LONGEST_LEASE_SECONDS:.0f} (30 d)"
         raise BadInputError(f"lease_seconds must be more than 0 and at most {longest}, not {request.lease_seconds}")
-
-
-def less_than_policy(request: GateRequest, policy: Policy) -> Mapping[GateTerm, str]:
-    """
-    The terms in which a request asks for less than the policy: what it asks for, and which setting asks for more.
-
-    Empty for a request that leaves everything to the policy, or asks for more.
-    """
-    terms, found = terms_of(request, policy), dict[GateTerm, str]()
-    if terms.mode is Mode.OBSERVE and policy.mode is not Mode.OBSERVE:
-        found["mode"] = f"mode {terms.mode.value} (policy.mode is {policy.mode.value})"
-    if terms.tier.rank < policy.tier.rank:
-        found["tier"] = f"tier {terms.tier.value} (policy.tier is {policy.tier.value})"
-    if terms.max_age_seconds > policy.max_age_seconds:
-        found["max_age"] = (
-            f"evidence of up to {terms.max_age_seconds:g} s (policy.max_age is {policy.max_age_seconds:g} s)"
-        )
-    if terms.wanted > 1 and policy.collective:
-        # Another kind of validation runs other checks: it must not leave out those that every gate runs.
-        always = policy.checks_over_nodes(ValidationKind.COLLECTIVES, terms.tier)
-        if not terms.collective:
-            found["collective"] = "no collectives over the nodes (policy.collective is true)"
-        elif lacking := [name for name in always if name not in terms.checks]:
-            found["collective"] = f"collectives without {', '.join(lacking)} (policy.collective_checks has them)"
-    if not request.lease:
-        found["lease"] = "a decision without leases (every gate leases its nodes to the job)"
-    return found
 
 
 def _check_join(request: GateRequest, join: Join) -> None:

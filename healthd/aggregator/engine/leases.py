@@ -6,6 +6,10 @@ does not contain, is a witness of the loss. A node can report anything, so a sha
 while after the database was opened: later it cannot have been replaced. Without a witness that holds such a lease or
 quarantine nothing was lost, as after a new installation. What a single node claims is handled by `reports`, for that
 node alone.
+
+Also here:
+
+- brings the leases in memory in line with what nodes report, and tells the nodes their orders.
 """
 
 from __future__ import annotations
@@ -30,6 +34,18 @@ RECOVERY_RATIO = 0.1
 nodes may say when a copy is an hour old, and nothing that one node can fake."""
 LEAST_WITNESSES = 2
 """Nodes that must be witnesses in the smallest fleet: one alone is never believed about the others."""
+
+GONE_SECONDS = 86400.0
+"""A node that was silent for so long counts neither as one of its pool nor among those that are kept out of it. A day:
+a machine in repair for an afternoon is still there, one that was terminated blocks nothing for longer."""
+STAMP_SECONDS = GONE_SECONDS / 8
+"""How much later than on disk a node was heard before that is written: some hours are enough to tell days by."""
+
+UNWATCHED_SECONDS = 30.0
+"""How often the leases of nodes without a daemon are looked through: their times are hours."""
+
+_LEASE_ID = re.compile(r"(?P<gate>[^:]+):lease:\d+:(?P<node>.+)", re.DOTALL)
+"""The id of a lease as aggregators give it (see `gate` and `answers`)."""
 
 
 class Recovery:
@@ -112,22 +128,6 @@ class Recovery:
         batch.changes.append(PutMeta(key="recovering_until", value=str(until)))
         if established:
             batch.changes.append(PutMeta(key="established", value="yes"))
-
-
-# Brings the leases in memory in line with what nodes report, and tells the nodes their orders.
-
-
-GONE_SECONDS = 86400.0
-"""A node that was silent for so long counts neither as one of its pool nor among those that are kept out of it. A day:
-a machine in repair for an afternoon is still there, one that was terminated blocks nothing for longer."""
-STAMP_SECONDS = GONE_SECONDS / 8
-"""How much later than on disk a node was heard before that is written: some hours are enough to tell days by."""
-
-UNWATCHED_SECONDS = 30.0
-"""How often the leases of nodes without a daemon are looked through: their times are hours."""
-
-_LEASE_ID = re.compile(r"(?P<gate>[^:]+):lease:\d+:(?P<node>.+)", re.DOTALL)
-"""The id of a lease as aggregators give it (see `gate` and `answers`)."""
 
 
 class LeaseReconciler:

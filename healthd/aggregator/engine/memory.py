@@ -49,6 +49,13 @@ from healthd.core.text import counted, plain
 MOST_MESSAGE = 4096
 """Characters of a line of the audit trail: people read it, and sentences of ours stay far below."""
 
+MOST_DECIDED = 2000
+"""Decided gates kept in memory for those who ask again; older ones are read from the store."""
+MOST_ENDED = 4096
+"""Leases of which it is kept in memory whether they have ended; of others that is read from the store."""
+MOST_QUARANTINED = 20_000
+"""Nodes of which the number of their last quarantine is kept, also after they were forgotten."""
+
 
 @dataclass
 class Batch:
@@ -79,17 +86,6 @@ class Batch:
     def event(self, subject: str, kind: str, message: str) -> None:
         """Add a line to the audit trail; it is one line whatever a node has put into it."""
         self.changes.append(PutEvent(at=self.now, subject=subject, kind=kind, message=plain(message, MOST_MESSAGE)))
-
-
-# The memory of the engine: what is on disk of open gates, reservations, leases, quarantines and overrides.
-
-
-MOST_DECIDED = 2000
-"""Decided gates kept in memory for those who ask again; older ones are read from the store."""
-MOST_ENDED = 4096
-"""Leases of which it is kept in memory whether they have ended; of others that is read from the store."""
-MOST_QUARANTINED = 20_000
-"""Nodes of which the number of their last quarantine is kept, also after they were forgotten."""
 
 
 class FleetState:
@@ -502,9 +498,6 @@ class FleetState:
 def _groups(gate: Gate) -> tuple[Group, ...]:
     """The groups that its validation tests now."""
     return () if gate.validation is None else gate.validation.groups
-
-
-# What a node is to do now: pure, from what is on disk of its gate, its probe and its leases, and from its screening.
 
 
 def orders_for(fleet: FleetState, node: str) -> tuple[Order, ...]:

@@ -1,4 +1,10 @@
-"""Gates of several hooks: settles their two-step end, and answers the roll call of a preflight."""
+"""
+Gates of several hooks: settles their two-step end, and answers the roll call of a preflight.
+
+Also here:
+
+- who has come to a preflight, and what each was started with. In memory: it lasts as long as the gate's aggregator.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +24,15 @@ from healthd.core.wire import FROM_OUTSIDE
 
 # Gates whose end is being settled at once; the aggregator of a preflight has one.
 MOST_HANDSHAKES = 1000
+
+MOST_PROCESSES = 100_000
+"""Processes that may answer: some thousand nodes, each with a process for every device."""
+MOST_OPTIONS = 16
+LONGEST_TEXT = 300
+MOST_ASKED = 64
+"""Ranks whose hosts one process asks for: those that one decision names."""
+MOST_NAMED = 8
+"""Ranks that one sentence names; the others are counted."""
 
 
 class Handshakes:
@@ -106,53 +121,6 @@ class Handshakes:
         return self._open[gate]
 
 
-# Who has come to a preflight, and what each was started with. In memory: it lasts as long as the gate's aggregator.
-
-
-MOST_PROCESSES = 100_000
-"""Processes that may answer: some thousand nodes, each with a process for every device."""
-MOST_OPTIONS = 16
-LONGEST_TEXT = 300
-MOST_ASKED = 64
-"""Ranks whose hosts one process asks for: those that one decision names."""
-MOST_NAMED = 8
-"""Ranks that one sentence names; the others are counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RollCallBody:
-    """One process of a preflight: it runs `node`, number `rank`."""
-
-    __pydantic_config__ = FROM_OUTSIDE
-
-    node: str
-    rank: int
-    options: Mapping[str, str]
-    """What it was started with, each as people write it."""
-    local_rank: int = 0
-    """It counts the processes of a node."""
-    wait_seconds: float | None = None
-    """How long the gate is to hold; the main node says it."""
-    host: str = ""
-    """What its machine calls itself; empty: not known."""
-    asked: tuple[int, ...] = ()
-    """Ranks whose hosts it wants to know."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RollCallAnswer:
-    """
-    `difference` says which ranks were started otherwise than others; None while all are alike. `wait_seconds` is None
-    until the main node has come. `all_told`: there is a difference, and all who have come know it. `hosts` are those of
-    the ranks that were asked for, by rank, as far as they are known.
-    """
-
-    difference: str | None
-    wait_seconds: float | None
-    all_told: bool
-    hosts: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass
 class RollCall:
     """The processes that have come, by rank and local rank; `told` of them know of a difference; `nodes` they run."""
@@ -196,6 +164,40 @@ class RollCall:
             return
         (self._odd.add if is_odd else self._odd.discard)(key)
         self._difference = difference((rank, one.options) for (rank, _), one in sorted(self.came.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollCallBody:
+    """One process of a preflight: it runs `node`, number `rank`."""
+
+    __pydantic_config__ = FROM_OUTSIDE
+
+    node: str
+    rank: int
+    options: Mapping[str, str]
+    """What it was started with, each as people write it."""
+    local_rank: int = 0
+    """It counts the processes of a node."""
+    wait_seconds: float | None = None
+    """How long the gate is to hold; the main node says it."""
+    host: str = ""
+    """What its machine calls itself; empty: not known."""
+    asked: tuple[int, ...] = ()
+    """Ranks whose hosts it wants to know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollCallAnswer:
+    """
+    `difference` says which ranks were started otherwise than others; None while all are alike. `wait_seconds` is None
+    until the main node has come. `all_told`: there is a difference, and all who have come know it. `hosts` are those of
+    the ranks that were asked for, by rank, as far as they are known.
+    """
+
+    difference: str | None
+    wait_seconds: float | None
+    all_told: bool
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 def difference(processes: Iterable[tuple[int, Mapping[str, str]]]) -> str | None:

@@ -106,9 +106,6 @@ def _amended(result: CheckResult, added: tuple[Finding, ...] | None) -> CheckRes
     return dataclasses.replace(result, status=status, findings=(*result.findings, *added))
 
 
-# --- on disk: as they came, and what became of them -------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Stored(NodeState):
     """A state with one member more, which older code ignores."""

@@ -2,6 +2,11 @@
 Assesses one node for one gate. Pure and total, with a sentence for everything that is not "ready".
 
 It never takes missing evidence for health, and never calls a node unhealthy for a fault that is not its own.
+
+Also here:
+
+- resolves the names by which a gate asks for its nodes. Pure. A scheduler may call a node by another name than its
+  daemon.
 """
 
 from __future__ import annotations
@@ -21,10 +26,6 @@ from healthd.core.evidence import Judged, aged, judge_tier, reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason
 from healthd.core.text import span
 from healthd.core.workload import names_of
-
-# Resolves the names by which a gate asks for its nodes. Pure. A scheduler may call a node by another name than its
-# daemon.
-
 
 MOST_RUNS = 3
 """How many runs one gate may order on one node until it gives the node back. Three: its evidence may age while others
@@ -62,24 +63,6 @@ def names_found(gate: Gate, called: Callable[[str], Sequence[str]], heard: Colle
     )
 
 
-def ambiguous_text(name: str, nodes: Sequence[str]) -> str:
-    """Why a name by which several nodes are known cannot be resolved."""
-    rest = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
-    text = f"{name}: {nodes[0]} and {nodes[1]}{rest} both have this name"
-    return f"{text}; use the node's own name, or correct the aliases"
-
-
-def unresolved_text(gate: Gate, snapshot: Snapshot, name: str) -> str:
-    """Why a name cannot be resolved; empty where no node is known by it."""
-    nodes = snapshot.called.get(name, ())
-    if len(nodes) > 1:
-        return ambiguous_text(name, nodes)
-    if len(nodes) == 1 and nodes[0] != name and nodes[0] in gate.request.nodes:
-        also = f", as {gate.asked[nodes[0]]}" if nodes[0] in gate.asked else ""
-        return f"{name} is another name of {nodes[0]}, which was also requested{also}; name each node once"
-    return ""
-
-
 def unknown_node_reasons(gate: Gate, snapshot: Snapshot, names: Iterable[str]) -> tuple[Reason, ...]:
     """A reason for each name that no node has, with the nearest known names or why it cannot be resolved."""
     known = list(snapshot.nodes)
@@ -93,21 +76,41 @@ def unknown_node_reasons(gate: Gate, snapshot: Snapshot, names: Iterable[str]) -
     return tuple(reasons)
 
 
-class Eligibility(enum.Enum):
-    """Whether a gate can use a node, the best first."""
+def assess(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessment:
+    """The node of this name, as the gate sees it."""
+    if name in gate.failed:
+        return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=gate.failed[name], final=True)
+    node = snapshot.nodes.get(name)
+    found = (
+        _assess_unknown(gate, snapshot, policy, name) if node is None else _assess_known(gate, snapshot, policy, node)
+    )
+    if found.eligibility is not Eligibility.EXCLUDED:
+        # A node that has never reported may be reserved for another gate already.
+        found = _removed(gate, snapshot, _claimed_by_other(gate, snapshot, found))
+    if found.eligibility is Eligibility.EXCLUDED or node is None or node.heard_seconds is None:
+        return found
+    # Nothing is heard when a node falls silent, so look again at that time.
+    return dataclasses.replace(
+        found, wake_at=min(found.wake_at, snapshot.now + policy.silent_seconds - node.heard_seconds)
+    )
 
-    READY = "ready"
-    """Fresh evidence says that it is fit."""
-    NEEDS_RUN = "needs run"
-    """Its evidence must be renewed."""
-    RUNNING = "running"
-    """A run that this gate ordered is under way on it."""
-    UNHEARD = "unheard"
-    """Not heard of yet, or only in one direction."""
-    BUSY = "busy"
-    """Another gate or job has it, or it is out of the scheduler's way for a while."""
-    EXCLUDED = "excluded"
-    """This gate does not take it."""
+
+def unresolved_text(gate: Gate, snapshot: Snapshot, name: str) -> str:
+    """Why a name cannot be resolved; empty where no node is known by it."""
+    nodes = snapshot.called.get(name, ())
+    if len(nodes) > 1:
+        return ambiguous_text(name, nodes)
+    if len(nodes) == 1 and nodes[0] != name and nodes[0] in gate.request.nodes:
+        also = f", as {gate.asked[nodes[0]]}" if nodes[0] in gate.asked else ""
+        return f"{name} is another name of {nodes[0]}, which was also requested{also}; name each node once"
+    return ""
+
+
+def ambiguous_text(name: str, nodes: Sequence[str]) -> str:
+    """Why a name by which several nodes are known cannot be resolved."""
+    rest = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
+    text = f"{name}: {nodes[0]} and {nodes[1]}{rest} both have this name"
+    return f"{text}; use the node's own name, or correct the aliases"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,43 @@ class Assessment:
     """When this changes if nothing is heard."""
 
 
+class Eligibility(enum.Enum):
+    """Whether a gate can use a node, the best first."""
+
+    READY = "ready"
+    """Fresh evidence says that it is fit."""
+    NEEDS_RUN = "needs run"
+    """Its evidence must be renewed."""
+    RUNNING = "running"
+    """A run that this gate ordered is under way on it."""
+    UNHEARD = "unheard"
+    """Not heard of yet, or only in one direction."""
+    BUSY = "busy"
+    """Another gate or job has it, or it is out of the scheduler's way for a while."""
+    EXCLUDED = "excluded"
+    """This gate does not take it."""
+
+
+def judge(node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[str, ...]) -> Judged:
+    """
+    What the evidence of a node says of a tier as of now: as `judge_tier`, at the price of a look-up where it can be.
+
+    While even the oldest result is young enough, the verdict that leaves ages out is also the strict one; it is
+    remembered with the evidence. Its age is then that of the oldest result, which may belong to a heavier tier, so it
+    is never younger than the truth.
+    """
+    if node.state is None:
+        why = reason("NotYetRun", "nothing reported yet", node=node.node)
+        return Judged(health=Health.UNKNOWN, reasons=(why,), age_seconds=None)
+    oldest = math.nan if node.oldest_seconds is None else node.oldest_seconds + node.behind_seconds
+    if not oldest <= max_age_seconds:  # also where nobody counted
+        return judge_tier(aged(node.state, node.behind_seconds), tier, max_age_seconds, require=require)
+    found = node.judged.get((tier, require))
+    if found is None:
+        found = node.judged[tier, require] = judge_tier(node.state, tier, math.inf, require=require)
+    return found if found.age_seconds is None else found._replace(age_seconds=oldest)
+
+
 def _out(
     name: str,
     code: str,
@@ -148,25 +188,6 @@ def _out(
 def _unheard(name: str, code: str, text: str, *, wake_at: float) -> Assessment:
     why = reason(code, text, node=name)
     return Assessment(node=name, eligibility=Eligibility.UNHEARD, reasons=(why,), wake_at=wake_at)
-
-
-def assess(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessment:
-    """The node of this name, as the gate sees it."""
-    if name in gate.failed:
-        return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=gate.failed[name], final=True)
-    node = snapshot.nodes.get(name)
-    found = (
-        _assess_unknown(gate, snapshot, policy, name) if node is None else _assess_known(gate, snapshot, policy, node)
-    )
-    if found.eligibility is not Eligibility.EXCLUDED:
-        # A node that has never reported may be reserved for another gate already.
-        found = _removed(gate, snapshot, _claimed_by_other(gate, snapshot, found))
-    if found.eligibility is Eligibility.EXCLUDED or node is None or node.heard_seconds is None:
-        return found
-    # Nothing is heard when a node falls silent, so look again at that time.
-    return dataclasses.replace(
-        found, wake_at=min(found.wake_at, snapshot.now + policy.silent_seconds - node.heard_seconds)
-    )
 
 
 def _assess_known(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode) -> Assessment:
@@ -307,26 +328,6 @@ def _in_use(gate: Gate, state: NodeState) -> Reason | None:
 def _is_own_allocation(gate: Gate, allocation: Allocation, node: str) -> bool:
     """Whether the devices are allocated to the very job that asks: a prolog runs inside its allocation."""
     return bool(allocation.holder) and allocation.holder in (gate.request.job, *names_of(gate.workload_on(node)))
-
-
-def judge(node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[str, ...]) -> Judged:
-    """
-    What the evidence of a node says of a tier as of now: as `judge_tier`, at the price of a look-up where it can be.
-
-    While even the oldest result is young enough, the verdict that leaves ages out is also the strict one; it is
-    remembered with the evidence. Its age is then that of the oldest result, which may belong to a heavier tier, so it
-    is never younger than the truth.
-    """
-    if node.state is None:
-        why = reason("NotYetRun", "nothing reported yet", node=node.node)
-        return Judged(health=Health.UNKNOWN, reasons=(why,), age_seconds=None)
-    oldest = math.nan if node.oldest_seconds is None else node.oldest_seconds + node.behind_seconds
-    if not oldest <= max_age_seconds:  # also where nobody counted
-        return judge_tier(aged(node.state, node.behind_seconds), tier, max_age_seconds, require=require)
-    found = node.judged.get((tier, require))
-    if found is None:
-        found = node.judged[tier, require] = judge_tier(node.state, tier, math.inf, require=require)
-    return found if found.age_seconds is None else found._replace(age_seconds=oldest)
 
 
 def _by_evidence(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode, state: NodeState) -> Assessment:

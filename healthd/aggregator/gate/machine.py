@@ -14,6 +14,10 @@ was called off then because of the node itself. A job is admitted when every nod
 a gate takes the same steps, answers after `Policy.observe_seconds` at the latest, admits whatever it found, and leases
 the nodes that are free, so that no other run of checks disturbs the job. An override admits at once. Both need nodes:
 while a pool has fewer free ones than are needed, the gate holds until its deadline.
+
+Also here:
+
+- runs collectives over the nodes of a gate before they are admitted. Pure, a part of `step`.
 """
 
 from __future__ import annotations
@@ -63,9 +67,6 @@ from healthd.core.model import Health, Mode, NodeState, Reason, Verdict
 from healthd.core.text import counted
 from healthd.localize import Outcome
 
-# Runs collectives over the nodes of a gate before they are admitted. Pure, a part of `step`.
-
-
 MOST_LOOKED_AT = 512
 """Idle nodes looked at in search of partners."""
 
@@ -73,7 +74,6 @@ MOST_VALIDATIONS = 3
 """How often one gate validates anew, with other nodes in the place of culprits. Then it says what it knows."""
 TO_ANSWER_SECONDS = 5.0
 """What is left of the gate's time when a search must end: leases have to be stored."""
-
 
 NO_TORCH = "No module named 'torch'"
 """What Python says in a rank of a daemon that only reads."""
@@ -100,6 +100,83 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
         if proof is not None:
             return proof
     raise AssertionError("each turn of the loop ends a validation, and their number is bounded")
+
+
+def step(gate: Gate, snapshot: Snapshot, policy: Policy) -> Step:
+    """
+    Take the gate as far as it can go.
+
+    A decided gate stays as it is. A second step with the same snapshot changes nothing and has no new effects.
+    """
+    if gate.decision is not None:
+        return Step(gate, (), ())
+    gate = eligibility.resolve_names(gate, snapshot)
+    override = snapshot.overrides.get(gate.request.job)
+    if override is not None and override.until > snapshot.now:
+        context = _step_with_override(gate, snapshot, policy)
+    else:
+        context = StepContext(gate, snapshot, policy)
+        _step(context)
+    return Step(context.gate, tuple(context.effects), tuple(context.moves))
+
+
+def stop_validation_of_others(context: StepContext) -> None:
+    """Stop a validation whose members are no longer the reserved nodes; those are validated anew."""
+    validation = context.gate.validation
+    if validation is not None and set(validation.members) != set(context.gate.reserved):
+        stop_validation(context)
+
+
+def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseRow]) -> Step:
+    """
+    Take up a gate with leases (`held`) from before this aggregator started.
+
+    Its hook may still wait for the answer. Or the job runs: where the database is a copy, it does not know what was
+    answered. So the leases are never taken back here, and no other nodes are taken. The job is admitted on the nodes
+    that hold its leases, as soon as these are all that it asked for, or as many as it needs once nodes had time to
+    report. It is rejected when one of these nodes is not fit, when too few can be left, or at its deadline; then the
+    leases stay until the job ends, its next attempt is asked, or a person ends them.
+    """
+    if gate.decision is not None:
+        return Step(gate, (), ())
+    context = StepContext(eligibility.resolve_names(gate, snapshot), snapshot, policy)
+    terms, job = context.gate.terms, f"job {gate.request.job} attempt {gate.request.attempt}"
+    # One that has not confirmed an answer may show evidence of any age, or be heard before it is looked at again.
+    found = {row.node: _under_lease(context, row) for row in held}
+    ready = [
+        row
+        for row in held
+        if reservation.stored(context, row.node, row.lease.id)
+        and found[row.node].eligibility is not Eligibility.UNHEARD
+    ]
+    unfit = [found[row.node] for row in ready if found[row.node].eligibility is Eligibility.EXCLUDED]
+    names = ", ".join(row.node for row in held[: decisions.MOST_NAMED])
+    why = reason(
+        "Recovering",
+        f"{job} was granted {names} before the aggregator restarted; {len(ready)} of the {terms.needed} nodes it "
+        "needs have confirmed its leases",
+    )
+    enough = terms.wanted if snapshot.settling is not None or len(ready) < len(held) else terms.needed
+    if not unfit and len(ready) >= max(1, enough):
+        decisions.admit_as_held(context, ready, held)
+    elif unfit or len(held) < terms.needed or context.now >= deadline_of(context):
+        stay = reason(
+            "Recovering", f"{why.message}; these leases stay until the job ends or its next attempt is requested"
+        )
+        decisions.reject_as_held(context, (*decisions.worst_reasons(unfit), stay), held)
+    else:
+        _conclude(context, Hold((why,), wake_at=deadline_of(context)))
+    return Step(context.gate, tuple(context.effects), tuple(context.moves))
+
+
+class Step(NamedTuple):
+    """
+    What a step gives: the gate after it, what to do once that gate is on disk, and the phases that it went through.
+    """
+
+    gate: Gate
+    effects: tuple[Effect, ...]
+    moves: tuple[Move, ...]
 
 
 def _alone(context: StepContext) -> Reject | Admit:
@@ -248,13 +325,6 @@ def _start_validation(context: StepContext) -> Reject | None:
     return None
 
 
-def stop_validation_of_others(context: StepContext) -> None:
-    """Stop a validation whose members are no longer the reserved nodes; those are validated anew."""
-    validation = context.gate.validation
-    if validation is not None and set(validation.members) != set(context.gate.reserved):
-        stop_validation(context)
-
-
 def _partners(context: StepContext, count: int) -> tuple[str, ...]:
     """Idle nodes that may join the search: fresh evidence, the same accelerator, not claimed and not in doubt."""
     kinds = {_accelerator(context, name) for name in context.gate.reserved}
@@ -299,76 +369,6 @@ def _label(context: StepContext, name: str) -> str | None:
 def _accelerator(context: StepContext, name: str) -> str | None:
     state = _state(context, name)
     return None if state is None or state.inventory is None else state.inventory.accelerator
-
-
-class Step(NamedTuple):
-    """
-    What a step gives: the gate after it, what to do once that gate is on disk, and the phases that it went through.
-    """
-
-    gate: Gate
-    effects: tuple[Effect, ...]
-    moves: tuple[Move, ...]
-
-
-def step(gate: Gate, snapshot: Snapshot, policy: Policy) -> Step:
-    """
-    Take the gate as far as it can go.
-
-    A decided gate stays as it is. A second step with the same snapshot changes nothing and has no new effects.
-    """
-    if gate.decision is not None:
-        return Step(gate, (), ())
-    gate = eligibility.resolve_names(gate, snapshot)
-    override = snapshot.overrides.get(gate.request.job)
-    if override is not None and override.until > snapshot.now:
-        context = _step_with_override(gate, snapshot, policy)
-    else:
-        context = StepContext(gate, snapshot, policy)
-        _step(context)
-    return Step(context.gate, tuple(context.effects), tuple(context.moves))
-
-
-def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseRow]) -> Step:
-    """
-    Take up a gate with leases (`held`) from before this aggregator started.
-
-    Its hook may still wait for the answer. Or the job runs: where the database is a copy, it does not know what was
-    answered. So the leases are never taken back here, and no other nodes are taken. The job is admitted on the nodes
-    that hold its leases, as soon as these are all that it asked for, or as many as it needs once nodes had time to
-    report. It is rejected when one of these nodes is not fit, when too few can be left, or at its deadline; then the
-    leases stay until the job ends, its next attempt is asked, or a person ends them.
-    """
-    if gate.decision is not None:
-        return Step(gate, (), ())
-    context = StepContext(eligibility.resolve_names(gate, snapshot), snapshot, policy)
-    terms, job = context.gate.terms, f"job {gate.request.job} attempt {gate.request.attempt}"
-    # One that has not confirmed an answer may show evidence of any age, or be heard before it is looked at again.
-    found = {row.node: _under_lease(context, row) for row in held}
-    ready = [
-        row
-        for row in held
-        if reservation.stored(context, row.node, row.lease.id)
-        and found[row.node].eligibility is not Eligibility.UNHEARD
-    ]
-    unfit = [found[row.node] for row in ready if found[row.node].eligibility is Eligibility.EXCLUDED]
-    names = ", ".join(row.node for row in held[: decisions.MOST_NAMED])
-    why = reason(
-        "Recovering",
-        f"{job} was granted {names} before the aggregator restarted; {len(ready)} of the {terms.needed} nodes it "
-        "needs have confirmed its leases",
-    )
-    enough = terms.wanted if snapshot.settling is not None or len(ready) < len(held) else terms.needed
-    if not unfit and len(ready) >= max(1, enough):
-        decisions.admit_as_held(context, ready, held)
-    elif unfit or len(held) < terms.needed or context.now >= deadline_of(context):
-        stay = reason(
-            "Recovering", f"{why.message}; these leases stay until the job ends or its next attempt is requested"
-        )
-        decisions.reject_as_held(context, (*decisions.worst_reasons(unfit), stay), held)
-    else:
-        _conclude(context, Hold((why,), wake_at=deadline_of(context)))
-    return Step(context.gate, tuple(context.effects), tuple(context.moves))
 
 
 def _under_lease(context: StepContext, row: LeaseRow) -> Assessment:

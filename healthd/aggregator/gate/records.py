@@ -7,6 +7,11 @@ from there on by CLOCK_BOOTTIME, so that a clock that jumps moves no deadline.
 
 What belongs to one phase alone is in the record of that phase, which is also how it is stored: `{"name": "granting",
 "reserved": [...], "granted": {...}}`. Which phase may follow which is in `healthd.aggregator.gate.transitions`.
+
+Also here:
+
+- effects: what a step wants done, committed with gate' in one transaction, then carried out; each may be repeated;
+- who has a node, by the engine: claims, leases as the aggregator keeps them, and overrides.
 """
 
 from __future__ import annotations
@@ -104,9 +109,6 @@ class Member:
     execute: bool = False
 
 
-# --- phases -----------------------------------------------------------------------------------------------------------
-
-
 class Collecting(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="collecting"):
     """The members of a `join` come together; which nodes are asked for is not known yet. See `GateGroup`."""
 
@@ -142,24 +144,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="
     granted: Mapping[str, Grant] = {}
 
 
-Progress = Collecting | Waiting | Checking | Validating | Granting | Decided
-
-
 def phase_of(progress: Progress) -> Phase:
     return _PHASES[type(progress)]
-
-
-_PHASES: Mapping[type, Phase] = {
-    Collecting: Phase.COLLECTING,
-    Waiting: Phase.WAITING,
-    Checking: Phase.CHECKING,
-    Validating: Phase.VALIDATING,
-    Granting: Phase.GRANTING,
-    Decided: Phase.DECIDED,
-}
-
-
-# --- the gate ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,9 +288,6 @@ class Closing(str, enum.Enum):
     SUPERSEDED = "Superseded"
 
 
-# Effects: what a step wants done, committed with gate' in one transaction, then carried out; each may be repeated.
-
-
 @dataclass(frozen=True, kw_only=True)
 class GrantLease:
     """The node is to store this lease."""
@@ -335,12 +318,6 @@ class WakeAt:
     """Step the gate again at this time, if nothing wakes it before."""
 
     at: float
-
-
-Effect = Accuse | GrantLease | RevokeLease | WakeAt
-
-
-# Who has a node, by the engine: claims, leases as the aggregator keeps them, and overrides.
 
 
 class ClaimKind(str, enum.Enum):
@@ -441,3 +418,19 @@ class PassTimes:
     began: float
     computed: float
     stored: float
+
+
+Progress = Collecting | Waiting | Checking | Validating | Granting | Decided
+
+
+_PHASES: Mapping[type, Phase] = {
+    Collecting: Phase.COLLECTING,
+    Waiting: Phase.WAITING,
+    Checking: Phase.CHECKING,
+    Validating: Phase.VALIDATING,
+    Granting: Phase.GRANTING,
+    Decided: Phase.DECIDED,
+}
+
+
+Effect = Accuse | GrantLease | RevokeLease | WakeAt

@@ -7,6 +7,12 @@ The members whose nodes are checked are the roster. As soon as one of the roster
 or another process has taken its rank), the gate gives back its nodes and collects the members again, so that no
 incomplete group is ever admitted; the hooks of the other members just go on asking. Two members that claim one rank or
 one node are a conflict: the gate names it and waits, because one of the two may be about to end.
+
+Also here:
+
+- the members of a group: who has joined its gate, and what one more request of a member changes;
+- the two-step end of a gate that several hooks ask for: decision, acknowledgement by all included, then go for all
+  or for none.
 """
 
 from __future__ import annotations
@@ -24,15 +30,13 @@ from healthd.core.errors import ConflictError
 from healthd.core.evidence import reason
 from healthd.core.model import GateRequest, Join, Mode, Reason, Verdict
 
-# The members of a group: who has joined its gate, and what one more request of a member changes. Pure.
+MOST_NAMED = 16
+"""Missing ranks that get a reason of their own; the sentence about all of them has the rest."""
 
-
-def shared_request(request: GateRequest) -> GateRequest:
-    """The part of a request that all members of a group must ask alike."""
-    if request.join is None:
-        return request
-    join = dataclasses.replace(request.join, rank=0, member="", node="", execute=False)
-    return dataclasses.replace(request, attempt=0, nodes=(), workload=None, join=join)
+MOST_RESTARTS = 20
+"""How often one gate begins anew because a member was replaced. A pod that crashes for ever must not hold all."""
+CONFLICT_TIMES = 2.0
+"""Reject after a conflict has lasted for this many times `Tuning.member_seconds`: a pod that ends is gone by then."""
 
 
 def check_same_question(gate: Gate, request: GateRequest) -> None:
@@ -56,6 +60,14 @@ def check_same_question(gate: Gate, request: GateRequest) -> None:
         f"group {join.group}: this member requests {name} {getattr(asked, name)}, earlier members "
         f"{getattr(others, name)} (gate {gate.id}); all must request the same"
     )
+
+
+def shared_request(request: GateRequest) -> GateRequest:
+    """The part of a request that all members of a group must ask alike."""
+    if request.join is None:
+        return request
+    join = dataclasses.replace(request.join, rank=0, member="", node="", execute=False)
+    return dataclasses.replace(request, attempt=0, nodes=(), workload=None, join=join)
 
 
 def add_member(now: float, gate: Gate, join: Join, workload: str | None) -> Gate:
@@ -103,24 +115,6 @@ def remove_member(gate: Gate, member: str) -> Gate:
                 m.member for m in gate.members if m.rank == one.rank and m.heard_at <= one.joined_at and m is not one
             }
     return with_members(gate, [one for one in gate.members if one.member not in gone])
-
-
-def with_members(gate: Gate, kept: Sequence[Member]) -> Gate:
-    """The gate with only these members. Members whose rank nobody has now are remembered as gone."""
-    there = {one.rank for one in kept}
-    lost = {one.rank: one for one in (*group_of(gate).gone, *gate.members) if one.rank not in there}
-    gone = tuple(dataclasses.replace(lost[rank], heard_at=lost[rank].joined_at) for rank in sorted(lost))
-    return with_group(gate, members=tuple(kept), gone=gone)
-
-
-def group_of(gate: Gate) -> GateGroup:
-    """The group of the gate; an empty one unless the gate was asked for by a `join`."""
-    return gate.group or GateGroup(asked_attempt=gate.request.attempt)
-
-
-def with_group(gate: Gate, **changes: Any) -> Gate:
-    """The gate with these fields of its group changed."""
-    return dataclasses.replace(gate, group=dataclasses.replace(group_of(gate), **changes))
 
 
 def executors(gate: Gate) -> Mapping[str, str]:
@@ -178,23 +172,6 @@ class GroupState:
         return {**gate.group.former, **own}
 
 
-MOST_NAMED = 16
-"""Missing ranks that get a reason of their own; the sentence about all of them has the rest."""
-
-MOST_RESTARTS = 20
-"""How often one gate begins anew because a member was replaced. A pod that crashes for ever must not hold all."""
-CONFLICT_TIMES = 2.0
-"""Reject after a conflict has lasted for this many times `Tuning.member_seconds`: a pod that ends is gone by then."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conflict:
-    """Two members of which only one can be meant, since `since`."""
-
-    text: str
-    since: float
-
-
 def collect_members(context: StepContext) -> Hold | Reject | None:
     """None when the nodes of the gate are known; they are in `request.nodes` then. Else what the gate waits for."""
     join = context.gate.request.join
@@ -232,6 +209,32 @@ def collect_members(context: StepContext) -> Hold | Reject | None:
     return None
 
 
+def with_members(gate: Gate, kept: Sequence[Member]) -> Gate:
+    """The gate with only these members. Members whose rank nobody has now are remembered as gone."""
+    there = {one.rank for one in kept}
+    lost = {one.rank: one for one in (*group_of(gate).gone, *gate.members) if one.rank not in there}
+    gone = tuple(dataclasses.replace(lost[rank], heard_at=lost[rank].joined_at) for rank in sorted(lost))
+    return with_group(gate, members=tuple(kept), gone=gone)
+
+
+def with_group(gate: Gate, **changes: Any) -> Gate:
+    """The gate with these fields of its group changed."""
+    return dataclasses.replace(gate, group=dataclasses.replace(group_of(gate), **changes))
+
+
+def group_of(gate: Gate) -> GateGroup:
+    """The group of the gate; an empty one unless the gate was asked for by a `join`."""
+    return gate.group or GateGroup(asked_attempt=gate.request.attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """Two members of which only one can be meant, since `since`."""
+
+    text: str
+    since: float
+
+
 def wake_at(context: StepContext) -> float:
     """When a member will have been silent for too long, or a conflict will have lasted for too long."""
     if context.gate.request.join is None or not context.gate.members:
@@ -251,6 +254,71 @@ def with_members_so_far(gate: Gate) -> Gate:
     newest = {one.rank: one for one in gate.members}
     nodes = dict.fromkeys(newest[rank].node for rank in sorted(newest))
     return dataclasses.replace(gate, request=dataclasses.replace(gate.request, nodes=tuple(nodes)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handshake:
+    """
+    Who is to acknowledge and who has, for one decided gate.
+
+    `everyone` was asked for and waits for the outcome; `included` must all acknowledge before `deadline` (monotonic
+    seconds). `go` is None until that is settled, and never changes afterwards, so that nobody starts when another was
+    told not to. `told` are those who have fetched the outcome or withdrawn, `ended` those whose command is over.
+    `withdrawn` is who settled it by not starting; then nobody can say whether the others would have acknowledged.
+    """
+
+    everyone: frozenset[str]
+    included: frozenset[str]
+    deadline: float
+    acknowledged: frozenset[str] = frozenset()
+    told: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()
+    go: bool | None = None
+    withdrawn: str | None = None
+
+    def acknowledge(self, node: str, now: float) -> Handshake:
+        """`node` has read the decision. Once the deadline has passed, or all are here, `go` is settled."""
+        if self.go is None and now < self.deadline and node in self.included:
+            return dataclasses.replace(self, acknowledged=self.acknowledged | {node}).settle(now)
+        return self.settle(now)
+
+    def withdraw(self, node: str, now: float) -> Handshake:
+        """`node` does not start, whatever it has acknowledged: nobody does, unless that they go was settled before."""
+        settled = dataclasses.replace(self.settle(now), told=self.told | {node})  # it waits for no outcome
+        if settled.go is not None or node not in self.included:
+            return settled.end(node)
+        return dataclasses.replace(settled, withdrawn=node, go=False)
+
+    def settle(self, now: float) -> Handshake:
+        """The handshake as of now."""
+        if self.go is not None:
+            return self
+        if self.included <= self.acknowledged:
+            return dataclasses.replace(self, go=True)
+        return dataclasses.replace(self, go=False) if now >= self.deadline else self
+
+    def tell(self, node: str) -> Handshake:
+        """`node` has been given the outcome."""
+        return self if self.go is None else dataclasses.replace(self, told=self.told | {node})
+
+    def end(self, node: str) -> Handshake:
+        """The command of `node` is over."""
+        return dataclasses.replace(self, ended=self.ended | ({node} & self.included))
+
+    @property
+    def all_told(self) -> bool:
+        """Whether nobody waits for the outcome any more."""
+        return self.go is not None and self.everyone <= self.told
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended on all nodes that ran it, so that those who were left out may leave."""
+        return self.go is False or (self.go is True and self.included <= self.ended)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Why it is not to go: who has withdrawn, or else all who have not acknowledged, sorted."""
+        return (self.withdrawn,) if self.withdrawn else tuple(sorted(self.included - self.acknowledged))
 
 
 def _drop_silent(context: StepContext) -> None:
@@ -377,72 +445,3 @@ def _restart(context: StepContext) -> None:
         deadline=context.now + context.policy.join_seconds,
     )
     context.move(Event.REGROUPED, Collecting())
-
-
-# The two-step end of a gate that several hooks ask for: decision, acknowledgement by all included, then go for all or
-# for none.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Handshake:
-    """
-    Who is to acknowledge and who has, for one decided gate.
-
-    `everyone` was asked for and waits for the outcome; `included` must all acknowledge before `deadline` (monotonic
-    seconds). `go` is None until that is settled, and never changes afterwards, so that nobody starts when another was
-    told not to. `told` are those who have fetched the outcome or withdrawn, `ended` those whose command is over.
-    `withdrawn` is who settled it by not starting; then nobody can say whether the others would have acknowledged.
-    """
-
-    everyone: frozenset[str]
-    included: frozenset[str]
-    deadline: float
-    acknowledged: frozenset[str] = frozenset()
-    told: frozenset[str] = frozenset()
-    ended: frozenset[str] = frozenset()
-    go: bool | None = None
-    withdrawn: str | None = None
-
-    def acknowledge(self, node: str, now: float) -> Handshake:
-        """`node` has read the decision. Once the deadline has passed, or all are here, `go` is settled."""
-        if self.go is None and now < self.deadline and node in self.included:
-            return dataclasses.replace(self, acknowledged=self.acknowledged | {node}).settle(now)
-        return self.settle(now)
-
-    def withdraw(self, node: str, now: float) -> Handshake:
-        """`node` does not start, whatever it has acknowledged: nobody does, unless that they go was settled before."""
-        settled = dataclasses.replace(self.settle(now), told=self.told | {node})  # it waits for no outcome
-        if settled.go is not None or node not in self.included:
-            return settled.end(node)
-        return dataclasses.replace(settled, withdrawn=node, go=False)
-
-    def settle(self, now: float) -> Handshake:
-        """The handshake as of now."""
-        if self.go is not None:
-            return self
-        if self.included <= self.acknowledged:
-            return dataclasses.replace(self, go=True)
-        return dataclasses.replace(self, go=False) if now >= self.deadline else self
-
-    def tell(self, node: str) -> Handshake:
-        """`node` has been given the outcome."""
-        return self if self.go is None else dataclasses.replace(self, told=self.told | {node})
-
-    def end(self, node: str) -> Handshake:
-        """The command of `node` is over."""
-        return dataclasses.replace(self, ended=self.ended | ({node} & self.included))
-
-    @property
-    def all_told(self) -> bool:
-        """Whether nobody waits for the outcome any more."""
-        return self.go is not None and self.everyone <= self.told
-
-    @property
-    def over(self) -> bool:
-        """Whether the job has ended on all nodes that ran it, so that those who were left out may leave."""
-        return self.go is False or (self.go is True and self.included <= self.ended)
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Why it is not to go: who has withdrawn, or else all who have not acknowledged, sorted."""
-        return (self.withdrawn,) if self.withdrawn else tuple(sorted(self.included - self.acknowledged))

@@ -2,6 +2,10 @@
 Reserves nodes for a gate and gives them back. Pure, a part of `machine.step`.
 
 A gate reserves all the nodes that it needs or none, so no two gates ever hold what the other waits for.
+
+Also here:
+
+- grants leases on the reserved nodes of a gate, and follows them until each node has stored its own.
 """
 
 from __future__ import annotations
@@ -43,43 +47,6 @@ MOST_REPLACED = 256
 """Nodes of a pool that were given back and of which a gate remembers why: as many as a decision lists."""
 FIRST_LOOK = 64
 """Nodes of a pool beyond four times the need that are looked at before runs are preferred to looking further."""
-
-
-@dataclass
-class StepContext:
-    """One step in progress: the gate as it is now, what the step sees, and what it has found out and done so far."""
-
-    gate: Gate
-    snapshot: Snapshot
-    policy: Policy
-    assessments: dict[str, Assessment] = field(default_factory=dict)
-    effects: list[Effect] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
-
-    @property
-    def now(self) -> float:
-        return self.snapshot.now
-
-    def assess(self, name: str) -> Assessment:
-        """The assessment of a node, made once in a step."""
-        found = self.assessments.get(name)
-        if found is None:
-            found = self.assessments[name] = assess(self.gate, self.snapshot, self.policy, name)
-        return found
-
-    def move(self, event: Event, progress: Progress) -> None:
-        """Take the gate into another phase."""
-        self.gate, made = move(self.gate, event, progress)
-        self.moves.append(made)
-
-    def update(self, **changes: Any) -> None:
-        """Change fields of the phase that the gate is in."""
-        self.gate = dataclasses.replace(self.gate, progress=msgspec.structs.replace(self.gate.progress, **changes))
-
-    def fail(self, name: str, why: tuple[Reason, ...]) -> None:
-        """Exclude the node from this gate for good."""
-        self.gate = dataclasses.replace(self.gate, failed={**self.gate.failed, name: why})
-        self.assessments[name] = Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=why, final=True)
 
 
 @dataclass(frozen=True)
@@ -131,40 +98,6 @@ def reserve(context: StepContext) -> bool:
     return held + maybe >= terms.needed
 
 
-def _candidates(context: StepContext, missing: int) -> tuple[tuple[str, ...], int]:
-    """The free nodes to reserve, best first and at most `missing`, and how many more there may be later."""
-    request, reserved = context.gate.request, set(context.gate.reserved)
-    if request.nodes:
-        rest = [context.assess(name) for name in request.nodes if name not in reserved]
-        usable = [found.node for found in rest if found.eligibility in USABLE]
-        return tuple(usable), sum(found.eligibility is Eligibility.BUSY for found in rest)
-    ready: list[str] = []
-    run: list[str] = []
-    # While nodes may still be about to report, nobody can say how many there will be.
-    maybe = context.gate.terms.needed if context.snapshot.settling is not None else 0
-    examined, claims = 0, context.snapshot.claims
-    for name in context.snapshot.pools.get(request.pool or "", ()):
-        if name in reserved:
-            continue
-        claim = claims.get(name)
-        if claim is not None and claim.gate != context.gate.id:
-            maybe += 1
-            continue
-        examined += 1
-        found = context.assess(name)
-        if found.eligibility is Eligibility.READY:
-            ready.append(name)
-        elif found.eligibility is Eligibility.NEEDS_RUN:
-            run.append(name)
-        elif found.eligibility is not Eligibility.EXCLUDED:
-            maybe += 1
-        enough = len(ready) >= missing
-        if enough or (examined >= 4 * missing + FIRST_LOOK and len(ready) + len(run) >= missing):
-            break
-    chosen = [*ready, *run]
-    return tuple(chosen[:missing]), maybe + max(0, len(chosen) - missing)
-
-
 def drop_unready(context: StepContext) -> bool:
     """
     Give back the reserved nodes that are not ready, once enough are ready and the others need not be waited for.
@@ -180,17 +113,6 @@ def drop_unready(context: StepContext) -> bool:
         return False
     return_nodes(context, pending, "the job no longer waits for it")
     return True
-
-
-def _earlier_attempt_has_node(context: StepContext) -> bool:
-    """Whether an earlier attempt of the same job still has a named node. It is giving it back."""
-    return any(context.assessments[name].own for name in context.gate.request.nodes if name in context.assessments)
-
-
-def close_run(context: StepContext, name: str, run: OrderedRun) -> None:
-    """Call off an ordered run, or note that it is over."""
-    closed = dataclasses.replace(run, status=RunStatus.CLOSED)
-    context.gate = dataclasses.replace(context.gate, ordered={**context.gate.ordered, name: closed})
 
 
 def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None:
@@ -228,15 +150,10 @@ def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None
         context.update(reserved=reserved)
 
 
-def _note_replaced(context: StepContext, names: tuple[str, ...]) -> None:
-    """Remember why nodes of a pool are given back that are unfit: others take their places."""
-    replaced = dict(context.gate.replaced)
-    for name in names:
-        found = context.assessments.get(name)
-        if found is not None and found.eligibility is Eligibility.EXCLUDED and len(replaced) < MOST_REPLACED:
-            replaced[name] = found.reasons
-    if replaced != context.gate.replaced:
-        context.gate = dataclasses.replace(context.gate, replaced=replaced)
+def close_run(context: StepContext, name: str, run: OrderedRun) -> None:
+    """Call off an ordered run, or note that it is over."""
+    closed = dataclasses.replace(run, status=RunStatus.CLOSED)
+    context.gate = dataclasses.replace(context.gate, ordered={**context.gate.ordered, name: closed})
 
 
 def stop_validation(context: StepContext) -> None:
@@ -254,13 +171,6 @@ def end_validation(context: StepContext, validation: Validation) -> None:
     context.gate = dataclasses.replace(context.gate, ended=(*context.gate.ended, validation))
 
 
-def deadline_of(context: StepContext) -> float:
-    """When the gate ends. In observe mode a gate may not hold up a job for as long as in enforce mode."""
-    if context.gate.terms.mode is Mode.OBSERVE:
-        return min(context.gate.deadline, context.gate.since + OBSERVE_SECONDS)
-    return context.gate.deadline
-
-
 def extra_nodes_until(context: StepContext) -> float:
     """Until when the gate waits for nodes beyond those that it needs: leases take time before the deadline."""
     end = deadline_of(context)
@@ -268,7 +178,11 @@ def extra_nodes_until(context: StepContext) -> float:
     return max(half, end - context.policy.tuning.lease_ack_seconds)
 
 
-# Grants leases on the reserved nodes of a gate, and follows them until each node has stored its own. Pure.
+def deadline_of(context: StepContext) -> float:
+    """When the gate ends. In observe mode a gate may not hold up a job for as long as in enforce mode."""
+    if context.gate.terms.mode is Mode.OBSERVE:
+        return min(context.gate.deadline, context.gate.since + OBSERVE_SECONDS)
+    return context.gate.deadline
 
 
 def lease_refused(context: StepContext, name: str, grant: Grant) -> Reason | None:
@@ -282,21 +196,6 @@ def lease_refused(context: StepContext, name: str, grant: Grant) -> Reason | Non
     if context.now >= grant.granted_at + within and not acknowledged(context, name, grant):
         return reason("LeaseNotAcknowledged", f"{name} did not confirm its lease within {within:.0f} s", node=name)
     return None
-
-
-def acknowledged(context: StepContext, name: str, grant: Grant) -> bool:
-    """Whether the node has stored the lease that it was granted."""
-    return stored(context, name, grant.lease_id)
-
-
-def stored(context: StepContext, name: str, lease_id: str) -> bool:
-    """Whether the node has stored a lease: it reports so, and its state shows the lease."""
-    node = context.snapshot.nodes.get(name)
-    if node is None or node.state is None:
-        return False
-    report = node.orders.get(lease_id)
-    accepted = report is not None and report.status == OrderStatus.ACCEPTED  # "running" means: about to be stored
-    return accepted and any(lease.id == lease_id for lease in node.state.leases)
 
 
 def grant_leases(context: StepContext) -> None:
@@ -326,3 +225,105 @@ def all_acknowledged(context: StepContext) -> bool:
         context.assessments[name].eligibility is Eligibility.READY and acknowledged(context, name, grant)
         for name, grant in gate.granted.items()
     )
+
+
+def acknowledged(context: StepContext, name: str, grant: Grant) -> bool:
+    """Whether the node has stored the lease that it was granted."""
+    return stored(context, name, grant.lease_id)
+
+
+def stored(context: StepContext, name: str, lease_id: str) -> bool:
+    """Whether the node has stored a lease: it reports so, and its state shows the lease."""
+    node = context.snapshot.nodes.get(name)
+    if node is None or node.state is None:
+        return False
+    report = node.orders.get(lease_id)
+    accepted = report is not None and report.status == OrderStatus.ACCEPTED  # "running" means: about to be stored
+    return accepted and any(lease.id == lease_id for lease in node.state.leases)
+
+
+@dataclass
+class StepContext:
+    """One step in progress: the gate as it is now, what the step sees, and what it has found out and done so far."""
+
+    gate: Gate
+    snapshot: Snapshot
+    policy: Policy
+    assessments: dict[str, Assessment] = field(default_factory=dict)
+    effects: list[Effect] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+
+    @property
+    def now(self) -> float:
+        return self.snapshot.now
+
+    def assess(self, name: str) -> Assessment:
+        """The assessment of a node, made once in a step."""
+        found = self.assessments.get(name)
+        if found is None:
+            found = self.assessments[name] = assess(self.gate, self.snapshot, self.policy, name)
+        return found
+
+    def move(self, event: Event, progress: Progress) -> None:
+        """Take the gate into another phase."""
+        self.gate, made = move(self.gate, event, progress)
+        self.moves.append(made)
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the phase that the gate is in."""
+        self.gate = dataclasses.replace(self.gate, progress=msgspec.structs.replace(self.gate.progress, **changes))
+
+    def fail(self, name: str, why: tuple[Reason, ...]) -> None:
+        """Exclude the node from this gate for good."""
+        self.gate = dataclasses.replace(self.gate, failed={**self.gate.failed, name: why})
+        self.assessments[name] = Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=why, final=True)
+
+
+def _candidates(context: StepContext, missing: int) -> tuple[tuple[str, ...], int]:
+    """The free nodes to reserve, best first and at most `missing`, and how many more there may be later."""
+    request, reserved = context.gate.request, set(context.gate.reserved)
+    if request.nodes:
+        rest = [context.assess(name) for name in request.nodes if name not in reserved]
+        usable = [found.node for found in rest if found.eligibility in USABLE]
+        return tuple(usable), sum(found.eligibility is Eligibility.BUSY for found in rest)
+    ready: list[str] = []
+    run: list[str] = []
+    # While nodes may still be about to report, nobody can say how many there will be.
+    maybe = context.gate.terms.needed if context.snapshot.settling is not None else 0
+    examined, claims = 0, context.snapshot.claims
+    for name in context.snapshot.pools.get(request.pool or "", ()):
+        if name in reserved:
+            continue
+        claim = claims.get(name)
+        if claim is not None and claim.gate != context.gate.id:
+            maybe += 1
+            continue
+        examined += 1
+        found = context.assess(name)
+        if found.eligibility is Eligibility.READY:
+            ready.append(name)
+        elif found.eligibility is Eligibility.NEEDS_RUN:
+            run.append(name)
+        elif found.eligibility is not Eligibility.EXCLUDED:
+            maybe += 1
+        enough = len(ready) >= missing
+        if enough or (examined >= 4 * missing + FIRST_LOOK and len(ready) + len(run) >= missing):
+            break
+    chosen = [*ready, *run]
+    return tuple(chosen[:missing]), maybe + max(0, len(chosen) - missing)
+
+
+def _earlier_attempt_has_node(context: StepContext) -> bool:
+    """Whether an earlier attempt of the same job still has a named node. It is giving it back."""
+    return any(context.assessments[name].own for name in context.gate.request.nodes if name in context.assessments)
+
+
+def _note_replaced(context: StepContext, names: tuple[str, ...]) -> None:
+    """Remember why nodes of a pool are given back that are unfit: others take their places."""
+    replaced = dict(context.gate.replaced)
+    for name in names:
+        found = context.assessments.get(name)
+        if found is not None and found.eligibility is Eligibility.EXCLUDED and len(replaced) < MOST_REPLACED:
+            replaced[name] = found.reasons
+    if replaced != context.gate.replaced:
+        context.gate = dataclasses.replace(context.gate, replaced=replaced)

@@ -1,4 +1,10 @@
-"""What people change by the page: log in and out, quarantine, release, repairs. Each by a form of ours alone."""
+"""
+What people change by the page: log in and out, quarantine, release, repairs. Each by a form of ours alone.
+
+Also here:
+
+- what every path of the page does alike: its feed, and errors as pages for people.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +40,8 @@ from healthd.core.errors import BadInputError, HealthdError, NotFoundError
 from healthd.core.model import Quarantine
 from healthd.core.node_name import check_name
 
-# What every path of the page does alike: its feed, and errors as pages for people.
+# What the form offers; None: until somebody releases it.
+ENDS: dict[str, float | None] = {"1h": 3600.0, "8h": 28800.0, "1d": 86400.0, "7d": 604800.0, "open": None}
 
 
 def feed_of(request: Request) -> Feed:
@@ -83,9 +90,6 @@ def error_page(request: Request, error: HealthdError) -> Response:
         "error.html", status=status, headers=headers, visitor=None, status_code=status, said=str(error)
     )
 
-
-# What the form offers; None: until somebody releases it.
-ENDS: dict[str, float | None] = {"1h": 3600.0, "8h": 28800.0, "1d": 86400.0, "7d": 604800.0, "open": None}
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -2,6 +2,10 @@
 Changes as server-sent events: watches what open pages show, and publishes changes through the ring (`ring`).
 
 While no page is open, the only work is to sample new states for the small charts, a few each second.
+
+Also here:
+
+- one ring of changes for all who watch the page, and a cursor for each.
 """
 
 from __future__ import annotations
@@ -24,90 +28,11 @@ from healthd.aggregator.page.fleet_grid import Cell, FleetGrid
 from healthd.aggregator.page.samples import Samples
 from healthd.core.errors import HealthdError
 
-# One ring of changes for all who watch the page, and a cursor for each.
-
+log = logging.getLogger(__name__)
 
 RING = 8192
 # Most nodes in one event; what is more comes with the next.
 MOST_CELLS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something that pages of `topic` show is another now. `cell` None: read the page anew. `moved`: other groups."""
-
-    seq: int
-    topic: str
-    cell: Cell | None = None
-    node: str | None = None
-    moved: bool = False
-
-
-class Ring:
-    """See the module. `seq` is the number of the newest change."""
-
-    def __init__(self) -> None:
-        self.name = secrets.token_hex(4)
-        self.seq = 0
-        self._ring: deque[Change] = deque(maxlen=RING)
-
-    @property
-    def cursor(self) -> str:
-        """Where a page that is rendered now reads on."""
-        return f"{self.name}-{self.seq}"
-
-    def __len__(self) -> int:
-        return len(self._ring)
-
-    def has_lost(self, cursor: int) -> bool:
-        """Whether changes after the cursor have left the ring."""
-        return bool(self._ring) and self._ring[0].seq > cursor + 1
-
-    def resume(self, after: str | None) -> int | None:
-        """Where a reader goes on; None where that is lost, or of another process."""
-        name, _, number = (after or "").partition("-")
-        if name != self.name or not number.isdecimal() or len(number) > 15:
-            return None
-        seq = int(number)
-        oldest = self._ring[0].seq if self._ring else self.seq + 1
-        return seq if oldest - 1 <= seq <= self.seq else None
-
-    def next(self, topic: str, cursor: int) -> tuple[bytes | None, int]:
-        """The next event after a cursor, None when there is none, and the cursor after it."""
-        fresh: list[Change] = []
-        for change in reversed(self._ring):
-            if change.seq <= cursor:
-                break
-            fresh.append(change)
-        fresh.reverse()
-        wanted = [change for change in fresh if change.topic == topic][:MOST_CELLS]
-        if not wanted:
-            return None, self.seq
-        cursor = wanted[-1].seq if len(wanted) == MOST_CELLS else self.seq
-        cells = {change.node: change for change in wanted if change.node is not None}
-        if not cells:
-            return self.event("changed", None, cursor), cursor
-        regroup = any(change.moved for change in wanted)
-        shown = [_shown(change.cell) for change in cells.values() if change.cell is not None]
-        return self.event("cells", {"cells": shown, "regroup": regroup}, cursor), cursor
-
-    def event(self, kind: str, value: object, seq: int) -> bytes:
-        """An event as the browser reads it."""
-        data = json.dumps(value, separators=(",", ":"))  # escapes line ends, which would end the event
-        return f"id: {self.name}-{seq}\nevent: {kind}\ndata: {data}\n\n".encode()
-
-    def tell(self, topic: str, *, cell: Cell | None = None, node: str | None = None, moved: bool = False) -> None:
-        """Pages of a topic show something else now; see `Change`."""
-        self.seq += 1
-        self._ring.append(Change(self.seq, topic, cell, node, moved))
-
-
-def _shown(cell: Cell) -> dict[str, object]:
-    """A cell as the script needs it."""
-    return {"node": cell.node, "tone": cell.tone, "sign": cell.sign, "label": cell.label}
-
-
-log = logging.getLogger(__name__)
 
 MOST_STREAMS = 200
 # A page is in step within this time: quick for people, and a burst of syncs becomes one event.
@@ -130,10 +55,6 @@ LONGEST_OLD_SECONDS = 3.0
 BEAT_SECONDS = 15.0
 
 FLEET, GATES = "fleet", "gates"
-
-
-class FullError(HealthdError):
-    """Too many people watch."""
 
 
 def live(stream: AsyncIterator[bytes]) -> Response:
@@ -350,3 +271,82 @@ class Feed:
                 state = node.kept()
                 if state is not None:
                     self.samples.take(state, now)
+
+
+class Ring:
+    """See the module. `seq` is the number of the newest change."""
+
+    def __init__(self) -> None:
+        self.name = secrets.token_hex(4)
+        self.seq = 0
+        self._ring: deque[Change] = deque(maxlen=RING)
+
+    @property
+    def cursor(self) -> str:
+        """Where a page that is rendered now reads on."""
+        return f"{self.name}-{self.seq}"
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def has_lost(self, cursor: int) -> bool:
+        """Whether changes after the cursor have left the ring."""
+        return bool(self._ring) and self._ring[0].seq > cursor + 1
+
+    def resume(self, after: str | None) -> int | None:
+        """Where a reader goes on; None where that is lost, or of another process."""
+        name, _, number = (after or "").partition("-")
+        if name != self.name or not number.isdecimal() or len(number) > 15:
+            return None
+        seq = int(number)
+        oldest = self._ring[0].seq if self._ring else self.seq + 1
+        return seq if oldest - 1 <= seq <= self.seq else None
+
+    def next(self, topic: str, cursor: int) -> tuple[bytes | None, int]:
+        """The next event after a cursor, None when there is none, and the cursor after it."""
+        fresh: list[Change] = []
+        for change in reversed(self._ring):
+            if change.seq <= cursor:
+                break
+            fresh.append(change)
+        fresh.reverse()
+        wanted = [change for change in fresh if change.topic == topic][:MOST_CELLS]
+        if not wanted:
+            return None, self.seq
+        cursor = wanted[-1].seq if len(wanted) == MOST_CELLS else self.seq
+        cells = {change.node: change for change in wanted if change.node is not None}
+        if not cells:
+            return self.event("changed", None, cursor), cursor
+        regroup = any(change.moved for change in wanted)
+        shown = [_shown(change.cell) for change in cells.values() if change.cell is not None]
+        return self.event("cells", {"cells": shown, "regroup": regroup}, cursor), cursor
+
+    def event(self, kind: str, value: object, seq: int) -> bytes:
+        """An event as the browser reads it."""
+        data = json.dumps(value, separators=(",", ":"))  # escapes line ends, which would end the event
+        return f"id: {self.name}-{seq}\nevent: {kind}\ndata: {data}\n\n".encode()
+
+    def tell(self, topic: str, *, cell: Cell | None = None, node: str | None = None, moved: bool = False) -> None:
+        """Pages of a topic show something else now; see `Change`."""
+        self.seq += 1
+        self._ring.append(Change(self.seq, topic, cell, node, moved))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that pages of `topic` show is another now. `cell` None: read the page anew. `moved`: other groups."""
+
+    seq: int
+    topic: str
+    cell: Cell | None = None
+    node: str | None = None
+    moved: bool = False
+
+
+class FullError(HealthdError):
+    """Too many people watch."""
+
+
+def _shown(cell: Cell) -> dict[str, object]:
+    """A cell as the script needs it."""
+    return {"node": cell.node, "tone": cell.tone, "sign": cell.sign, "label": cell.label}

@@ -27,62 +27,6 @@ LONGEST_FOUND_BY = 2000
 NO_VALUE = "(none)"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """
-    One node in the grid. `reason` and `message` are its first reason's, empty where it has none or nobody has looked
-    yet. `taken` says by whom (job, process, scheduler), None: free. `injected`: faults are injected there, and `drill`:
-    its first reason was made by one. `codes` (of all its reasons) and `found_by` are what a search looks through, in
-    small letters.
-    """
-
-    node: str
-    health: Health
-    reason: str
-    message: str
-    action: str
-    quarantined: bool
-    taken: str | None
-    injected: bool
-    drill: bool
-    pool: str
-    instance_type: str
-    labels: Mapping[str, str] = field(compare=False)
-    codes: str = field(compare=False)
-    found_by: str = field(compare=False)
-    place: tuple[object, ...]
-
-    @property
-    def sign(self) -> str:
-        """What stands in the cell, so that its colour is not alone."""
-        return HEALTH_SIGNS[self.health]
-
-    @property
-    def tone(self) -> str:
-        """The classes of the cell: its colour, and marks for what else is to be seen at a glance."""
-        marks = (("quarantined", self.quarantined), ("taken", self.taken is not None), ("injected", self.injected))
-        return " ".join([self.health.value, *(name for name, on in marks if on)])
-
-    @property
-    def label(self) -> str:
-        """The cell in words."""
-        words = [f"{self.node}: {self.health.value}"]
-        words += [self.reason] if self.reason else []
-        words += ["quarantined"] if self.quarantined else []
-        words += [f"taken by {self.taken}"] if self.taken else []
-        words += ["drill"] if self.injected else []
-        return ", ".join(words)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """The cells that share a value; `bad` counts those that no job should get."""
-
-    name: str
-    cells: tuple[Cell, ...]
-    bad: int
-
-
 class FleetGrid:
     """Cells by node, on the event loop alone."""
 
@@ -133,6 +77,148 @@ class FleetGrid:
         return [cell for cell in map(self.cell, names) if cell is not None]
 
 
+def choices(cells: Sequence[Cell], topology: Sequence[str]) -> list[tuple[str, str]]:
+    """What the grid can be grouped by, as value and words; topology as the policy knows it comes first."""
+    names: Counter[str] = Counter()
+    for cell in cells:
+        names.update(cell.labels.keys())
+    known = [name for name in topology if name in names]
+    others = sorted(name for name, _ in names.most_common(MOST_LABELS) if name not in known and name != "pool")
+    found = [(f"label:{name}", brief(name, LONGEST_VALUE)) for name in (*known, *others)]
+    return [*found, ("pool", "pool"), ("type", "instance type"), ("health", "health"), ("none", "nothing")]
+
+
+def default_choice(cells: Sequence[Cell], topology: Sequence[str]) -> str:
+    """Topology where nodes have any, else pools or instance types where there are several."""
+    for name in topology:
+        if any(name in cell.labels for cell in cells):
+            return f"label:{name}"
+    if len({cell.pool for cell in cells}) > 1:
+        return "pool"
+    return "type" if len({cell.instance_type for cell in cells}) > 1 else "none"
+
+
+def grouped(cells: Sequence[Cell], by: str) -> list[Group]:
+    """Groups in the order of their names as people count; without a value last, by health the worst first."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(_value(cell, by), []).append(cell)
+    if by == "health":
+        names: list[str] = [health.value for health in WORST_FIRST if health.value in found]
+    else:
+        names = sorted(found, key=lambda name: (name == NO_VALUE, natural(name)))
+    return [
+        Group(
+            name=name,
+            cells=tuple(sorted(found[name], key=lambda cell: natural(cell.node))),
+            bad=sum(cell.health in (Health.UNHEALTHY, Health.UNKNOWN) for cell in found[name]),
+        )
+        for name in names
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The cells that share a value; `bad` counts those that no job should get."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    bad: int
+
+
+def troubles(cells: Iterable[Cell]) -> list[Trouble]:
+    """
+    What is wrong, by reason: the worst first, then what most nodes have, drills last; in each, those kept out last.
+    """
+    found: dict[tuple[bool, str], list[Cell]] = {}
+    for cell in cells:
+        if cell.health is not Health.HEALTHY:
+            found.setdefault((cell.drill, cell.reason), []).append(cell)
+    made = []
+    for (drill, reason), alike in found.items():
+        alike.sort(key=lambda cell: (cell.quarantined, WORST_FIRST.index(cell.health), natural(cell.node)))
+        made.append(
+            Trouble(
+                reason=reason,
+                drill=drill,
+                action=alike[0].action,
+                health=min((cell.health for cell in alike), key=WORST_FIRST.index),
+                cells=tuple(alike),
+                message=next((cell.message for cell in alike if cell.message), ""),
+            )
+        )
+    made.sort(key=lambda one: (one.drill, WORST_FIRST.index(one.health), -len(one.cells), one.reason))
+    return made
+
+
+def found(cells: Iterable[Cell], text: str) -> list[Cell]:
+    """The cells that have every word of the text, in any of what they are found by."""
+    words = text.lower().split()
+    return [cell for cell in cells if all(word in cell.codes or word in cell.found_by for word in words)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """
+    Nodes that have the same first reason; `message` is what one of them says, `health` the worst among them. `drill`:
+    injected faults made it, on all of them.
+    """
+
+    reason: str
+    drill: bool
+    action: str
+    health: Health
+    cells: tuple[Cell, ...]
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """
+    One node in the grid. `reason` and `message` are its first reason's, empty where it has none or nobody has looked
+    yet. `taken` says by whom (job, process, scheduler), None: free. `injected`: faults are injected there, and `drill`:
+    its first reason was made by one. `codes` (of all its reasons) and `found_by` are what a search looks through, in
+    small letters.
+    """
+
+    node: str
+    health: Health
+    reason: str
+    message: str
+    action: str
+    quarantined: bool
+    taken: str | None
+    injected: bool
+    drill: bool
+    pool: str
+    instance_type: str
+    labels: Mapping[str, str] = field(compare=False)
+    codes: str = field(compare=False)
+    found_by: str = field(compare=False)
+    place: tuple[object, ...]
+
+    @property
+    def sign(self) -> str:
+        """What stands in the cell, so that its colour is not alone."""
+        return HEALTH_SIGNS[self.health]
+
+    @property
+    def tone(self) -> str:
+        """The classes of the cell: its colour, and marks for what else is to be seen at a glance."""
+        marks = (("quarantined", self.quarantined), ("taken", self.taken is not None), ("injected", self.injected))
+        return " ".join([self.health.value, *(name for name, on in marks if on)])
+
+    @property
+    def label(self) -> str:
+        """The cell in words."""
+        words = [f"{self.node}: {self.health.value}"]
+        words += [self.reason] if self.reason else []
+        words += ["quarantined"] if self.quarantined else []
+        words += [f"taken by {self.taken}"] if self.taken else []
+        words += ["drill"] if self.injected else []
+        return ", ".join(words)
+
+
 def _key(node: FleetNode, health: Health) -> tuple[object, ...]:
     state = node.state
     leases = () if state is None else tuple(lease.id for lease in state.leases)
@@ -178,12 +264,6 @@ def _found_by(node: FleetNode) -> str:
     return brief(" ".join(words), LONGEST_FOUND_BY).lower()
 
 
-def found(cells: Iterable[Cell], text: str) -> list[Cell]:
-    """The cells that have every word of the text, in any of what they are found by."""
-    words = text.lower().split()
-    return [cell for cell in cells if all(word in cell.codes or word in cell.found_by for word in words)]
-
-
 def _taken(node: FleetNode) -> str | None:
     state = node.state
     if state is None:
@@ -193,49 +273,6 @@ def _taken(node: FleetNode) -> str | None:
     if state.allocated:
         return brief(f"{state.allocated[0].by} {state.allocated[0].holder}", LONGEST_VALUE)
     return None
-
-
-# --- grouping ---------------------------------------------------------------------------------------------------------
-
-
-def choices(cells: Sequence[Cell], topology: Sequence[str]) -> list[tuple[str, str]]:
-    """What the grid can be grouped by, as value and words; topology as the policy knows it comes first."""
-    names: Counter[str] = Counter()
-    for cell in cells:
-        names.update(cell.labels.keys())
-    known = [name for name in topology if name in names]
-    others = sorted(name for name, _ in names.most_common(MOST_LABELS) if name not in known and name != "pool")
-    found = [(f"label:{name}", brief(name, LONGEST_VALUE)) for name in (*known, *others)]
-    return [*found, ("pool", "pool"), ("type", "instance type"), ("health", "health"), ("none", "nothing")]
-
-
-def default_choice(cells: Sequence[Cell], topology: Sequence[str]) -> str:
-    """Topology where nodes have any, else pools or instance types where there are several."""
-    for name in topology:
-        if any(name in cell.labels for cell in cells):
-            return f"label:{name}"
-    if len({cell.pool for cell in cells}) > 1:
-        return "pool"
-    return "type" if len({cell.instance_type for cell in cells}) > 1 else "none"
-
-
-def grouped(cells: Sequence[Cell], by: str) -> list[Group]:
-    """Groups in the order of their names as people count; without a value last, by health the worst first."""
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(_value(cell, by), []).append(cell)
-    if by == "health":
-        names: list[str] = [health.value for health in WORST_FIRST if health.value in found]
-    else:
-        names = sorted(found, key=lambda name: (name == NO_VALUE, natural(name)))
-    return [
-        Group(
-            name=name,
-            cells=tuple(sorted(found[name], key=lambda cell: natural(cell.node))),
-            bad=sum(cell.health in (Health.UNHEALTHY, Health.UNKNOWN) for cell in found[name]),
-        )
-        for name in names
-    ]
 
 
 def _value(cell: Cell, by: str) -> str:
@@ -248,43 +285,3 @@ def _value(cell: Cell, by: str) -> str:
     if by.startswith("label:"):
         return brief(cell.labels.get(by.removeprefix("label:"), ""), LONGEST_VALUE) or NO_VALUE
     return ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trouble:
-    """
-    Nodes that have the same first reason; `message` is what one of them says, `health` the worst among them. `drill`:
-    injected faults made it, on all of them.
-    """
-
-    reason: str
-    drill: bool
-    action: str
-    health: Health
-    cells: tuple[Cell, ...]
-    message: str
-
-
-def troubles(cells: Iterable[Cell]) -> list[Trouble]:
-    """
-    What is wrong, by reason: the worst first, then what most nodes have, drills last; in each, those kept out last.
-    """
-    found: dict[tuple[bool, str], list[Cell]] = {}
-    for cell in cells:
-        if cell.health is not Health.HEALTHY:
-            found.setdefault((cell.drill, cell.reason), []).append(cell)
-    made = []
-    for (drill, reason), alike in found.items():
-        alike.sort(key=lambda cell: (cell.quarantined, WORST_FIRST.index(cell.health), natural(cell.node)))
-        made.append(
-            Trouble(
-                reason=reason,
-                drill=drill,
-                action=alike[0].action,
-                health=min((cell.health for cell in alike), key=WORST_FIRST.index),
-                cells=tuple(alike),
-                message=next((cell.message for cell in alike if cell.message), ""),
-            )
-        )
-    made.sort(key=lambda one: (one.drill, WORST_FIRST.index(one.health), -len(one.cells), one.reason))
-    return made

@@ -1,4 +1,14 @@
-"""Pages over the whole fleet: the grid, the heat map of a measurement, events, gates, jobs, several nodes at once."""
+"""
+Pages over the whole fleet: the grid, the heat map of a measurement, events, gates, jobs, several nodes at once.
+
+Also here:
+
+- several nodes at once: choose them from a list, then keep them out, let them in, or validate them together;
+- the first page: the fleet as a grid, what is wrong with it, and what is under way;
+- the fleet coloured by one measurement: from the lowest value on it to the highest, in the order of a label;
+- pages over the whole fleet: the heat map of one measurement, what happened lately, gates, jobs that died, repairs,
+  a reason.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +40,39 @@ from healthd.core.errors import BadInputError, NotFoundError
 from healthd.core.model import Health
 from healthd.core.node_name import check_name
 
-# Several nodes at once: choose them from a list, then keep them out, let them in, or validate them together.
-
-
 MOST_NODES = 200
 # That many names of the longest kind, percent-encoded, and a reason.
 MAX_FORM_BYTES = 128 * 1024
 DOINGS = {"quarantine", "release", "validate"}
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+# What one page may show; what is more is counted, or on the next page.
+MOST_ON_PAGE = 5000
+# Of a search, which is asked again with each pause in typing: 9 ms to render, where 5,000 take 90.
+MOST_FOUND = 500
+MOST_TROUBLES = 12
+MOST_NAMED = 10
+
+STEPS = 7
+LEAST_STEP_RATIO = 0.08
+"""Of the median. Healthy devices of one kind differ by some 6 %; what is worth a look differs by more."""
+BEYOND = ", beyond its limit"
+NOT_NOW = ", measured before the node became unknown"
+
+MOST_NODES_OF_REASON = 200
+# Cells of one map; what is more is left to the filter.
+MOST_CELLS = 5000
+
+# A repair that a person has accepted is under way; one that is done waits for its proof.
+REPAIR_TONES = {
+    RepairState.ADVISED: ("unhealthy", "✕"),
+    RepairState.ACCEPTED: ("degraded", "!"),
+    RepairState.REJECTED: ("none", "-"),
+    RepairState.DONE: ("unknown", "?"),
+}
+MOST_REPAIRS = 200
+MOST_CLOSED = 50
 
 
 @router.get("/several")
@@ -67,20 +101,20 @@ async def several(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What the form says of which nodes. `answer` is where the browser goes once it is done."""
-
-    visitor: Visitor
-    nodes: tuple[str, ...]
-    doing: str
-    fields: Mapping[str, str]
-
-    @property
-    def answer(self) -> Response:
-        """To the same list, which says what was done."""
-        done = "released" if self.doing == "release" else "quarantined"
-        return to(f"/several?{urlencode({'done': done, 'count': len(self.nodes), 'q': self.fields.get('q', '')})}")
+@router.post("/several")
+async def act(request: Request) -> Response:
+    """What the form says, on all nodes that were chosen; nothing where one of them is not known."""
+    choice = await choice_of(request)
+    for node in choice.nodes:
+        known_node(request, node)
+    if choice.doing == "validate":
+        asked = request_of(ValidationBody(nodes=choice.nodes))
+        return to(f"/gates/{quote((await parts_of(request).engine.ask(asked)).id, safe='')}")
+    if choice.doing == "quarantine":
+        await keep_out(request, choice.visitor, choice.nodes, choice.fields)
+    else:
+        await let_in(request, choice.visitor, choice.nodes, choice.fields)
+    return choice.answer
 
 
 async def choice_of(request: Request) -> Choice:
@@ -103,31 +137,20 @@ async def choice_of(request: Request) -> Choice:
     return Choice(visitor=visitor, nodes=tuple(nodes), doing=doing, fields=fields)
 
 
-@router.post("/several")
-async def act(request: Request) -> Response:
-    """What the form says, on all nodes that were chosen; nothing where one of them is not known."""
-    choice = await choice_of(request)
-    for node in choice.nodes:
-        known_node(request, node)
-    if choice.doing == "validate":
-        asked = request_of(ValidationBody(nodes=choice.nodes))
-        return to(f"/gates/{quote((await parts_of(request).engine.ask(asked)).id, safe='')}")
-    if choice.doing == "quarantine":
-        await keep_out(request, choice.visitor, choice.nodes, choice.fields)
-    else:
-        await let_in(request, choice.visitor, choice.nodes, choice.fields)
-    return choice.answer
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the form says of which nodes. `answer` is where the browser goes once it is done."""
 
+    visitor: Visitor
+    nodes: tuple[str, ...]
+    doing: str
+    fields: Mapping[str, str]
 
-# The first page: the fleet as a grid, what is wrong with it, and what is under way.
-
-
-# What one page may show; what is more is counted, or on the next page.
-MOST_ON_PAGE = 5000
-# Of a search, which is asked again with each pause in typing: 9 ms to render, where 5,000 take 90.
-MOST_FOUND = 500
-MOST_TROUBLES = 12
-MOST_NAMED = 10
+    @property
+    def answer(self) -> Response:
+        """To the same list, which says what was done."""
+        done = "released" if self.doing == "release" else "quarantined"
+        return to(f"/several?{urlencode({'done': done, 'count': len(self.nodes), 'q': self.fields.get('q', '')})}")
 
 
 @router.get("/")
@@ -186,84 +209,34 @@ async def fleet(
     )
 
 
-def _health(text: str) -> Health:
-    try:
-        return Health(text)
-    except ValueError:
-        raise BadInputError(f"health={text!r} is not one of: {', '.join(h.value for h in Health)}") from None
-
-
-def _marks(cells: Sequence[Cell]) -> dict[str, int]:
-    return {
-        "quarantined": sum(cell.quarantined for cell in cells),
-        "taken": sum(cell.taken is not None for cell in cells),
-    }
-
-
-def _paged(groups: Sequence[fleet_grid.Group], page: int, most: int) -> tuple[list[fleet_grid.Group], int]:
-    """The groups of one page, cut at its ends, and how many pages there are."""
-    total = sum(len(group.cells) for group in groups)
-    begin, end, seen = (page - 1) * most, page * most, 0
-    found = []
-    for group in groups:
-        cells = group.cells[max(0, begin - seen) : max(0, end - seen)]
-        seen += len(group.cells)
-        if cells:
-            found.append(
-                group
-                if len(cells) == len(group.cells)
-                else fleet_grid.Group(name=group.name, cells=cells, bad=group.bad)
-            )
-    return found, max(1, -(-total // most))
-
-
-# The fleet coloured by one measurement: from the lowest value on it to the highest, in the order of a label. Pure.
-
-
-STEPS = 7
-LEAST_STEP_RATIO = 0.08
-"""Of the median. Healthy devices of one kind differ by some 6 %; what is worth a look differs by more."""
-BEYOND = ", beyond its limit"
-NOT_NOW = ", measured before the node became unknown"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeatCell:
-    """
-    One node: `step` of the scale (None: no value), and its value as people read it. `old`: it may be another by now,
-    because the node is silent or its evidence stale. `bad`: it is beyond its limit, or the node is unhealthy. `sign`
-    stands in the cell, so that its colour is not alone.
-    """
-
-    node: str
-    step: int | None
-    bad: bool
-    old: bool
-    sign: str
-    shown: str
-    label: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeatGroup:
-    """The cells that share a value of the label; `shown` is the median of the group."""
-
-    name: str
-    cells: tuple[HeatCell, ...]
-    shown: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    """The map, and its scale: the smallest value of each step."""
-
-    groups: tuple[HeatGroup, ...]
-    scale: tuple[str, ...]
-    low: str
-    middle: str
-    high: str
-    measured: int
-    outside: int
+@router.get("/heat")
+async def heat(
+    request: Request,
+    of: Annotated[str, Query(max_length=200)] = "",
+    group: Annotated[str | None, Query(max_length=120)] = None,
+    q: Annotated[str, Query(max_length=120)] = "",
+) -> Response:
+    """The fleet coloured by one measurement."""
+    visitor, feed = visitor_of(request), feed_of(request)
+    readings = readings_view(feed, of=of)
+    whole = fleet_view(parts_of(request), feed, q=q)
+    choices = fleet_grid.choices(whole.cells, whole.topology)
+    chosen = group if group in dict(choices) else fleet_grid.default_choice(whole.cells, whole.topology)
+    name, names = readings.name, readings.names
+    shown = whole.found_cells[:MOST_CELLS]
+    return rendering.page(
+        "heat.html",
+        visitor=visitor,
+        names=names,
+        name=name,
+        choices=choices,
+        chosen=chosen,
+        q=q,
+        total=len(whole.cells),
+        shown=len(shown),
+        waiting=readings.waiting,
+        map=None if name is None else heat_map(shown, readings.values, names[name], chosen),
+    )
 
 
 def heat_map(cells: Sequence[Cell], values: Mapping[str, Reading], plain: str, by: str) -> HeatMap:
@@ -319,57 +292,43 @@ def heat_map(cells: Sequence[Cell], values: Mapping[str, Reading], plain: str, b
     )
 
 
-def _scale(low: float, middle: float, high: float) -> tuple[float, float]:
-    """From where to where the colours go: the lowest and the highest value, wider where these are close together."""
-    half = abs(middle) * LEAST_STEP_RATIO * STEPS / 2
-    return min(low, middle - half), max(high, middle + half)
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """The map, and its scale: the smallest value of each step."""
+
+    groups: tuple[HeatGroup, ...]
+    scale: tuple[str, ...]
+    low: str
+    middle: str
+    high: str
+    measured: int
+    outside: int
 
 
-def _compared(value: float, middle: float) -> str:
-    """How far from the median, where that says something."""
-    if middle <= 0 or value == middle:
-        return ""
-    percent = 100 * (value / middle - 1)
-    return f", {abs(percent):.2g} % {'above' if percent > 0 else 'below'} the median" if abs(percent) < 1000 else ""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeatGroup:
+    """The cells that share a value of the label; `shown` is the median of the group."""
+
+    name: str
+    cells: tuple[HeatCell, ...]
+    shown: str
 
 
-# Pages over the whole fleet: the heat map of one measurement, what happened lately, gates, jobs that died, repairs, a
-# reason.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeatCell:
+    """
+    One node: `step` of the scale (None: no value), and its value as people read it. `old`: it may be another by now,
+    because the node is silent or its evidence stale. `bad`: it is beyond its limit, or the node is unhealthy. `sign`
+    stands in the cell, so that its colour is not alone.
+    """
 
-
-MOST_NODES_OF_REASON = 200
-# Cells of one map; what is more is left to the filter.
-MOST_CELLS = 5000
-
-
-@router.get("/heat")
-async def heat(
-    request: Request,
-    of: Annotated[str, Query(max_length=200)] = "",
-    group: Annotated[str | None, Query(max_length=120)] = None,
-    q: Annotated[str, Query(max_length=120)] = "",
-) -> Response:
-    """The fleet coloured by one measurement."""
-    visitor, feed = visitor_of(request), feed_of(request)
-    readings = readings_view(feed, of=of)
-    whole = fleet_view(parts_of(request), feed, q=q)
-    choices = fleet_grid.choices(whole.cells, whole.topology)
-    chosen = group if group in dict(choices) else fleet_grid.default_choice(whole.cells, whole.topology)
-    name, names = readings.name, readings.names
-    shown = whole.found_cells[:MOST_CELLS]
-    return rendering.page(
-        "heat.html",
-        visitor=visitor,
-        names=names,
-        name=name,
-        choices=choices,
-        chosen=chosen,
-        q=q,
-        total=len(whole.cells),
-        shown=len(shown),
-        waiting=readings.waiting,
-        map=None if name is None else heat_map(shown, readings.values, names[name], chosen),
-    )
+    node: str
+    step: int | None
+    bad: bool
+    old: bool
+    sign: str
+    shown: str
+    label: str
 
 
 @router.get("/history")
@@ -438,17 +397,6 @@ async def jobs(
     )
 
 
-# A repair that a person has accepted is under way; one that is done waits for its proof.
-REPAIR_TONES = {
-    RepairState.ADVISED: ("unhealthy", "✕"),
-    RepairState.ACCEPTED: ("degraded", "!"),
-    RepairState.REJECTED: ("none", "-"),
-    RepairState.DONE: ("unknown", "?"),
-}
-MOST_REPAIRS = 200
-MOST_CLOSED = 50
-
-
 @router.get("/repairs")
 async def repairs(
     request: Request, done: Annotated[str | None, Query(pattern="^(accept|reject|done)$")] = None
@@ -491,3 +439,48 @@ async def reason(request: Request, code: str) -> Response:
 def runbook_of(base: str | None, code: str) -> str | None:
     """The published section on a reason; None if `runbooks_url` is not set or the catalogue lacks the reason."""
     return None if base is None or code not in REASONS else f"{base.rstrip('/')}/reasons.md#{code}"
+
+
+def _health(text: str) -> Health:
+    try:
+        return Health(text)
+    except ValueError:
+        raise BadInputError(f"health={text!r} is not one of: {', '.join(h.value for h in Health)}") from None
+
+
+def _marks(cells: Sequence[Cell]) -> dict[str, int]:
+    return {
+        "quarantined": sum(cell.quarantined for cell in cells),
+        "taken": sum(cell.taken is not None for cell in cells),
+    }
+
+
+def _paged(groups: Sequence[fleet_grid.Group], page: int, most: int) -> tuple[list[fleet_grid.Group], int]:
+    """The groups of one page, cut at its ends, and how many pages there are."""
+    total = sum(len(group.cells) for group in groups)
+    begin, end, seen = (page - 1) * most, page * most, 0
+    found = []
+    for group in groups:
+        cells = group.cells[max(0, begin - seen) : max(0, end - seen)]
+        seen += len(group.cells)
+        if cells:
+            found.append(
+                group
+                if len(cells) == len(group.cells)
+                else fleet_grid.Group(name=group.name, cells=cells, bad=group.bad)
+            )
+    return found, max(1, -(-total // most))
+
+
+def _scale(low: float, middle: float, high: float) -> tuple[float, float]:
+    """From where to where the colours go: the lowest and the highest value, wider where these are close together."""
+    half = abs(middle) * LEAST_STEP_RATIO * STEPS / 2
+    return min(low, middle - half), max(high, middle + half)
+
+
+def _compared(value: float, middle: float) -> str:
+    """How far from the median, where that says something."""
+    if middle <= 0 or value == middle:
+        return ""
+    percent = 100 * (value / middle - 1)
+    return f", {abs(percent):.2g} % {'above' if percent > 0 else 'below'} the median" if abs(percent) < 1000 else ""

@@ -1,4 +1,10 @@
-"""Templates to answers: everything escaped, nothing loaded from elsewhere, headers that hold the browser to it."""
+"""
+Templates to answers: everything escaped, nothing loaded from elsewhere, headers that hold the browser to it.
+
+Also here:
+
+- how things are said on the page: signs, times, actions.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +28,6 @@ from healthd.core.model import Health, Verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-
-# How things are said on the page: signs, times, actions. Pure.
-
 
 # Colours are never alone: each health and status has a sign of its own.
 HEALTH_SIGNS: Mapping[Health, str] = {
@@ -84,12 +86,42 @@ ACTIONS: Mapping[Action, tuple[str, str]] = {
 
 _DIGITS = re.compile(r"(\d+)")
 
+HERE = Path(__file__).parent
+TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+HEADERS = {
+    "content-security-policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self'",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
     """For sorting as people count: n2 before n10."""
     parts = _DIGITS.split(text)
     # At most so many digits become a number: Python refuses to read thousands of them.
     return tuple((0, int(part), "") if part.isdecimal() and len(part) < 18 else (1, 0, part) for part in parts if part)
+
+
+def page(template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: object) -> Response:
+    text = _environment().get_template(template).render(now=time.time(), **values)
+    # The templates escape HTML, and know nothing of control characters.
+    return HTMLResponse(printable(text), status_code=status, headers={**HEADERS, **(headers or {})})
 
 
 def brief(text: str, most: int = 200) -> str:
@@ -115,30 +147,20 @@ def listed(names: Iterable[str], most: int = 6) -> str:
     return ", ".join(found[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-HERE = Path(__file__).parent
-TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+def static_path(name: str) -> str:
+    """The path by which a static file is asked for."""
+    stem, _, suffix = name.rpartition(".")
+    return next(f"/static/{known}" for known in statics() if known.startswith(f"{stem}.") and known.endswith(suffix))
 
 
-HEADERS = {
-    "content-security-policy": "; ".join(
-        (
-            "default-src 'none'",
-            "script-src 'self'",
-            "style-src 'self'",
-            "img-src 'self'",
-            "connect-src 'self'",
-            "form-action 'self'",
-            "base-uri 'none'",
-            "frame-ancestors 'none'",
-        )
-    ),
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
+def static(name: str) -> Response | None:
+    """A static file; None when there is none of this name."""
+    found = statics().get(name)
+    if found is None:
+        return None
+    body, kind = found
+    headers = {**HEADERS, "cache-control": "public, max-age=31536000, immutable"}
+    return Response(body, media_type=kind, headers=headers)
 
 
 @functools.cache
@@ -150,12 +172,6 @@ def statics() -> Mapping[str, tuple[bytes, str]]:
             body = path.read_bytes()
             found[f"{path.stem}.{hashlib.sha256(body).hexdigest()[:12]}{path.suffix}"] = (body, TYPES[path.suffix])
     return found
-
-
-def static_path(name: str) -> str:
-    """The path by which a static file is asked for."""
-    stem, _, suffix = name.rpartition(".")
-    return next(f"/static/{known}" for known in statics() if known.startswith(f"{stem}.") and known.endswith(suffix))
 
 
 @functools.cache
@@ -193,19 +209,3 @@ def _environment() -> Environment:
         version=__version__,
     )
     return made
-
-
-def page(template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: object) -> Response:
-    text = _environment().get_template(template).render(now=time.time(), **values)
-    # The templates escape HTML, and know nothing of control characters.
-    return HTMLResponse(printable(text), status_code=status, headers={**HEADERS, **(headers or {})})
-
-
-def static(name: str) -> Response | None:
-    """A static file; None when there is none of this name."""
-    found = statics().get(name)
-    if found is None:
-        return None
-    body, kind = found
-    headers = {**HEADERS, "cache-control": "public, max-age=31536000, immutable"}
-    return Response(body, media_type=kind, headers=headers)

@@ -35,19 +35,6 @@ MAX_TOKEN_LENGTH = 3500
 _PROCESS_SECRET = secrets.token_bytes(32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Visitor:
-    """Who looks. `word` is what their forms must carry."""
-
-    caller: Caller
-    word: str
-
-    @property
-    def admin(self) -> bool:
-        """Whether the forms of the page are for them."""
-        return Scope.ADMIN in self.caller.scopes
-
-
 def visitor_of(request: Request, scope: Scope = Scope.READ) -> Visitor:
     """The visitor, by header or cookie; AuthError when they may not do what `scope` allows."""
     guard = parts_of(request).guard
@@ -76,18 +63,6 @@ def authorization_of(request: Request) -> str | None:
         return header
     token = request.cookies.get(SAFE_COOKIE if _tls(request) else COOKIE, "")
     return f"Bearer {token}" if token else None
-
-
-def _word(guard: Guard, authorization: str | None) -> str:
-    key = _PROCESS_SECRET if guard.open else (authorization or "").encode("utf-8", "surrogateescape")
-    return hmac.new(key, b"healthd page form", hashlib.sha256).hexdigest()
-
-
-def _tls(request: Request) -> bool:
-    return bool(request.scope["scheme"] == "https")
-
-
-# --- forms ------------------------------------------------------------------------------------------------------------
 
 
 async def form_of(request: Request, known: Mapping[str, int]) -> dict[str, str]:
@@ -134,7 +109,17 @@ def check_word(visitor: Visitor, word: str) -> None:
         raise HttpError(403, "this form is from another session; load the page again and send it again")
 
 
-# --- in and out -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Visitor:
+    """Who looks. `word` is what their forms must carry."""
+
+    caller: Caller
+    word: str
+
+    @property
+    def admin(self) -> bool:
+        """Whether the forms of the page are for them."""
+        return Scope.ADMIN in self.caller.scopes
 
 
 async def check_token(parts: Parts, token: str) -> Caller:
@@ -168,3 +153,12 @@ def local_path(text: str | None) -> str:
     if not text or len(text) > 500 or not text.isascii() or not text.isprintable() or "\\" in text:
         return "/"
     return text if text.startswith("/") and not text.startswith("//") else "/"
+
+
+def _word(guard: Guard, authorization: str | None) -> str:
+    key = _PROCESS_SECRET if guard.open else (authorization or "").encode("utf-8", "surrogateescape")
+    return hmac.new(key, b"healthd page form", hashlib.sha256).hexdigest()
+
+
+def _tls(request: Request) -> bool:
+    return bool(request.scope["scheme"] == "https")

@@ -1,4 +1,10 @@
-"""What is read back from the database: all that an aggregator starts from, gates, their evidence; and what goes."""
+"""
+What is read back from the database: all that an aggregator starts from, gates, their evidence; and what goes.
+
+Also here:
+
+- what happened, to a node or the fleet, page by page: failed checks, quarantines, leases, accusations, boots.
+"""
 
 from __future__ import annotations
 
@@ -38,40 +44,8 @@ from healthd.core.model import NodeState, Quarantine
 MOST_NOTED = 200
 """Jobs whose notes are kept, to be looked at again: at 64 nodes with 100 KB each some 1.3 GB at the very most."""
 
-
 REPAIRS_DAYS = 365
 """How much longer than events closed repairs are kept: what failed a year ago still says something of a node."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeRow:
-    """A node as the store knows it; `duplicate` while two daemons claim its name."""
-
-    node: str
-    key_hash: str | None
-    labels: Mapping[str, str]
-    last_seen: float
-    duplicate: Duplicate | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """Everything that an aggregator starts from. `keys` maps job and attempt to gate ids; `gates` are the open ones."""
-
-    gates: tuple[Gate, ...]
-    keys: Mapping[tuple[str, int], str]
-    leases: tuple[LeaseRow, ...]
-    quarantines: Mapping[str, Quarantine]
-    quarantined: Mapping[str, int]
-    overrides: Mapping[str, Override]
-    nodes: tuple[NodeRow, ...]
-    meta: Mapping[str, str]
-    rules: Mapping[str, RuleRecord]
-    latches: Mapping[str, tuple[Latch, ...]]
-    machines: Mapping[str, str]
-    repairs: tuple[Repair, ...] = ()
-    """The open ones."""
-
 
 _RECORDS: Mapping[Kind, Any] = {
     Kind.QUARANTINE: Quarantine,
@@ -83,6 +57,10 @@ _RECORDS: Mapping[Kind, Any] = {
 """Those that an aggregator starts from."""
 _LATER = (Kind.FACTS.value, Kind.SCREENED.value)
 """Those that are read by whom they concern."""
+
+# Of a search: each costs a look at every line that is searched, on the thread that also commits what gates decide.
+MOST_WORDS = 4
+MOST_SEARCHED = 20_000
 
 
 def load(connection: Connection) -> Loaded:
@@ -129,9 +107,34 @@ def load(connection: Connection) -> Loaded:
     )
 
 
-def _repairs(connection: Connection, query: Select[Any]) -> tuple[Repair, ...]:
-    rows = connection.execute(query)
-    return tuple(wire.decode(r.record.encode(), Repair, what=f"repair of {r.node} {r.device}") for r in rows)
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Everything that an aggregator starts from. `keys` maps job and attempt to gate ids; `gates` are the open ones."""
+
+    gates: tuple[Gate, ...]
+    keys: Mapping[tuple[str, int], str]
+    leases: tuple[LeaseRow, ...]
+    quarantines: Mapping[str, Quarantine]
+    quarantined: Mapping[str, int]
+    overrides: Mapping[str, Override]
+    nodes: tuple[NodeRow, ...]
+    meta: Mapping[str, str]
+    rules: Mapping[str, RuleRecord]
+    latches: Mapping[str, tuple[Latch, ...]]
+    machines: Mapping[str, str]
+    repairs: tuple[Repair, ...] = ()
+    """The open ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRow:
+    """A node as the store knows it; `duplicate` while two daemons claim its name."""
+
+    node: str
+    key_hash: str | None
+    labels: Mapping[str, str]
+    last_seen: float
+    duplicate: Duplicate | None = None
 
 
 def read_closed_repairs(connection: Connection, *, limit: int) -> tuple[Repair, ...]:
@@ -201,10 +204,6 @@ def read_facts_since(connection: Connection, since: float) -> Iterator[tuple[Gat
         facts = _facts(row.key, row.record)
         if facts.decided_at >= since:
             yield facts, row.status
-
-
-def _facts(gate_id: str, record: str) -> GateFacts:
-    return wire.decode(record.encode(), GateFacts, what=f"facts of gate {gate_id}")
 
 
 def read_notes(connection: Connection, gate_id: str) -> tuple[PutNotes, ...]:
@@ -284,44 +283,12 @@ def prune(
     return dropped
 
 
-def _drop_beyond(connection: Connection, most_events: int) -> None:
-    """
-    Drop all but the newest events of each subject. Nobody gets an answer meanwhile, and there may be two million:
-    so they are counted in an index, not ranked one by one, which takes six times the work.
-    """
-    full = select(EVENTS.c.subject).group_by(EVENTS.c.subject).having(func.count() > most_events)
-    subjects = [{"full": subject} for subject in connection.execute(full).scalars()]
-    of_full = EVENTS.c.subject == bindparam("full")
-    newest = select(EVENTS.c.id).where(of_full).order_by(EVENTS.c.id.desc()).offset(most_events).limit(1)
-    if subjects:
-        connection.execute(delete(EVENTS).where(of_full, EVENTS.c.id <= newest.scalar_subquery()), subjects)
-
-
 def check_whole(connection: Connection) -> str | None:
     """What is wrong with the database file; None when nothing is. PostgreSQL looks after itself."""
     if connection.dialect.name != "sqlite":
         return None
     found = connection.execute(text("PRAGMA quick_check(1)")).scalar()
     return None if found == "ok" else str(found)
-
-
-# What happened, to a node or the fleet, page by page: failed checks, quarantines, leases, accusations, boots.
-
-
-# Of a search: each costs a look at every line that is searched, on the thread that also commits what gates decide.
-MOST_WORDS = 4
-MOST_SEARCHED = 20_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class HistoryEvent(PutEvent):
-    """
-    One line; `id` grows with time, `at` is in seconds since the epoch.
-
-    `subject` is a node's name, `job:NAME` or `fleet`.
-    """
-
-    id: int
 
 
 def read_history(
@@ -358,7 +325,40 @@ def read_history(
     return tuple(HistoryEvent(**row._mapping) for row in rows)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HistoryEvent(PutEvent):
+    """
+    One line; `id` grows with time, `at` is in seconds since the epoch.
+
+    `subject` is a node's name, `job:NAME` or `fleet`.
+    """
+
+    id: int
+
+
 def read_kinds(connection: Connection) -> tuple[str, ...]:
     """The kinds of the newest MOST_SEARCHED events, in order."""
     newest = select(EVENTS.c.kind).order_by(EVENTS.c.id.desc()).limit(MOST_SEARCHED).subquery()
     return tuple(connection.execute(select(newest.c.kind).distinct().order_by(newest.c.kind)).scalars())
+
+
+def _repairs(connection: Connection, query: Select[Any]) -> tuple[Repair, ...]:
+    rows = connection.execute(query)
+    return tuple(wire.decode(r.record.encode(), Repair, what=f"repair of {r.node} {r.device}") for r in rows)
+
+
+def _facts(gate_id: str, record: str) -> GateFacts:
+    return wire.decode(record.encode(), GateFacts, what=f"facts of gate {gate_id}")
+
+
+def _drop_beyond(connection: Connection, most_events: int) -> None:
+    """
+    Drop all but the newest events of each subject. Nobody gets an answer meanwhile, and there may be two million:
+    so they are counted in an index, not ranked one by one, which takes six times the work.
+    """
+    full = select(EVENTS.c.subject).group_by(EVENTS.c.subject).having(func.count() > most_events)
+    subjects = [{"full": subject} for subject in connection.execute(full).scalars()]
+    of_full = EVENTS.c.subject == bindparam("full")
+    newest = select(EVENTS.c.id).where(of_full).order_by(EVENTS.c.id.desc()).offset(most_events).limit(1)
+    if subjects:
+        connection.execute(delete(EVENTS).where(of_full, EVENTS.c.id <= newest.scalar_subquery()), subjects)

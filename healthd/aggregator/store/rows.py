@@ -1,4 +1,11 @@
-"""Changes on their way into the tables: upserts, the same on SQLite and PostgreSQL; the caller commits."""
+"""
+Changes on their way into the tables: upserts, the same on SQLite and PostgreSQL; the caller commits.
+
+Also here:
+
+- the records that are written to the database. Writing each of them again changes nothing, except for `PutEvent`.
+  `rows` has their SQL, `reading` what is read back.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +44,7 @@ from healthd.aggregator.store.tables import (
 from healthd.core import wire
 from healthd.core.model import NodeState, Quarantine
 
-# The records that are written to the database. Writing each of them again changes nothing, except for `PutEvent`.
-# `rows` has their SQL, `reading` what is read back.
+Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str | GateFacts | Screened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +159,15 @@ class PutEvent:
     message: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class PutRecord:
+    """A record of a kind; None: there is none."""
+
+    kind: Kind
+    key: str
+    record: Record | None
+
+
 class Kind(str, enum.Enum):
     """What a record of the table `records` is."""
 
@@ -172,43 +187,12 @@ class Kind(str, enum.Enum):
     """What is remembered of the screenings of a node: its `Screened`, by node. Only screening reads it."""
 
 
-Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str | GateFacts | Screened
-
-
-@dataclass(frozen=True, kw_only=True)
-class PutRecord:
-    """A record of a kind; None: there is none."""
-
-    kind: Kind
-    key: str
-    record: Record | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class PutMeta:
     """A fact about the database as a whole."""
 
     key: str
     value: str
-
-
-Change = (
-    PutGate
-    | PutEvidence
-    | PutLease
-    | PutOutcome
-    | PutNotes
-    | PutPostmortem
-    | PutNode
-    | PutKey
-    | PutDuplicate
-    | ForgetNode
-    | PutQuarantined
-    | PutRepair
-    | PutEvent
-    | PutMeta
-    | PutRecord
-)
 
 
 def upsert(
@@ -219,14 +203,6 @@ def upsert(
         return
     statement = _upsert(connection.dialect.name, table, tuple(rows[0]), keep)
     connection.execute(statement, [fit(table, row) for row in rows])
-
-
-@functools.lru_cache(maxsize=256)  # each kind of change has one
-def _upsert(dialect: str, table: Table, columns: tuple[str, ...], keep: tuple[str, ...]) -> Insert:
-    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
-    keys = [column.name for column in table.primary_key]
-    new = {name: insert.excluded[name] for name in columns if name not in keys and name not in keep}
-    return insert.on_conflict_do_update(index_elements=keys, set_=new)
 
 
 def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
@@ -241,6 +217,14 @@ def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
     for kind, write in _WRITERS.items():
         if kind in kinds:
             write(connection, kinds[kind])
+
+
+@functools.lru_cache(maxsize=256)  # each kind of change has one
+def _upsert(dialect: str, table: Table, columns: tuple[str, ...], keep: tuple[str, ...]) -> Insert:
+    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    keys = [column.name for column in table.primary_key]
+    new = {name: insert.excluded[name] for name in columns if name not in keys and name not in keep}
+    return insert.on_conflict_do_update(index_elements=keys, set_=new)
 
 
 def _forget_nodes(connection: Connection, changes: Sequence[ForgetNode]) -> None:
@@ -343,6 +327,25 @@ def _put_repairs(connection: Connection, changes: Sequence[PutRepair]) -> None:
         for repair in last.values()
     ]
     upsert(connection, REPAIRS, rows)
+
+
+Change = (
+    PutGate
+    | PutEvidence
+    | PutLease
+    | PutOutcome
+    | PutNotes
+    | PutPostmortem
+    | PutNode
+    | PutKey
+    | PutDuplicate
+    | ForgetNode
+    | PutQuarantined
+    | PutRepair
+    | PutEvent
+    | PutMeta
+    | PutRecord
+)
 
 
 _WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {

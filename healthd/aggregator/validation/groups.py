@@ -1,4 +1,11 @@
-"""The groups under test: the orders for each node, the reports, and when a group is cancelled. Pure."""
+"""
+The groups under test: the orders for each node, the reports, and when a group is cancelled. Pure.
+
+Also here:
+
+- how far the groups under test are, in words for people who wait: who is missing, who lags, where the others are;
+- who sits where in a group: its ranks, its main node and port, and the groups of a round as they start.
+"""
 
 from __future__ import annotations
 
@@ -23,58 +30,18 @@ from healthd.core.model import (
     OrderStatus,
 )
 
-# How far the groups under test are, in words for people who wait: who is missing, who lags, where the others are.
-
-
 MOST_NAMED = 4
 
 Far = tuple[int, int]
 """Checks begun and signs of life in the newest of them, of the rank of a node that is least far."""
 
-
-def how_far(groups: Sequence[Group], reports: Mapping[str, OrderReport]) -> str:
-    """Of all groups of a round together; `reports` has the last report of each member that gave one."""
-    members = [node for group in groups for node in group.members]
-    absent = [node for node in members if node not in reports]
-    if absent:
-        return f"waiting for {_named(absent)} to begin"
-    places = {node: _place(reports[node]) for node in members if reports[node].status not in FINAL_STATUSES}
-    text = f"{len(members) - len(places)} of {len(members)} nodes ended"
-    if not any(reports[node].ranks for node in places):
-        return text
-    (far, where), _ = max(Counter(places.values()).items(), key=lambda one: (one[1], one[0]))
-    behind = [node for node, place in places.items() if place[0] < far]
-    if not behind:
-        return f"{text}, {_named(list(places)) if len(places) < len(members) else 'all'} {where}"
-    least = min(places[node] for node in behind)
-    last = [node for node in behind if places[node] == least]
-    return f"{text}, {_named(last)} {least[1]}, others {where}"
-
-
-def _place(report: OrderReport) -> tuple[Far, str]:
-    """Where the rank of a node is that is least far."""
-    if not report.ranks:
-        return (0, 0), "starting"
-    checks = list(dict.fromkeys(rank.check for rank in report.ranks))
-    rank = min((one for one in report.ranks if one.check == checks[-1]), key=lambda one: (one.last != "", one.events))
-    if not rank.last:
-        return (0, 0), "starting"
-    if rank.last == RANK_READY:
-        return (len(checks), 0), "ready"
-    return (len(checks), rank.events), f"at {rank.last}"
-
-
-def _named(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes[:MOST_NAMED]) + (f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else "")
-
-
-# Who sits where in a group: its ranks, its main node and port, and the groups of a round as they start. Pure.
-
-
 LAST_WORDS_SECONDS = 5.0
 """How long a group that was called off may take to say what it saw: a kill and one sync."""
 
 Nodes = Mapping[str, FleetNode]
+
+WAKE_SECONDS = 0.1
+"""So much after a node counts as silent: to look a moment before would be to look in vain, again and again."""
 
 
 def start_round(
@@ -144,12 +111,6 @@ def peer_host(state: NodeState) -> str | None:
     return state.address.rpartition(":")[0].strip("[]") or None
 
 
-def _seats(members: Iterable[str], ranks: Mapping[str, int]) -> tuple[RankRange, ...]:
-    members = tuple(members)
-    firsts = first_ranks(members, ranks)
-    return tuple(RankRange(node=name, first_rank=firsts[name], ranks=ranks.get(name, 0)) for name in members)
-
-
 def first_ranks(members: Sequence[str], ranks: Mapping[str, int]) -> dict[str, int]:
     """The first rank of each node, in this order of nodes."""
     found, at = {}, 0
@@ -164,10 +125,6 @@ def ranks_of(node: FleetNode | None) -> int:
     if node is None or node.state is None or node.state.inventory is None:
         return 0
     return len(node.state.inventory.rank_targets)
-
-
-WAKE_SECONDS = 0.1
-"""So much after a node counts as silent: to look a moment before would be to look in vain, again and again."""
 
 
 def orders_of(
@@ -243,6 +200,73 @@ def watch(now: float, validation: Validation, nodes: Nodes, policy: Policy) -> V
     return dataclasses.replace(validation, groups=tuple(groups), done=tuple(done))
 
 
+def wake_at(now: float, group: Group, nodes: Nodes, policy: Policy, checks: int) -> float:
+    """When to look at a group, which runs so many checks, again if nobody reports."""
+    if group.closed:
+        return group.ends_at
+    if group.failing_since is not None:
+        return group.failing_since + policy.tuning.collective_grace_seconds
+    silent_at = now + policy.silent_seconds - max(_unheard_seconds(nodes.get(name)) for name in group.members)
+    if len(_reports(group, nodes)) < len(group.seats):
+        return min(group.ends_at, silent_at + WAKE_SECONDS, group.started_at + policy.tuning.collective_contact_seconds)
+    return min(group.ends_at, silent_at + WAKE_SECONDS, _join_by(group, _reports(group, nodes), policy, checks))
+
+
+def waiting(validation: Validation, nodes: Nodes) -> str:
+    """What a validation waits for, in words."""
+    groups = validation.groups
+    sizes = sorted({len(group.members) for group in groups})
+    what = "all together"
+    if validation.round:
+        count = f"{len(groups)} groups" if len(groups) > 1 else "a group"
+        what = f"round {validation.round} ({validation.why}), {count} of {sizes[0]}"
+    reports = {name: report for group in groups for name, report in _reports(group, nodes).items()}
+    size = len(validation.members) if len(validation.members) > 1 else sizes[-1]  # one alone, and idle nodes
+    return f"collectives over {size} nodes, {what}: {how_far(groups, reports)}"
+
+
+def how_far(groups: Sequence[Group], reports: Mapping[str, OrderReport]) -> str:
+    """Of all groups of a round together; `reports` has the last report of each member that gave one."""
+    members = [node for group in groups for node in group.members]
+    absent = [node for node in members if node not in reports]
+    if absent:
+        return f"waiting for {_named(absent)} to begin"
+    places = {node: _place(reports[node]) for node in members if reports[node].status not in FINAL_STATUSES}
+    text = f"{len(members) - len(places)} of {len(members)} nodes ended"
+    if not any(reports[node].ranks for node in places):
+        return text
+    (far, where), _ = max(Counter(places.values()).items(), key=lambda one: (one[1], one[0]))
+    behind = [node for node, place in places.items() if place[0] < far]
+    if not behind:
+        return f"{text}, {_named(list(places)) if len(places) < len(members) else 'all'} {where}"
+    least = min(places[node] for node in behind)
+    last = [node for node in behind if places[node] == least]
+    return f"{text}, {_named(last)} {least[1]}, others {where}"
+
+
+def _place(report: OrderReport) -> tuple[Far, str]:
+    """Where the rank of a node is that is least far."""
+    if not report.ranks:
+        return (0, 0), "starting"
+    checks = list(dict.fromkeys(rank.check for rank in report.ranks))
+    rank = min((one for one in report.ranks if one.check == checks[-1]), key=lambda one: (one.last != "", one.events))
+    if not rank.last:
+        return (0, 0), "starting"
+    if rank.last == RANK_READY:
+        return (len(checks), 0), "ready"
+    return (len(checks), rank.events), f"at {rank.last}"
+
+
+def _named(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:MOST_NAMED]) + (f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else "")
+
+
+def _seats(members: Iterable[str], ranks: Mapping[str, int]) -> tuple[RankRange, ...]:
+    members = tuple(members)
+    firsts = first_ranks(members, ranks)
+    return tuple(RankRange(node=name, first_rank=firsts[name], ranks=ranks.get(name, 0)) for name in members)
+
+
 def _called_off(now: float, group: Group) -> Group:
     """Its orders are withdrawn; its nodes have a moment to say what they saw."""
     return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
@@ -296,28 +320,3 @@ def _reports(group: Group, nodes: Nodes) -> dict[str, OrderReport]:
         if report is not None:
             found[name] = report
     return found
-
-
-def wake_at(now: float, group: Group, nodes: Nodes, policy: Policy, checks: int) -> float:
-    """When to look at a group, which runs so many checks, again if nobody reports."""
-    if group.closed:
-        return group.ends_at
-    if group.failing_since is not None:
-        return group.failing_since + policy.tuning.collective_grace_seconds
-    silent_at = now + policy.silent_seconds - max(_unheard_seconds(nodes.get(name)) for name in group.members)
-    if len(_reports(group, nodes)) < len(group.seats):
-        return min(group.ends_at, silent_at + WAKE_SECONDS, group.started_at + policy.tuning.collective_contact_seconds)
-    return min(group.ends_at, silent_at + WAKE_SECONDS, _join_by(group, _reports(group, nodes), policy, checks))
-
-
-def waiting(validation: Validation, nodes: Nodes) -> str:
-    """What a validation waits for, in words."""
-    groups = validation.groups
-    sizes = sorted({len(group.members) for group in groups})
-    what = "all together"
-    if validation.round:
-        count = f"{len(groups)} groups" if len(groups) > 1 else "a group"
-        what = f"round {validation.round} ({validation.why}), {count} of {sizes[0]}"
-    reports = {name: report for group in groups for name, report in _reports(group, nodes).items()}
-    size = len(validation.members) if len(validation.members) > 1 else sizes[-1]  # one alone, and idle nodes
-    return f"collectives over {size} nodes, {what}: {how_far(groups, reports)}"

@@ -71,7 +71,17 @@ def has_ended(group: Group, reports: Mapping[str, OrderReport]) -> bool:
     return main is not None and main.status in FINAL_STATUSES
 
 
-# --- what it gave -----------------------------------------------------------------------------------------------------
+def unfit_main(group: Group, reports: Mapping[str, OrderReport], checks: Sequence[str]) -> Reason | None:
+    """Why the main node could not find out anything, which says nothing of the others; None when it has."""
+    name = group.members[0]
+    for check in checks:
+        findings = findings_of(group, reports, check)
+        if any(one.status is Status.FAIL for one in findings):
+            return None
+        nothing = next((one for one in findings if one.status not in (Status.PASS, Status.WARN)), None)
+        if nothing is not None:
+            return reason(nothing.reason or "NoData", f"{name}: {nothing.message}", node=name, check=check)
+    return None
 
 
 def findings_of(group: Group, reports: Mapping[str, OrderReport], check: str) -> list[Finding]:
@@ -84,19 +94,6 @@ def findings_of(group: Group, reports: Mapping[str, OrderReport], check: str) ->
     if good and not any(number.value is not None for one in found for number in one.measurements):
         found.append(_nothing(f"the main node {group.members[0]} reports that {check} passed, but no measurement"))
     return found
-
-
-def unfit_main(group: Group, reports: Mapping[str, OrderReport], checks: Sequence[str]) -> Reason | None:
-    """Why the main node could not find out anything, which says nothing of the others; None when it has."""
-    name = group.members[0]
-    for check in checks:
-        findings = findings_of(group, reports, check)
-        if any(one.status is Status.FAIL for one in findings):
-            return None
-        nothing = next((one for one in findings if one.status not in (Status.PASS, Status.WARN)), None)
-        if nothing is not None:
-            return reason(nothing.reason or "NoData", f"{name}: {nothing.message}", node=name, check=check)
-    return None
 
 
 def _nothing(text: str) -> Finding:

@@ -3,6 +3,11 @@ The course of a validation: the whole first, then what localisation asks for, to
 
 `advance` looks at the reports of the groups under test. A round ends when all its groups have; then localisation says
 what comes next.
+
+Also here:
+
+- which deep checks the nodes of a validation cannot all run: pure;
+- how often healthy groups have failed in past validations: what a search takes for known of chance.
 """
 
 from __future__ import annotations
@@ -46,14 +51,8 @@ _SHOWN = ("RankDied", "RankHung", "DeviceLost", "WrongResult", "SilentCorruption
 _SENDER = "got wrong values from"
 _RECEIVED = "reduced gradient of"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A validation as it goes on: what it waits for, in words, and when to look again if nobody reports."""
-
-    validation: Validation
-    waiting: str
-    wake_at: float
+MOST_TESTS = 2000.0
+"""Tests that are remembered; of more, all counts are halved, so that a network that was mended is believed in time."""
 
 
 def begin(
@@ -127,6 +126,15 @@ def advance(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A validation as it goes on: what it waits for, in words, and when to look again if nobody reports."""
+
+    validation: Validation
+    waiting: str
+    wake_at: float
+
+
 def conclude(now: float, validation: Validation, why: str) -> Validation:
     """End it with what is known; `why` says what ended it."""
     if validation.verdict is not None:
@@ -136,6 +144,49 @@ def conclude(now: float, validation: Validation, why: str) -> Validation:
     return dataclasses.replace(
         validation, groups=(), done=(), history=tuple(history), verdict=found, ended_at=now, why=why
     )
+
+
+def shown_in(tested: Tested) -> tuple[str, ...]:
+    """The nodes in whom a failing group itself saw the fault."""
+    return tuple(
+        node
+        for node, why in tested.accused.items()
+        if (why.code in _SHOWN and _RECEIVED not in why.message) or _SENDER in why.message
+    )
+
+
+def lacking(
+    checks: Sequence[str], members: Iterable[str], nodes: Mapping[str, FleetNode], policy: Policy
+) -> dict[str, str]:
+    """
+    Check -> the first of `members` that does not name it among its checks, of the policy's deep checks.
+
+    The collectives themselves are not looked at: a node that refuses those cannot take part.
+    """
+    deep = [name for name in checks if name in policy.collective_deep_checks and name not in policy.collective_checks]
+    found: dict[str, str] = {}
+    for member in members if deep else ():
+        node = nodes.get(member)
+        if node is None or node.state is None:
+            continue  # it is known by no state, and will be silent
+        known = {spec.name for spec in node.state.checks}
+        for name in deep:
+            if name not in known:
+                found.setdefault(name, member)
+    return found
+
+
+def sentence(check: str, node: str) -> str:
+    """Why a check is left out, and what to do."""
+    return f"{node} does not have {check}: upgrade it, or enable the check (node.checks, node.disabled)"
+
+
+def add(seen: ChanceSeen, validation: Validation) -> ChanceSeen:
+    """The counts with those of a validation that has ended."""
+    new_failed, new_tests = _count(validation)
+    failed, tests = seen.failed + new_failed, seen.tests + new_tests
+    share = 0.5 if tests > MOST_TESTS else 1.0
+    return ChanceSeen(failed=failed * share, tests=tests * share)
 
 
 def _next_round(
@@ -213,15 +264,6 @@ def _outcomes(history: Iterable[Tested]) -> list[GroupOutcome]:
     ]
 
 
-def shown_in(tested: Tested) -> tuple[str, ...]:
-    """The nodes in whom a failing group itself saw the fault."""
-    return tuple(
-        node
-        for node, why in tested.accused.items()
-        if (why.code in _SHOWN and _RECEIVED not in why.message) or _SENDER in why.message
-    )
-
-
 def _labels(names: Iterable[str], nodes: Nodes, policy: Policy) -> dict[str, Mapping[str, str]]:
     """The labels of topology of each node that has any."""
     found: dict[str, Mapping[str, str]] = {}
@@ -246,50 +288,6 @@ def _problem(validation: Validation) -> Problem:
         seen_failed=chance.failed,
         seen_tests=chance.tests,
     )
-
-
-# Which deep checks the nodes of a validation cannot all run: pure.
-
-
-def lacking(
-    checks: Sequence[str], members: Iterable[str], nodes: Mapping[str, FleetNode], policy: Policy
-) -> dict[str, str]:
-    """
-    Check -> the first of `members` that does not name it among its checks, of the policy's deep checks.
-
-    The collectives themselves are not looked at: a node that refuses those cannot take part.
-    """
-    deep = [name for name in checks if name in policy.collective_deep_checks and name not in policy.collective_checks]
-    found: dict[str, str] = {}
-    for member in members if deep else ():
-        node = nodes.get(member)
-        if node is None or node.state is None:
-            continue  # it is known by no state, and will be silent
-        known = {spec.name for spec in node.state.checks}
-        for name in deep:
-            if name not in known:
-                found.setdefault(name, member)
-    return found
-
-
-def sentence(check: str, node: str) -> str:
-    """Why a check is left out, and what to do."""
-    return f"{node} does not have {check}: upgrade it, or enable the check (node.checks, node.disabled)"
-
-
-# How often healthy groups have failed in past validations: what a search takes for known of chance. Pure.
-
-
-MOST_TESTS = 2000.0
-"""Tests that are remembered; of more, all counts are halved, so that a network that was mended is believed in time."""
-
-
-def add(seen: ChanceSeen, validation: Validation) -> ChanceSeen:
-    """The counts with those of a validation that has ended."""
-    new_failed, new_tests = _count(validation)
-    failed, tests = seen.failed + new_failed, seen.tests + new_tests
-    share = 0.5 if tests > MOST_TESTS else 1.0
-    return ChanceSeen(failed=failed * share, tests=tests * share)
 
 
 def _count(validation: Validation) -> tuple[int, int]:

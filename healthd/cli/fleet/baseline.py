@@ -152,9 +152,6 @@ def _number(value: float | None) -> str:
     return repr(float(f"{value:.4g}"))
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
-
-
 def _series_of_fleet(options: Mapping[str, Any]) -> tuple[SampleSeries, ...]:
     from healthd.baselines import SampleSeries
     from healthd.core import wire

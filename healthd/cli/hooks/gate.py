@@ -1,4 +1,11 @@
-"""`healthd gate`: may this job start here, now? The answer is the exit code."""
+"""
+`healthd gate`: may this job start here, now? The answer is the exit code.
+
+Also here:
+
+- `healthd gate outcome`: how the job ended, so that the gate can be held against it;
+- `healthd gate release` and `healthd fleet release-lease`: give the nodes of a job back.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +47,26 @@ if TYPE_CHECKING:
     from healthd.cli.terminal.progress import Progress
     from healthd.core.model import Decision, GateRequest
 
-# `healthd gate outcome`: how the job ended, so that the gate can be held against it.
-
-
 TOLD, NO_SUCH_JOB, NOT_TOLD = 0, 1, 75
 MAX_MESSAGE = 4096
 """Characters that an aggregator takes."""
 
 PAUSES_SECONDS = (1.0, 3.0)
 """Before it is tried again: an aggregator that restarts is back by then, and a launcher at its end waits no longer."""
+
+RELEASED, NOTHING_TO_RELEASE = 0, 1
+PATIENCE_SECONDS = 20.0
+"""Until another aggregator has taken over from one that is gone."""
+MOST_NAMED = 20
+
+SECTIONS = {
+    "The job": ("job", "attempt", "workload", "lease"),
+    "Its nodes": ("node", "hostfile", "pool", "count", "min_nodes"),
+    "The request": ("tier", "max_age", "collective", "wait", "mode"),
+    "The answer": ("hostfile_out", "as_json", "watch", "exit_style", "on_unreachable"),
+    "Hooks that ask together, one on each node": ("join", "size", "rank", "member", "execute"),
+    "The aggregator": ("aggregator", "token_file", "ca_file"),
+}
 
 
 @click.command(cls=Command, short_help="Report how a job ended: ok, failed or infra.")
@@ -89,26 +107,6 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
     if not as_json:
         click.echo(f"job {asked.job} attempt {asked.attempt} ended: {status} (gate {gate})")
     return TOLD
-
-
-def _told(settings: Settings, job: str, attempt: int, status: str, message: str) -> str | None:
-    """The gate that was told, None when there is none. UnreachableError when nobody heard it after some tries."""
-    with gate_client(settings) as aggregator:
-        for pause in PAUSES_SECONDS:
-            try:
-                return aggregator.outcome(job, attempt, status, message)
-            except UnreachableError:
-                time.sleep(pause)
-        return aggregator.outcome(job, attempt, status, message)
-
-
-# `healthd gate release` and `healthd fleet release-lease`: give the nodes of a job back.
-
-
-RELEASED, NOTHING_TO_RELEASE = 0, 1
-PATIENCE_SECONDS = 20.0
-"""Until another aggregator has taken over from one that is gone."""
-MOST_NAMED = 20
 
 
 @click.command("release", cls=Command, short_help="Return a job's nodes after it has ended.")
@@ -172,16 +170,6 @@ def release_lease(node: str, as_json: bool, **options: Any) -> int:
     if not found["released"]:
         click.echo(f"{found['node']} has no lease")
     return RELEASED
-
-
-SECTIONS = {
-    "The job": ("job", "attempt", "workload", "lease"),
-    "Its nodes": ("node", "hostfile", "pool", "count", "min_nodes"),
-    "The request": ("tier", "max_age", "collective", "wait", "mode"),
-    "The answer": ("hostfile_out", "as_json", "watch", "exit_style", "on_unreachable"),
-    "Hooks that ask together, one on each node": ("join", "size", "rank", "member", "execute"),
-    "The aggregator": ("aggregator", "token_file", "ca_file"),
-}
 
 
 @click.group(
@@ -311,10 +299,6 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
         return NOT_ADMITTED
 
 
-gate.add_command(outcome)
-gate.add_command(release)
-
-
 def build_request(asked: GateSettings) -> GateRequest:
     """The request that the settings describe; ConfigError says which option is missing or contradicts another."""
     nodes = tuple(asked.node) + read_hostfile(asked.hostfile)
@@ -347,6 +331,17 @@ def build_request(asked: GateSettings) -> GateRequest:
     )
 
 
+def _told(settings: Settings, job: str, attempt: int, status: str, message: str) -> str | None:
+    """The gate that was told, None when there is none. UnreachableError when nobody heard it after some tries."""
+    with gate_client(settings) as aggregator:
+        for pause in PAUSES_SECONDS:
+            try:
+                return aggregator.outcome(job, attempt, status, message)
+            except UnreachableError:
+                time.sleep(pause)
+        return aggregator.outcome(job, attempt, status, message)
+
+
 def _withdraw(settings: Settings, request: GateRequest) -> str:
     """Give the gate back, so that it is not admitted to nobody; what came of it, as the end of a sentence."""
     from healthd.core.http.gates import GateClient
@@ -369,3 +364,9 @@ def _ask(settings: Settings, request: GateRequest, progress: Progress, *, as_jso
 
     with gate_client(settings) as aggregator:
         return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)
+
+
+gate.add_command(outcome)
+
+
+gate.add_command(release)

@@ -1,4 +1,10 @@
-"""`healthd gate --join`: the hook of one member of a group, which knows only itself."""
+"""
+`healthd gate --join`: the hook of one member of a group, which knows only itself.
+
+Also here:
+
+- `healthd gate --execute`: the hook runs the ordered checks of its node itself while it waits for the answer.
+"""
 
 from __future__ import annotations
 
@@ -53,19 +59,45 @@ ASK_SECONDS = 5.0
 """How long the aggregator holds an answer to the executor: short, since the gate waits for it."""
 
 
-@dataclass
-class Hook:
-    """
-    One member under way: `gate` is its gate as far as it was heard of. `unconfirmed` are the nodes that did not confirm
-    the last start, and `left` what came of telling the group that this member ends, None before.
-    """
+def run(settings: Settings, *, as_json: bool) -> int:
+    """The whole hook; its exit code."""
+    from healthd.cli.terminal.progress import Progress
 
-    settings: Settings
-    request: GateRequest
-    join: Join
-    gate: str | None = None
-    unconfirmed: tuple[str, ...] = ()
-    left: str | None = None
+    def say(line: str) -> None:
+        if not as_json:
+            click.echo(line, err=True)
+
+    hook = member_of(settings, os.environ, say=say)
+    if settings.gate.execute:
+        settings.runner(in_job=True)  # what is wrong in its settings is said before anybody waits for this member
+        log_to_stderr(logging.WARNING)
+    progress = Progress(quiet=as_json)
+
+    def show(decision: Decision) -> None:
+        progress.end()
+        answer.show(decision, settings.gate, as_json=as_json)
+
+    def away(error: UnreachableError) -> None:
+        say(f"healthd: {error}; trying again until it is back")
+
+    try:
+        with progress, stoppable() as signals, signals.deferred():
+            decision = asyncio.run(follow(hook, signals, on_hold=progress.hold, on_away=away, show=show))
+    except UnreachableError as error:
+        if answer.may_start(settings.gate, hook.request, error):
+            return answer.ADMITTED
+        say(f"healthd: {leave(hook)}")
+        return answer.NOT_ADMITTED
+    except (NotAdmittedError, OutputError) as error:
+        raise type(error)(f"{error}; {hook.left or leave(hook)}") from None
+    except Stopped as stop:
+        click.echo(f"healthd: stopped by {stop}; {hook.left or leave(hook)}", err=True)
+        return answer.NOT_ADMITTED
+    why = left_out(decision, hook.join)
+    if why is not None:
+        click.echo(f"healthd: {why}", err=True)
+        return answer.NOT_ADMITTED if settings.gate.exit_style == "plain" else answer.IMPOSSIBLE
+    return answer.exit_code(decision, settings.gate)
 
 
 def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[str], None]) -> Hook:
@@ -104,24 +136,6 @@ def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[
         execute=asked.execute,
     )
     return Hook(settings=settings, join=join, request=_request(asked, place, join, environ))
-
-
-def _number(given: int | None, place: Place | None, name: str) -> int:
-    if given is not None:
-        return given
-    if place is None:
-        raise ConfigError(f"--{name} is missing, and no launcher's variables provide it")
-    return place.size if name == "size" else place.rank
-
-
-def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapping[str, str]) -> GateRequest:
-    return dataclasses.replace(
-        asked.request(asked.job or join.group),
-        attempt=asked.attempt or (place.attempt if place is not None else 0),
-        min_nodes=asked.min_nodes,
-        workload=with_start(asked.workload) if asked.workload else answer.own_workload(environ, None),
-        join=join,
-    )
 
 
 async def follow(
@@ -164,6 +178,84 @@ async def follow(
             err=True,
         )
     raise NotAdmittedError(f"group {hook.join.group}: not all members confirmed the start in {MOST_ROUNDS} rounds")
+
+
+def left_out(decision: Decision, join: Join) -> str | None:
+    """Why this member must not start although the job does; None where it may, or where the job does not start."""
+    if decision.decision is not Verdict.ADMIT or decision.would is not None:
+        return None  # observe mode, or a person, admits all that come
+    if any(node.node == join.node for node in decision.nodes):
+        return None
+    why = next(
+        (
+            out.reasons[0].message
+            for out in decision.excluded
+            if out.node in (join.node, f"rank-{join.rank}") and out.reasons
+        ),
+        "it came after the group had started",
+    )
+    return f"rank {join.rank} on {join.node} is left out; the others start without it: {why}"
+
+
+def leave(hook: Hook) -> str:
+    """Tell the gate that this member ends; what came of it, as the end of a sentence."""
+    try:
+        endpoint = hook.settings.endpoint()
+        with GateClient(endpoint, slack_seconds=TAKE_BACK_SECONDS) as aggregator:
+            gate = hook.gate or aggregator.newest_gate(hook.request.job)
+            if gate is None:
+                return "no gate was open yet"
+            aggregator.leave(gate, hook.join.member)
+    except HealthdError as error:
+        return f"its group could not be informed ({error})"
+    return "its group is informed"
+
+
+@dataclass
+class Hook:
+    """
+    One member under way: `gate` is its gate as far as it was heard of. `unconfirmed` are the nodes that did not confirm
+    the last start, and `left` what came of telling the group that this member ends, None before.
+    """
+
+    settings: Settings
+    request: GateRequest
+    join: Join
+    gate: str | None = None
+    unconfirmed: tuple[str, ...] = ()
+    left: str | None = None
+
+
+def sweep(place: Path = PLACE) -> None:
+    """Remove what hooks of this user that were killed have left behind; nothing of one that runs, or just starts."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or no folder, or locked: its hook is alive
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                status = os.fstat(lock)
+                if status.st_uid == os.geteuid() and time.time() - status.st_mtime > LEFT_SECONDS:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _number(given: int | None, place: Place | None, name: str) -> int:
+    if given is not None:
+        return given
+    if place is None:
+        raise ConfigError(f"--{name} is missing, and no launcher's variables provide it")
+    return place.size if name == "size" else place.rank
+
+
+def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapping[str, str]) -> GateRequest:
+    return dataclasses.replace(
+        asked.request(asked.job or join.group),
+        attempt=asked.attempt or (place.attempt if place is not None else 0),
+        min_nodes=asked.min_nodes,
+        workload=with_start(asked.workload) if asked.workload else answer.own_workload(environ, None),
+        join=join,
+    )
 
 
 async def _stopped(signals: Signals) -> None:
@@ -221,85 +313,10 @@ async def _answer(
     return decision if settled.go else None
 
 
-def left_out(decision: Decision, join: Join) -> str | None:
-    """Why this member must not start although the job does; None where it may, or where the job does not start."""
-    if decision.decision is not Verdict.ADMIT or decision.would is not None:
-        return None  # observe mode, or a person, admits all that come
-    if any(node.node == join.node for node in decision.nodes):
-        return None
-    why = next(
-        (
-            out.reasons[0].message
-            for out in decision.excluded
-            if out.node in (join.node, f"rank-{join.rank}") and out.reasons
-        ),
-        "it came after the group had started",
-    )
-    return f"rank {join.rank} on {join.node} is left out; the others start without it: {why}"
-
-
-def leave(hook: Hook) -> str:
-    """Tell the gate that this member ends; what came of it, as the end of a sentence."""
-    try:
-        endpoint = hook.settings.endpoint()
-        with GateClient(endpoint, slack_seconds=TAKE_BACK_SECONDS) as aggregator:
-            gate = hook.gate or aggregator.newest_gate(hook.request.job)
-            if gate is None:
-                return "no gate was open yet"
-            aggregator.leave(gate, hook.join.member)
-    except HealthdError as error:
-        return f"its group could not be informed ({error})"
-    return "its group is informed"
-
-
 def _starts(decision: Decision, join: Join) -> bool:
     """Whether the answer is one that this member must confirm: an admission that includes it and others."""
     included = any(node.node == join.node for node in decision.nodes)
     return decision.decision is Verdict.ADMIT and decision.would is None and included and len(decision.nodes) > 1
-
-
-def run(settings: Settings, *, as_json: bool) -> int:
-    """The whole hook; its exit code."""
-    from healthd.cli.terminal.progress import Progress
-
-    def say(line: str) -> None:
-        if not as_json:
-            click.echo(line, err=True)
-
-    hook = member_of(settings, os.environ, say=say)
-    if settings.gate.execute:
-        settings.runner(in_job=True)  # what is wrong in its settings is said before anybody waits for this member
-        log_to_stderr(logging.WARNING)
-    progress = Progress(quiet=as_json)
-
-    def show(decision: Decision) -> None:
-        progress.end()
-        answer.show(decision, settings.gate, as_json=as_json)
-
-    def away(error: UnreachableError) -> None:
-        say(f"healthd: {error}; trying again until it is back")
-
-    try:
-        with progress, stoppable() as signals, signals.deferred():
-            decision = asyncio.run(follow(hook, signals, on_hold=progress.hold, on_away=away, show=show))
-    except UnreachableError as error:
-        if answer.may_start(settings.gate, hook.request, error):
-            return answer.ADMITTED
-        say(f"healthd: {leave(hook)}")
-        return answer.NOT_ADMITTED
-    except (NotAdmittedError, OutputError) as error:
-        raise type(error)(f"{error}; {hook.left or leave(hook)}") from None
-    except Stopped as stop:
-        click.echo(f"healthd: stopped by {stop}; {hook.left or leave(hook)}", err=True)
-        return answer.NOT_ADMITTED
-    why = left_out(decision, hook.join)
-    if why is not None:
-        click.echo(f"healthd: {why}", err=True)
-        return answer.NOT_ADMITTED if settings.gate.exit_style == "plain" else answer.IMPOSSIBLE
-    return answer.exit_code(decision, settings.gate)
-
-
-# `healthd gate --execute`: the hook runs the ordered checks of its node itself while it waits for the answer.
 
 
 @contextlib.contextmanager
@@ -314,20 +331,6 @@ def _folder() -> Iterator[Path]:
     finally:
         os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep(place: Path = PLACE) -> None:
-    """Remove what hooks of this user that were killed have left behind; nothing of one that runs, or just starts."""
-    for folder in place.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or no folder, or locked: its hook is alive
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                status = os.fstat(lock)
-                if status.st_uid == os.geteuid() and time.time() - status.st_mtime > LEFT_SECONDS:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
 
 
 async def _run_executor(hook: Hook) -> None:

@@ -11,6 +11,9 @@ from healthd.core.model.questions import GateRequest, Verdict
 from healthd.core.model.reasons import Reason
 from healthd.core.wire import FROM_OUTSIDE
 
+HandshakeEvent = Literal["acknowledge", "withdraw", "wait", "told", "ended"]
+"""What a hook says at the end of its gate; see `healthd.aggregator.gate.rendezvous`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdmittedNode:
@@ -113,12 +116,6 @@ class ClaimList:
     """Claims, the oldest gate first."""
 
     claims: tuple[Claim, ...]
-
-
-# The end of a gate that several hooks ask for: each included one confirms, and then all start or none does.
-
-HandshakeEvent = Literal["acknowledge", "withdraw", "wait", "told", "ended"]
-"""What a hook says at the end of its gate; see `healthd.aggregator.gate.rendezvous`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,11 @@ from typing import Literal
 from checks.words import Tier
 from healthd.core.wire import FROM_OUTSIDE
 
-# How a gate answers: in earnest or to watch, and which answers there are.
+LARGEST_ATTEMPT = 2**31 - 1
+"""The largest attempt of a job: what the database's column holds, and seconds since the epoch until 2038."""
+
+GateTerm = Literal["mode", "tier", "max_age", "collective", "lease"]
+"""A term in which a request may ask for less than the settings of the aggregator do, if it is allowed to."""
 
 
 class Mode(str, enum.Enum):
@@ -32,13 +36,6 @@ class Verdict(str, enum.Enum):
     ADMIT = "admit"
     HOLD = "hold"
     REJECT = "reject"
-
-
-LARGEST_ATTEMPT = 2**31 - 1
-"""The largest attempt of a job: what the database's column holds, and seconds since the epoch until 2038."""
-
-GateTerm = Literal["mode", "tier", "max_age", "collective", "lease"]
-"""A term in which a request may ask for less than the settings of the aggregator do, if it is allowed to."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,19 @@ from dataclasses import dataclass
 
 from checks.contract import CheckDeclaration, Evidence, Finding, Status, Tier
 
+MOST_DIGESTS = 16
+"""Of one result: three dtypes, and devices that differ."""
+MOST_PLACES_CHARACTERS = 16_384
+"""Of `WorkDigest.places`: 400 places of a user's model; the built-in step has 91 and takes 1.5 KB."""
+MOST_KEY_CHARACTERS = 1024
+MOST_TARGETS = 256
+_SHORT = 4
+"""
+Hexadecimal digits of a place. That nodes differ is decided by the root; that the first place is named and not a later
+one fails once in 65,536 times.
+"""
+_NOT_IN_NAMES = re.compile(r"[\s=:]")
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkDigest:
@@ -65,24 +78,6 @@ class CheckSpec(CheckDeclaration):
     A result older than this is stale; None where nobody could renew it (boot-time checks), so it stands for as long as
     the machine is up.
     """
-
-
-# Digests of fixed work as a node sends them: one digest of all places, and a short one of each that says where to
-# look.
-
-
-MOST_DIGESTS = 16
-"""Of one result: three dtypes, and devices that differ."""
-MOST_PLACES_CHARACTERS = 16_384
-"""Of `WorkDigest.places`: 400 places of a user's model; the built-in step has 91 and takes 1.5 KB."""
-MOST_KEY_CHARACTERS = 1024
-MOST_TARGETS = 256
-_SHORT = 4
-"""
-Hexadecimal digits of a place. That nodes differ is decided by the root; that the first place is named and not a later
-one fails once in 65,536 times.
-"""
-_NOT_IN_NAMES = re.compile(r"[\s=:]")
 
 
 def digests_of(evidence: Sequence[Evidence], machine: Callable[[], str | None]) -> tuple[WorkDigest, ...]:

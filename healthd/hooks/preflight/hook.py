@@ -2,6 +2,11 @@
 The hook: starts the sidecar, waits for its result, and then starts the command, parks, or ends.
 
 It does nothing that takes time or memory itself, because it is what the launcher sees, signals and may kill.
+
+Also here:
+
+- a gate for one job with no standing service: what runs beside each node's command;
+- what the job's command is given when the hook becomes it: its number, its peers, clean signals and files.
 """
 
 from __future__ import annotations
@@ -29,15 +34,20 @@ from healthd.core.model import Decision, GateRequest
 from healthd.hooks.launchers import Place
 from healthd.hooks.stopping import Signals
 
-# A gate for one job with no standing service: what runs beside each node's command.
-
-
 Plain = str | bool | int | float | list[str] | list[int] | dict[str, float]
 """What a setting of the gate's aggregator can be."""
 
 NOT_ADMITTED, IMPOSSIBLE, USAGE = 75, 1, 2
 
 _NODE_NAME = re.compile(r"\brank-(\d{1,9})\b")
+
+_PID_FILE = re.compile(r"(.*-)(\d+)\.txt")
+
+# A launcher that ends a hook kills it some seconds later.
+END_SECONDS = 4.0
+
+# Of a path in which a folder and a socket's name still fit.
+FOLDER_BYTES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,28 +102,6 @@ class Task:
         return self.rank == 0 and self.local_rank == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """
-    What the hook is to do: `run` the command as number `rank` of `size` with `main` and `hosts`, `park` until the
-    sidecar ends, or `exit` with `code`. `decision` is shown. `run` is told twice: first to print the decision and write
-    the host file, and then, when all have confirmed that, to start.
-    """
-
-    kind: str
-    code: int
-    rank: int | None = None
-    size: int | None = None
-    main: str | None = None
-    hosts: tuple[str, ...] = ()
-    decision: Decision | None = None
-    message: str = ""
-    aggregator: str = ""
-    """The URL of the gate's aggregator, for who tells it of the job's end."""
-    hosts_of: Mapping[str, str] = field(default_factory=dict)
-    """The hosts of the ranks that the decision or the message names, as far as they are known; for people."""
-
-
 def node_name(rank: int) -> str:
     """`rank-3`: how a preflight names its nodes."""
     return f"rank-{rank}"
@@ -129,48 +117,6 @@ def with_hosts(text: str, hosts_of: Mapping[str, str]) -> str:
     return _NODE_NAME.sub(lambda m: f"{hosts_of[m[1]]} (rank {m[1]})" if m[1] in hosts_of else m[0], text)
 
 
-# What the job's command is given when the hook becomes it: its number, its peers, clean signals and files.
-
-
-_PID_FILE = re.compile(r"(.*-)(\d+)\.txt")
-
-
-def environment_of(place: Place, outcome: Outcome, environ: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: its number among the admitted, and the launcher's own variables to match."""
-    environment = dict(environ)
-    rank, size, main = outcome.rank or 0, outcome.size or 1, outcome.main or place.main
-    environment.update(HEALTHD_RANK=str(rank), HEALTHD_NNODES=str(size), HEALTHD_MAIN=main)
-    if place.renumber is not None:
-        environment.update(place.renumber(environ, rank=rank, size=size, main=main))
-    environment["HEALTHD_HOSTFILE"] = str(write_hostfile(outcome.hosts))
-    return environment
-
-
-def write_hostfile(hosts: tuple[str, ...], *, folder: Path | None = None) -> Path:
-    """
-    The admitted, one a line, in a file named by this process, which is about to become the command.
-
-    Nobody can remove it when the command ends, so those of processes that are gone are removed here. A folder may be
-    shared by hosts and by containers, in which the same number is another process: their files stay.
-    """
-    folder = folder or Path(tempfile.gettempdir()) / f"healthd-hosts-{os.geteuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.geteuid() or folder.is_symlink():
-            folder = Path(tempfile.mkdtemp(prefix="healthd-hosts-"))
-        here = f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-".replace("/", "_")
-        for old in folder.iterdir():
-            match = _PID_FILE.fullmatch(old.name)
-            if match and match[1] == here and not Path(f"/proc/{match[2]}").exists():
-                with contextlib.suppress(FileNotFoundError):
-                    old.unlink()
-        file = folder / f"{here}{os.getpid()}.txt"
-        file.write_text("".join(f"{printable_line(host)}\n" for host in hosts), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{folder}: the host file cannot be written: {error.strerror}; set TMPDIR") from None
-    return file
-
-
 def become(command: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
     """Never returns: the hook becomes the command. ConfigError when it cannot be started."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -182,22 +128,6 @@ def become(command: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn
         os.execvpe(command[0], command, dict(environment))  # noqa: S606 - the hook becomes the job's command
     except OSError as error:
         raise ConfigError(f"{command[0]}: cannot be started: {error.strerror}") from None
-
-
-# A launcher that ends a hook kills it some seconds later.
-END_SECONDS = 4.0
-
-# Of a path in which a folder and a socket's name still fit.
-FOLDER_BYTES = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """The command that the hook is to become, with its environment."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    aggregator: str = ""
 
 
 def run_hook(
@@ -254,6 +184,73 @@ def run_hook(
         raise
     shutil.rmtree(folder, ignore_errors=True)
     return outcome.code if outcome.kind == "park" else outcome.code or NOT_ADMITTED
+
+
+def environment_of(place: Place, outcome: Outcome, environ: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: its number among the admitted, and the launcher's own variables to match."""
+    environment = dict(environ)
+    rank, size, main = outcome.rank or 0, outcome.size or 1, outcome.main or place.main
+    environment.update(HEALTHD_RANK=str(rank), HEALTHD_NNODES=str(size), HEALTHD_MAIN=main)
+    if place.renumber is not None:
+        environment.update(place.renumber(environ, rank=rank, size=size, main=main))
+    environment["HEALTHD_HOSTFILE"] = str(write_hostfile(outcome.hosts))
+    return environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """
+    What the hook is to do: `run` the command as number `rank` of `size` with `main` and `hosts`, `park` until the
+    sidecar ends, or `exit` with `code`. `decision` is shown. `run` is told twice: first to print the decision and write
+    the host file, and then, when all have confirmed that, to start.
+    """
+
+    kind: str
+    code: int
+    rank: int | None = None
+    size: int | None = None
+    main: str | None = None
+    hosts: tuple[str, ...] = ()
+    decision: Decision | None = None
+    message: str = ""
+    aggregator: str = ""
+    """The URL of the gate's aggregator, for who tells it of the job's end."""
+    hosts_of: Mapping[str, str] = field(default_factory=dict)
+    """The hosts of the ranks that the decision or the message names, as far as they are known; for people."""
+
+
+def write_hostfile(hosts: tuple[str, ...], *, folder: Path | None = None) -> Path:
+    """
+    The admitted, one a line, in a file named by this process, which is about to become the command.
+
+    Nobody can remove it when the command ends, so those of processes that are gone are removed here. A folder may be
+    shared by hosts and by containers, in which the same number is another process: their files stay.
+    """
+    folder = folder or Path(tempfile.gettempdir()) / f"healthd-hosts-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid() or folder.is_symlink():
+            folder = Path(tempfile.mkdtemp(prefix="healthd-hosts-"))
+        here = f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-".replace("/", "_")
+        for old in folder.iterdir():
+            match = _PID_FILE.fullmatch(old.name)
+            if match and match[1] == here and not Path(f"/proc/{match[2]}").exists():
+                with contextlib.suppress(FileNotFoundError):
+                    old.unlink()
+        file = folder / f"{here}{os.getpid()}.txt"
+        file.write_text("".join(f"{printable_line(host)}\n" for host in hosts), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder}: the host file cannot be written: {error.strerror}; set TMPDIR") from None
+    return file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The command that the hook is to become, with its environment."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    aggregator: str = ""
 
 
 def _start_sidecar(sidecar_arguments: Sequence[str], told: str, descriptor: int) -> subprocess.Popen[bytes]:

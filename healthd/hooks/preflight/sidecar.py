@@ -1,4 +1,12 @@
-"""The sidecar: completes the gate beside the hook, instructs the hook, and stays as long as other nodes need it."""
+"""
+The sidecar: completes the gate beside the hook, instructs the hook, and stays as long as other nodes need it.
+
+Also here:
+
+- the aggregator of one preflight: a child of the main node's sidecar, in memory, gone with the gate;
+- the ranks of a preflight find the main node, and see that all were started alike, before any asks the gate;
+- the two-step end of a preflight from the side of one rank: see `healthd.aggregator.gate.rendezvous`.
+"""
 
 from __future__ import annotations
 
@@ -42,278 +50,16 @@ from healthd.hooks.preflight.hook import (
 )
 from healthd.hooks.stopping import NUMBERS, TAKE_BACK_SECONDS
 
-# The aggregator of one preflight: a child of the main node's sidecar, in memory, gone with the gate.
-
-
 # Nodes of a preflight ask this often and count as silent after this long: a node that died must not be waited for.
 ASK_SECONDS = 5.0
 SILENT_SECONDS = 20.0
 STOP_SECONDS = 6.0
 _PR_SET_PDEATHSIG = 1
 
-
-class MainNode:
-    """A running aggregator."""
-
-    def __init__(self, process: asyncio.subprocess.Process, tasks: Tasks) -> None:
-        self._process = process
-        self._last: deque[str] = deque(maxlen=5)
-        self._ended = tasks.start("last output of the aggregator of this gate", self._watch())
-
-    async def until_ended(self) -> None:
-        """Wait until it is gone; raises a HealthdError with its last words."""
-        await asyncio.shield(self._ended)
-
-    async def _watch(self) -> None:
-        """Drain what it says, so that it never waits for us, and raise its last words when it ends."""
-        stream = self._process.stderr
-        while stream is not None and (chunk := await stream.read(65536)):
-            self._last.extend(line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip())
-        code = await self._process.wait()
-        words = self._last[-1].removeprefix("healthd: ") if self._last else f"exit code {code}"
-        raise HealthdError(f"the aggregator of this gate has exited: {words}")
-
-    async def stop(self) -> None:
-        """End it, whatever it does."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                await self._process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await asyncio.wait({self._ended})
-        with contextlib.suppress(HealthdError, asyncio.CancelledError):
-            self._ended.result()
-
-
-@contextlib.asynccontextmanager
-async def main_node(task: Task, folder: Path, tasks: Tasks) -> AsyncIterator[MainNode | None]:
-    """The aggregator, from entry to exit, where this process leads; None elsewhere."""
-    if not task.leads:
-        yield None
-        return
-    settings = folder / "aggregator.toml"
-    _write_private(settings, settings_of(task, folder))
-    # It reads this file and nothing else: variables and files of this host are about other aggregators.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
-    command = [sys.executable, "-P", "-m", "healthd", "aggregator", "--config", str(settings)]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=_die_with_parent,
-    )
-    running = MainNode(process, tasks)
-    try:
-        yield running
-    finally:
-        await running.stop()
-
-
-def settings_of(task: Task, folder: Path) -> str:
-    """TOML: in memory, with no fleet to recover, waiting for nodes as long as the gate does."""
-    aggregator: dict[str, Plain] = {
-        "listen": f"{_any_address(task.main)}:{task.port}",
-        "database": "sqlite://",
-        "state_dir": str(folder),
-        "preflight": True,
-        "insecure": True,
-        "max_nodes": task.size,
-        "handshake": f"{task.acknowledge_seconds}s",
-    }
-    if task.token is not None:
-        tokens = folder / "tokens.toml"
-        digest = hashlib.sha256(task.token.encode()).hexdigest()
-        _write_private(tokens, f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
-        aggregator["token_table"] = str(tokens)
-    # What lives for one job's start has nothing to remember, and nobody could release what it latched.
-    policy: dict[str, Plain] = {
-        **task.policy,
-        "rules": False,
-        "recovery": "0s",
-        "node_grace": f"{task.wait_seconds}s",
-        "silent": f"{SILENT_SECONDS}s",
-    }
-    # Whoever starts a preflight chooses its terms; the token only keeps others out.
-    gate: dict[str, Plain] = {"callers_may": list(get_args(GateTerm))}
-    tables: dict[str, Mapping[str, Plain]] = {"aggregator": aggregator, "policy": policy, "gate": gate}
-    return "".join(
-        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
-        for name, table in tables.items()
-    )
-
-
-def _toml(value: Plain) -> str:
-    """A JSON string, number, truth or list is one of TOML too; a table is not."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value)
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-
-
-def _any_address(main: str) -> str:
-    """Where the aggregator listens: loopback for a job on one machine, else every address of the main's family."""
-    if main in ("localhost", "127.0.0.1", "::1"):
-        return "[::1]" if main == "::1" else "127.0.0.1"
-    return "[::]" if ":" in main else "0.0.0.0"  # noqa: S104 - the peers come from other machines
-
-
-def _die_with_parent() -> None:
-    """In the child: a sidecar that is killed must not leave an aggregator behind."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-# The ranks of a preflight find the main node, and see that all were started alike, before any asks the gate.
-
-
 # After so long without the main node a person is told what is waited for.
 PATIENCE_SECONDS = 5.0
 NOT_FOUND = 404
 """What another program at the main node's port answers: ours may yet come."""
-
-
-class DifferenceError(HealthdError):
-    """The ranks were not started alike; every one of them is told so."""
-
-
-def options_of(task: Task) -> dict[str, str]:
-    """What all ranks must be started with alike, by the names that people know it by."""
-    asked = task.request
-    found = {
-        "--nnodes": task.size,
-        "--job": asked.job,
-        "--attempt": asked.attempt,
-        "--min-nodes": asked.min_nodes,
-        "--tier": None if asked.tier is None else asked.tier.value,
-        "--max-age": asked.max_age_seconds,
-        "--mode": None if asked.mode is None else asked.mode.value,
-        "--collective": asked.collective,
-        "--run": True if task.keeps_notes else None,
-    }
-    return {name: str(value) for name, value in found.items() if value is not None}
-
-
-def ask(task: Task, aggregator: GateClient, *, asked: Sequence[int] = ()) -> RollCallAnswer:
-    """Say once (more) that this process is there; `asked` are ranks whose hosts it wants to know."""
-    host = socket.gethostname()
-    waited = time.monotonic() - task.began
-    body = {
-        "node": task.node,
-        "rank": task.rank,
-        "local_rank": task.local_rank,
-        "options": options_of(task),
-        "wait_seconds": max(0.0, task.wait_seconds - waited) if task.leads else None,
-        "host": host if can_name(host) and host not in NO_NAMES else "",
-        "asked": list(asked),
-    }
-    found = aggregator.call("POST", "/v1/preflight/ranks", body=body, hold_seconds=0.0)
-    return wire.decode(found, RollCallAnswer, what="answer to the roll call")
-
-
-def check(task: Task, aggregator: GateClient) -> RollCallAnswer:
-    """As `ask`; DifferenceError when not all were started alike."""
-    answer = ask(task, aggregator)
-    if answer.difference is not None:
-        raise DifferenceError(answer.difference)
-    return answer
-
-
-async def reach_main(task: Task) -> float:
-    """
-    Until the main node has come: how many seconds its gate holds. The processes of a job do not start together.
-
-    DifferenceError when not all ranks were started alike; RefusedError for a token that may not ask.
-    """
-    loop, line = asyncio.get_running_loop(), line_to_main(task)
-    began, said, why = loop.time(), False, ""
-    while True:
-        try:
-            answer = await line.call(lambda aggregator: check(task, aggregator))
-            if answer.wait_seconds is not None:
-                return answer.wait_seconds
-            why = "its aggregator responds, but rank 0 has not registered yet"
-        except RefusedError as error:
-            if error.status in REFUSED_FOR_GOOD - {NOT_FOUND}:
-                raise
-            why = str(error)
-        except UnreachableError as error:
-            why = str(error)
-        waited = loop.time() - began
-        if waited > task.wait_seconds:
-            raise UnreachableError(f"the main node did not respond in {task.wait_seconds:g} s: {why}") from None
-        if waited > PATIENCE_SECONDS and not said:
-            said = True
-            sys.stderr.write(f"healthd: waiting for rank 0 at {task.main}:{task.port} ({why})\n")
-        await asyncio.sleep(min(1.0, 0.1 + waited / 10))
-
-
-def hosts_in(task: Task, text: str, aggregator: GateClient) -> Mapping[str, str]:
-    """The hosts of the nodes that a text names, by rank; for people, so that not knowing them is no error."""
-    asked = ranks_in(text)[:MOST_ASKED]
-    if not asked:
-        return {}
-    try:
-        return ask(task, aggregator, asked=asked).hosts
-    except HealthdError:
-        return {}
-
-
-async def tell_difference(task: Task) -> None:
-    """On the main node: stay until all who have come know that they were not started alike, within bounds."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + task.linger_seconds
-
-    with contextlib.suppress(HealthdError):
-        while loop.time() < end:
-            answer = await line_to_main(task).call(lambda aggregator: ask(task, aggregator))
-            if answer.all_told:
-                break
-            await asyncio.sleep(0.1)
-
-
-def line_to_main(task: Task) -> GateLine:
-    return GateLine(Endpoint(urls=(task.url,), token=task.token, ca_file=None), gone_seconds=task.gone_seconds)
-
-
-# The two-step end of a preflight from the side of one rank: see `healthd.aggregator.gate.rendezvous`.
-
-
-async def acknowledge(task: Task, decision: Decision) -> HandshakeAnswer:
-    """Whether all go, and who did not acknowledge. Asked until it is settled: the main node's aggregator lingers."""
-    included = task.probes and task.node in {node.node for node in decision.nodes}
-    seconds = task.acknowledge_seconds + task.linger_seconds
-    line = line_to_main(task)
-    event: HandshakeEvent = "acknowledge" if included else "wait"
-    answer = await line.confirm(decision.id, task.node, seconds=seconds, event=event)
-    await _told(task, decision)  # settled is settled
-    return answer
-
-
-async def _told(task: Task, decision: Decision) -> None:
-    """Say that this node knows the outcome. It stands without that: a main node that is gone has nothing to learn."""
-    if task.probes:
-        with contextlib.suppress(HealthdError):
-            await line_to_main(task).handshake(decision.id, task.node, "told")
-
-
-async def withdraw(task: Task, decision: Decision) -> None:
-    """
-    Have nobody start without this node, or this process of it, unless all have been told that they go.
-
-    Unlike the other steps every local rank takes this one: each has a command to start.
-    """
-    with contextlib.suppress(HealthdError, TimeoutError):
-        async with asyncio.timeout(TAKE_BACK_SECONDS):
-            await line_to_main(task).handshake(decision.id, task.node, "withdraw", wait_seconds=0.0)
-
 
 # How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
 ROLL_CALL_SECONDS = 3.0
@@ -324,12 +70,7 @@ OTHER_RANKS_SECONDS = 1.5
 NOTES_SECONDS = 75.0
 ANSWERED_SECONDS = 2.0
 
-
 Prepare = Callable[[Outcome], bool]
-
-
-class ParentEndedError(HealthdError):
-    """The hook is gone, so nobody asks any more."""
 
 
 async def keep(
@@ -369,6 +110,261 @@ async def keep(
             report(Outcome(kind="exit", code=_code_of(error), message=str(error)))
     finally:
         await tasks.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def main_node(task: Task, folder: Path, tasks: Tasks) -> AsyncIterator[MainNode | None]:
+    """The aggregator, from entry to exit, where this process leads; None elsewhere."""
+    if not task.leads:
+        yield None
+        return
+    settings = folder / "aggregator.toml"
+    _write_private(settings, settings_of(task, folder))
+    # It reads this file and nothing else: variables and files of this host are about other aggregators.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
+    command = [sys.executable, "-P", "-m", "healthd", "aggregator", "--config", str(settings)]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=_die_with_parent,
+    )
+    running = MainNode(process, tasks)
+    try:
+        yield running
+    finally:
+        await running.stop()
+
+
+class MainNode:
+    """A running aggregator."""
+
+    def __init__(self, process: asyncio.subprocess.Process, tasks: Tasks) -> None:
+        self._process = process
+        self._last: deque[str] = deque(maxlen=5)
+        self._ended = tasks.start("last output of the aggregator of this gate", self._watch())
+
+    async def until_ended(self) -> None:
+        """Wait until it is gone; raises a HealthdError with its last words."""
+        await asyncio.shield(self._ended)
+
+    async def _watch(self) -> None:
+        """Drain what it says, so that it never waits for us, and raise its last words when it ends."""
+        stream = self._process.stderr
+        while stream is not None and (chunk := await stream.read(65536)):
+            self._last.extend(line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip())
+        code = await self._process.wait()
+        words = self._last[-1].removeprefix("healthd: ") if self._last else f"exit code {code}"
+        raise HealthdError(f"the aggregator of this gate has exited: {words}")
+
+    async def stop(self) -> None:
+        """End it, whatever it does."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await asyncio.wait({self._ended})
+        with contextlib.suppress(HealthdError, asyncio.CancelledError):
+            self._ended.result()
+
+
+def settings_of(task: Task, folder: Path) -> str:
+    """TOML: in memory, with no fleet to recover, waiting for nodes as long as the gate does."""
+    aggregator: dict[str, Plain] = {
+        "listen": f"{_any_address(task.main)}:{task.port}",
+        "database": "sqlite://",
+        "state_dir": str(folder),
+        "preflight": True,
+        "insecure": True,
+        "max_nodes": task.size,
+        "handshake": f"{task.acknowledge_seconds}s",
+    }
+    if task.token is not None:
+        tokens = folder / "tokens.toml"
+        digest = hashlib.sha256(task.token.encode()).hexdigest()
+        _write_private(tokens, f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
+        aggregator["token_table"] = str(tokens)
+    # What lives for one job's start has nothing to remember, and nobody could release what it latched.
+    policy: dict[str, Plain] = {
+        **task.policy,
+        "rules": False,
+        "recovery": "0s",
+        "node_grace": f"{task.wait_seconds}s",
+        "silent": f"{SILENT_SECONDS}s",
+    }
+    # Whoever starts a preflight chooses its terms; the token only keeps others out.
+    gate: dict[str, Plain] = {"callers_may": list(get_args(GateTerm))}
+    tables: dict[str, Mapping[str, Plain]] = {"aggregator": aggregator, "policy": policy, "gate": gate}
+    return "".join(
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    )
+
+
+async def reach_main(task: Task) -> float:
+    """
+    Until the main node has come: how many seconds its gate holds. The processes of a job do not start together.
+
+    DifferenceError when not all ranks were started alike; RefusedError for a token that may not ask.
+    """
+    loop, line = asyncio.get_running_loop(), line_to_main(task)
+    began, said, why = loop.time(), False, ""
+    while True:
+        try:
+            answer = await line.call(lambda aggregator: check(task, aggregator))
+            if answer.wait_seconds is not None:
+                return answer.wait_seconds
+            why = "its aggregator responds, but rank 0 has not registered yet"
+        except RefusedError as error:
+            if error.status in REFUSED_FOR_GOOD - {NOT_FOUND}:
+                raise
+            why = str(error)
+        except UnreachableError as error:
+            why = str(error)
+        waited = loop.time() - began
+        if waited > task.wait_seconds:
+            raise UnreachableError(f"the main node did not respond in {task.wait_seconds:g} s: {why}") from None
+        if waited > PATIENCE_SECONDS and not said:
+            said = True
+            sys.stderr.write(f"healthd: waiting for rank 0 at {task.main}:{task.port} ({why})\n")
+        await asyncio.sleep(min(1.0, 0.1 + waited / 10))
+
+
+def check(task: Task, aggregator: GateClient) -> RollCallAnswer:
+    """As `ask`; DifferenceError when not all were started alike."""
+    answer = ask(task, aggregator)
+    if answer.difference is not None:
+        raise DifferenceError(answer.difference)
+    return answer
+
+
+class DifferenceError(HealthdError):
+    """The ranks were not started alike; every one of them is told so."""
+
+
+def hosts_in(task: Task, text: str, aggregator: GateClient) -> Mapping[str, str]:
+    """The hosts of the nodes that a text names, by rank; for people, so that not knowing them is no error."""
+    asked = ranks_in(text)[:MOST_ASKED]
+    if not asked:
+        return {}
+    try:
+        return ask(task, aggregator, asked=asked).hosts
+    except HealthdError:
+        return {}
+
+
+async def tell_difference(task: Task) -> None:
+    """On the main node: stay until all who have come know that they were not started alike, within bounds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + task.linger_seconds
+
+    with contextlib.suppress(HealthdError):
+        while loop.time() < end:
+            answer = await line_to_main(task).call(lambda aggregator: ask(task, aggregator))
+            if answer.all_told:
+                break
+            await asyncio.sleep(0.1)
+
+
+def ask(task: Task, aggregator: GateClient, *, asked: Sequence[int] = ()) -> RollCallAnswer:
+    """Say once (more) that this process is there; `asked` are ranks whose hosts it wants to know."""
+    host = socket.gethostname()
+    waited = time.monotonic() - task.began
+    body = {
+        "node": task.node,
+        "rank": task.rank,
+        "local_rank": task.local_rank,
+        "options": options_of(task),
+        "wait_seconds": max(0.0, task.wait_seconds - waited) if task.leads else None,
+        "host": host if can_name(host) and host not in NO_NAMES else "",
+        "asked": list(asked),
+    }
+    found = aggregator.call("POST", "/v1/preflight/ranks", body=body, hold_seconds=0.0)
+    return wire.decode(found, RollCallAnswer, what="answer to the roll call")
+
+
+def options_of(task: Task) -> dict[str, str]:
+    """What all ranks must be started with alike, by the names that people know it by."""
+    asked = task.request
+    found = {
+        "--nnodes": task.size,
+        "--job": asked.job,
+        "--attempt": asked.attempt,
+        "--min-nodes": asked.min_nodes,
+        "--tier": None if asked.tier is None else asked.tier.value,
+        "--max-age": asked.max_age_seconds,
+        "--mode": None if asked.mode is None else asked.mode.value,
+        "--collective": asked.collective,
+        "--run": True if task.keeps_notes else None,
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+async def acknowledge(task: Task, decision: Decision) -> HandshakeAnswer:
+    """Whether all go, and who did not acknowledge. Asked until it is settled: the main node's aggregator lingers."""
+    included = task.probes and task.node in {node.node for node in decision.nodes}
+    seconds = task.acknowledge_seconds + task.linger_seconds
+    line = line_to_main(task)
+    event: HandshakeEvent = "acknowledge" if included else "wait"
+    answer = await line.confirm(decision.id, task.node, seconds=seconds, event=event)
+    await _told(task, decision)  # settled is settled
+    return answer
+
+
+async def withdraw(task: Task, decision: Decision) -> None:
+    """
+    Have nobody start without this node, or this process of it, unless all have been told that they go.
+
+    Unlike the other steps every local rank takes this one: each has a command to start.
+    """
+    with contextlib.suppress(HealthdError, TimeoutError):
+        async with asyncio.timeout(TAKE_BACK_SECONDS):
+            await line_to_main(task).handshake(decision.id, task.node, "withdraw", wait_seconds=0.0)
+
+
+def line_to_main(task: Task) -> GateLine:
+    return GateLine(Endpoint(urls=(task.url,), token=task.token, ca_file=None), gone_seconds=task.gone_seconds)
+
+
+class ParentEndedError(HealthdError):
+    """The hook is gone, so nobody asks any more."""
+
+
+def _toml(value: Plain) -> str:
+    """A JSON string, number, truth or list is one of TOML too; a table is not."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _any_address(main: str) -> str:
+    """Where the aggregator listens: loopback for a job on one machine, else every address of the main's family."""
+    if main in ("localhost", "127.0.0.1", "::1"):
+        return "[::1]" if main == "::1" else "127.0.0.1"
+    return "[::]" if ":" in main else "0.0.0.0"  # noqa: S104 - the peers come from other machines
+
+
+def _die_with_parent() -> None:
+    """In the child: a sidecar that is killed must not leave an aggregator behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+async def _told(task: Task, decision: Decision) -> None:
+    """Say that this node knows the outcome. It stands without that: a main node that is gone has nothing to learn."""
+    if task.probes:
+        with contextlib.suppress(HealthdError):
+            await line_to_main(task).handshake(decision.id, task.node, "told")
 
 
 @contextlib.asynccontextmanager
@@ -487,9 +483,6 @@ def _say_hold(task: Task) -> Callable[[Decision, GateClient], None]:
             sys.stderr.write(f"healthd: holding: {with_hosts(text, hosts_in(task, text, aggregator))}\n")
 
     return say
-
-
-# --- after the hook was told ------------------------------------------------------------------------------------------
 
 
 async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> None:

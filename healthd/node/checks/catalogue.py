@@ -1,4 +1,10 @@
-"""Decides which checks are enabled on this node, how often each runs and when its result is stale: pure."""
+"""
+Decides which checks are enabled on this node, how often each runs and when its result is stale: pure.
+
+Also here:
+
+- computes when checks are due: pure, in seconds of CLOCK_BOOTTIME.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +22,9 @@ from healthd.node.state.store import StampedResult, ended_well
 
 # A result is stale once the next two rounds are missing; a shorter expiry would be noise on a busy machine.
 SHORTEST_EXPIRY_SECONDS = 60.0
+
+# After a release the quick tier is due at once, but not repeatedly when the devices are taken and released in turn.
+RELEASE_PAUSE_SECONDS = 10.0
 
 
 def enabled_checks(catalogue: Mapping[str, CheckInfo], settings: NodeSettings) -> tuple[CheckSpec, ...]:
@@ -35,23 +44,6 @@ def enabled_checks(catalogue: Mapping[str, CheckInfo], settings: NodeSettings) -
         raise ConfigError("node.checks: no check is enabled, so the health would always be unknown; enable some")
     infos = sorted((catalogue[name] for name in dict.fromkeys(wanted)), key=lambda info: info.tier.rank)
     return tuple(_spec(info, settings) for info in infos)
-
-
-def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
-    if info.tier is Tier.PASSIVE:
-        interval = max(info.interval_seconds, settings.passive_floor_seconds)
-        expires: float | None = max(3 * interval + info.timeout_seconds, SHORTEST_EXPIRY_SECONDS)
-    else:
-        interval = settings.active.interval_seconds if info.tier is Tier.QUICK else info.interval_seconds
-        # Until the host's rule is known (None) results expire.
-        expires = _expiry(info.tier, interval, settings.active.unprompted or Unprompted.IDLE)
-    told = {field.name: getattr(info, field.name) for field in dataclasses.fields(CheckDeclaration)}
-    return CheckSpec(**told | {"interval_seconds": interval, "doc": _summary(info.doc)}, expires_seconds=expires)
-
-
-def _expiry(tier: Tier, interval: float, rule: Unprompted) -> float | None:
-    """When an active result is stale; None for never. Only the idle rule renews the quick tier; other results stand."""
-    return 2.5 * interval if tier is Tier.QUICK and rule is Unprompted.IDLE else None
 
 
 def unprompted_by(scheduled: Scheduled) -> tuple[Unprompted, str]:
@@ -75,21 +67,9 @@ def under_rule(specs: Iterable[CheckSpec], rule: Unprompted) -> tuple[CheckSpec,
     )
 
 
-def _summary(doc: str) -> str:
-    """The first paragraph of a docstring in one bounded line: it travels with every state."""
-    return " ".join(doc.strip().split("\n\n")[0].split())[:200]
-
-
 def in_tier(specs: Iterable[CheckSpec], tier: Tier) -> tuple[str, ...]:
     """The names that a run of `tier` runs: its own and all lighter ones."""
     return tuple(spec.name for spec in specs if spec.tier.rank <= tier.rank)
-
-
-# Computes when checks are due: pure, in seconds of CLOCK_BOOTTIME.
-
-
-# After a release the quick tier is due at once, but not repeatedly when the devices are taken and released in turn.
-RELEASE_PAUSE_SECONDS = 10.0
 
 
 class PassiveTimetable:
@@ -125,24 +105,6 @@ class PassiveTimetable:
         return min(self._due.values(), default=math.inf)
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuickFacts:
-    """What decides when the quick tier runs unprompted."""
-
-    specs: Sequence[CheckSpec]
-    result: Callable[[str], StampedResult | None]
-    attempted_at: float | None
-    """When active checks last started (CLOCK_BOOTTIME); None before the first time."""
-    released: bool
-    """A job has released the devices since then."""
-    forced: bool
-    """An operator has changed faults since then."""
-    untested: bool
-    """There is a device that a result does not stand for."""
-    jitter: float
-    """In [-1, 1]: moves the interval by `ActiveSettings.jitter_ratio`."""
-
-
 def quick_due_at(facts: QuickFacts, settings: ActiveSettings, *, now: float) -> float:
     """
     When the quick tier is due unprompted; infinite for never. Whether the devices are free is not considered here.
@@ -166,3 +128,43 @@ def quick_due_at(facts: QuickFacts, settings: ActiveSettings, *, now: float) -> 
         return now if facts.attempted_at is None else facts.attempted_at + settings.retry_seconds
     interval = settings.interval_seconds * (1 + settings.jitter_ratio * facts.jitter)
     return min(stamped.measured_at for stamped in there) + interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickFacts:
+    """What decides when the quick tier runs unprompted."""
+
+    specs: Sequence[CheckSpec]
+    result: Callable[[str], StampedResult | None]
+    attempted_at: float | None
+    """When active checks last started (CLOCK_BOOTTIME); None before the first time."""
+    released: bool
+    """A job has released the devices since then."""
+    forced: bool
+    """An operator has changed faults since then."""
+    untested: bool
+    """There is a device that a result does not stand for."""
+    jitter: float
+    """In [-1, 1]: moves the interval by `ActiveSettings.jitter_ratio`."""
+
+
+def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
+    if info.tier is Tier.PASSIVE:
+        interval = max(info.interval_seconds, settings.passive_floor_seconds)
+        expires: float | None = max(3 * interval + info.timeout_seconds, SHORTEST_EXPIRY_SECONDS)
+    else:
+        interval = settings.active.interval_seconds if info.tier is Tier.QUICK else info.interval_seconds
+        # Until the host's rule is known (None) results expire.
+        expires = _expiry(info.tier, interval, settings.active.unprompted or Unprompted.IDLE)
+    told = {field.name: getattr(info, field.name) for field in dataclasses.fields(CheckDeclaration)}
+    return CheckSpec(**told | {"interval_seconds": interval, "doc": _summary(info.doc)}, expires_seconds=expires)
+
+
+def _expiry(tier: Tier, interval: float, rule: Unprompted) -> float | None:
+    """When an active result is stale; None for never. Only the idle rule renews the quick tier; other results stand."""
+    return 2.5 * interval if tier is Tier.QUICK and rule is Unprompted.IDLE else None
+
+
+def _summary(doc: str) -> str:
+    """The first paragraph of a docstring in one bounded line: it travels with every state."""
+    return " ".join(doc.strip().split("\n\n")[0].split())[:200]

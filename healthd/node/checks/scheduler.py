@@ -2,6 +2,12 @@
 Decides when checks run: passive ones by their intervals, ordered ones as soon as possible, the quick tier by its rule.
 
 One active run at a time, beside the passive rounds. It starts only when the devices were just seen to be free.
+
+Also here:
+
+- runs the passive checks by their intervals, and looks at who holds the devices: one round at a time;
+- runs active checks and other uses of the devices, one at a time, from the look at the devices to their release;
+- queues ordered runs: accepts or refuses them, joins them to a run under way, cancels them, reports their end.
 """
 
 from __future__ import annotations
@@ -27,328 +33,13 @@ from healthd.node.settings import NodeSettings
 from healthd.node.state.store import NodeStore, by_name
 from healthd.runner.settings import Plan
 
-# Runs the passive checks by their intervals, and looks at who holds the devices: one round at a time.
-
-
-class PassiveRounds:
-    """Start `run` as a supervised task. `wake` makes it look at the clock again."""
-
-    def __init__(
-        self,
-        store: NodeStore,
-        runner: CheckRunner,
-        settings: NodeSettings,
-        *,
-        occupancy: Occupancy,
-        clock: Clock,
-        phase_ratio: float,
-    ) -> None:
-        """`phase_ratio` in [0, 1) spreads the rounds of a fleet."""
-        self._store = store
-        self._runner = runner
-        self._settings = settings
-        self._occupancy = occupancy
-        self._clock = clock
-        self._table = PassiveTimetable(store.specs, now=clock.boot(), phase_ratio=phase_ratio)
-        self._round_at = -math.inf
-        self.wake = asyncio.Event()
-
-    async def run(self) -> None:
-        """Run rounds for ever."""
-        while True:
-            now = self._clock.boot()
-            due = self._table.due(now)
-            survey_at = self._round_at + self._settings.look_seconds
-            if due or self._store.surveyed_at is None or now >= survey_at:
-                self._round_at = now
-                self._table.started(due, now)
-                await self._round(due)
-            else:
-                next_at = min(self._table.next_at(), survey_at)
-                await wait_for(self.wake, max(0.0, min(next_at - now, LONGEST_SLEEP_SECONDS)))
-
-    async def _round(self, due: tuple[str, ...]) -> None:
-        if not due:
-            await self._occupancy.refresh()
-            return
-        plan = Plan(tier=Tier.PASSIVE, checks=due, executor=self._settings.executor)
-        faults, record = self._store.start_run()
-
-        def on_result(result: CheckResult) -> None:
-            self._occupancy.note_survey()  # that of the round is known by now
-            record(result)
-
-        work = self._runner.run(plan, faults=faults, on_result=on_result)
-        await asyncio.gather(work, self._occupancy.ask_schedulers())
-        self._occupancy.note_survey()
-
-    def run_soon(self, name: str) -> None:
-        """Make this check due now."""
-        self._table.force((name,), self._clock.boot())
-        self.wake.set()
-
-    def force(self) -> None:
-        """Make all passive checks due now."""
-        self._table.force(in_tier(self._store.specs, Tier.PASSIVE), self._clock.boot())
-        self.wake.set()
-
-    def survey_soon(self) -> None:
-        """Look at the machine again soon, because something about it has changed."""
-        self._round_at = -math.inf
-        self.force()
-
-
-# Runs active checks and other uses of the devices, one at a time, from the look at the devices to their release.
-
-
 log = logging.getLogger(__name__)
 
 # How often the host's job schedulers are asked while active checks run: a job that is given the node ends the run.
 ALLOCATION_WATCH_SECONDS = 2.0
 
-
-class ActiveRunner:
-    """One caller at a time. `run` and `use` are what is under way, or None."""
-
-    def __init__(
-        self,
-        store: NodeStore,
-        runner: CheckRunner,
-        occupancy: Occupancy,
-        *,
-        executor: str,
-        tasks: Tasks,
-        on_start: Callable[[], None],
-    ) -> None:
-        """`on_start` is called when checks that need the devices start."""
-        self._store = store
-        self._runner = runner
-        self._occupancy = occupancy
-        self._executor = executor
-        self._tasks = tasks
-        self._on_start = on_start
-        self.run: ActiveRun | None = None
-        self.use: DeviceUse | None = None
-
-    @property
-    def run_with_devices(self) -> ActiveRun | None:
-        """The run under way; None also while it still looks whether the devices are free."""
-        return self.run if self.run is not None and self.run.task is not None else None
-
-    async def run_checks(self, run: ActiveRun) -> bool:
-        """
-        Run active checks; returns whether they started.
-
-        An unforeseen exception does not leave the run half done: the devices are never shared.
-        """
-        self.run = run
-        try:
-            return await self._run_checks(run)
-        except Exception as error:
-            if run.task is not None:
-                await _cancel(run.task)
-            run.end_orders(OrderStatus.REFUSED, _unforeseen(error))
-            self._store.set_running(None)
-            raise
-        finally:
-            self.run = None
-
-    async def _run_checks(self, run: ActiveRun) -> bool:
-        needs_devices = self._occupancy.needs_devices(run.checks)
-        if needs_devices:
-            await self._occupancy.ensure_fresh()
-            if run.cancelled:
-                return False
-            if why := self._occupancy.blocked_by(run.orders):
-                run.end_orders(OrderStatus.REFUSED, why)
-                return False
-            self._on_start()
-        order_id = run.orders[0].id if run.orders else None
-        self._store.set_running(f"{run.tier.value} (order {order_id})" if order_id else run.tier.value)
-        for ordered in run.orders:
-            ordered.report(OrderReport(status=OrderStatus.RUNNING))
-        plan = Plan(tier=run.tier, checks=run.checks, executor=self._executor, order=order_id)
-        faults, record = self._store.start_run()
-
-        def on_result(result: CheckResult) -> None:
-            self._occupancy.note_survey()  # that of the run is known by now
-            run.count(result, valid=record(result))
-
-        try:
-            work = self._runner.run(plan, faults=faults, on_result=on_result)
-            run.task = self._tasks.start(f"run of {run.tier.value}", work)
-            try:
-                await self._watch_allocations(run, run.task)
-            except asyncio.CancelledError:
-                if not run.task.cancelled() or is_cancelling():
-                    raise
-                run.cancelled = True
-        finally:
-            self._store.device_seconds = self._runner.probe_device_seconds
-        if needs_devices:
-            # A run that ends by itself has looked after the end of its workers; one that is cancelled has not.
-            await self._occupancy.wait_until_free(self._store.clock.boot() if run.cancelled else 0.0)
-        self.run = None
-        self._occupancy.note_survey()
-        self._store.set_running(None)
-        return True
-
-    async def _watch_allocations(self, run: ActiveRun, task: asyncio.Task[Any]) -> None:
-        """Wait for the end of a run, and end it as soon as a job scheduler gives the devices to a job."""
-        watch = self._occupancy.has_schedulers and self._occupancy.needs_devices(run.checks)
-        while not (await asyncio.wait([task], timeout=ALLOCATION_WATCH_SECONDS if watch else None))[0]:
-            await self._occupancy.ask_schedulers()
-            why = self._occupancy.reallocated(run.orders)
-            if why and not run.cancelled:
-                log.info("the run of %s ends: %s", run.tier.value, why)
-                run.end_orders(OrderStatus.REFUSED, why)
-                run.cancel()
-        await task
-
-    async def use_devices(self, use: DeviceUse) -> None:
-        """Run another use of the devices, until they are seen to be free again."""
-        try:
-            await self._occupancy.refresh()
-            why = self._occupancy.blocked_by([use])
-        except Exception as error:
-            if not use.stopping:
-                use.refuse(_unforeseen(error))
-            use.released.set()
-            raise
-        if use.stopping:
-            return  # it was stopped while we looked
-        if why:
-            use.refuse(why)
-            return
-        self.use = use
-        self._store.set_running(use.name)
-        try:
-            use.task = self._tasks.start(use.name, use.work())
-            pause = ALLOCATION_WATCH_SECONDS if self._occupancy.has_schedulers else None
-            while not (await asyncio.wait([use.task], timeout=pause))[0]:
-                await self._occupancy.ask_schedulers()
-                if why := self._occupancy.reallocated([use]):
-                    use.stop(why)
-            if not use.task.cancelled():
-                use.task.result()
-            await self._occupancy.wait_until_free(self._store.clock.boot())
-        except Exception:
-            if use.task is not None:
-                await _cancel(use.task)
-            raise
-        finally:
-            self._store.device_seconds = self._runner.probe_device_seconds
-            self._store.set_running(None)
-            self.use = None
-            if use.task is None or use.task.done():
-                use.refuse("it was stopped before it began")  # a task cancelled before its first step ends nothing
-            use.released.set()
-        self._occupancy.note_survey()
-
-
-def _unforeseen(error: Exception) -> str:
-    return f"an internal error of healthd ended the run: {type(error).__name__}; see the log of the node's daemon"
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, and wait until it has ended, in whatever way."""
-    task.cancel()
-    await asyncio.wait([task])
-
-
-# Queues ordered runs: accepts or refuses them, joins them to a run under way, cancels them, reports their end.
-
-
 # Orders that may wait; an aggregator has one or two open for a node.
 MAX_QUEUED = 32
-
-
-class OrderQueue:
-    """First come, first served; what a run has not done comes before all others."""
-
-    def __init__(self, store: NodeStore, occupancy: Occupancy) -> None:
-        self._store = store
-        self._occupancy = occupancy
-        self._queue: collections.deque[OrderedRun] = collections.deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
-
-    def pop(self) -> OrderedRun:
-        return self._queue.popleft()
-
-    def add(
-        self,
-        order_id: str,
-        tier: Tier,
-        checks: Sequence[str],
-        report: Report,
-        *,
-        workload: str | None,
-        past: str | None,
-        under_way: ActiveRun | None,
-    ) -> bool:
-        """Accept a run if it can run, and join it to the run under way if possible; returns whether it waits."""
-        specs = by_name(self._store.specs)
-        unknown = [name for name in checks if name not in specs]
-        if unknown:
-            report(OrderReport(status=OrderStatus.REFUSED, message=f"check not enabled here: {unknown[0]!r}"))
-            return False
-        names = tuple(name for name in in_tier(self._store.specs, tier) if not checks or name in checks)
-        if not names:
-            report(OrderReport(status=OrderStatus.REFUSED, message=f"no check of tier {tier.value} is enabled here"))
-            return False
-        if len(self._queue) >= MAX_QUEUED:
-            report(OrderReport(status=OrderStatus.REFUSED, message=f"{MAX_QUEUED} runs are waiting already"))
-            return False
-        ordered = OrderedRun(id=order_id, tier=tier, left=names, report=report, workload=workload, past=past)
-        if self._occupancy.needs_devices(names) and (why := self._occupancy.blocked_by([ordered])):
-            report(OrderReport(status=OrderStatus.REFUSED, message=why))
-            return False
-        report(OrderReport(status=OrderStatus.ACCEPTED))
-        if (
-            under_way is not None
-            and not under_way.cancelled
-            and tier.rank <= under_way.tier.rank
-            and self._occupancy.needs_devices(set(names) & set(under_way.checks))
-        ):
-            ordered.joined = True
-            under_way.orders.append(ordered)
-            report(OrderReport(status=OrderStatus.RUNNING, message="joined a run in progress"))
-            return False
-        self._queue.append(ordered)
-        return True
-
-    def cancel(self, order_id: str, why: str) -> None:
-        for ordered in [o for o in self._queue if o.id == order_id]:
-            self._queue.remove(ordered)
-            ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
-
-    def cancel_active(self, why: str) -> None:
-        for ordered in [o for o in self._queue if self._occupancy.needs_devices(o.left)]:
-            self._queue.remove(ordered)
-            ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
-
-    def finish(self, run: ActiveRun) -> None:
-        """
-        Report the end of a run to its orders. Those that joined late get the rest in another run, as all do after a
-        cancelled one.
-        """
-        for ordered in run.orders:
-            if not run.cancelled and not ordered.joined:
-                ordered.left = tuple(name for name in ordered.left if name in ordered.void)
-            ordered.joined, ordered.void = False, set()
-            if ordered.left:
-                self._queue.appendleft(ordered)
-            elif ordered.busy:
-                ordered.report(OrderReport(status=OrderStatus.REFUSED, message=ordered.busy))
-            else:
-                counts = ", ".join(
-                    f"{ordered.seen[status]} {status.value}" for status in Status if ordered.seen[status]
-                )
-                ordered.report(
-                    OrderReport(status=OrderStatus.DONE, message=f"{ordered.tier.value}: {counts or 'nothing ran'}")
-                )
 
 
 class Scheduler:
@@ -581,3 +272,308 @@ class Scheduler:
         if self._devices and devices - self._devices:
             self._passive.force()
         self._devices = devices or self._devices
+
+
+class PassiveRounds:
+    """Start `run` as a supervised task. `wake` makes it look at the clock again."""
+
+    def __init__(
+        self,
+        store: NodeStore,
+        runner: CheckRunner,
+        settings: NodeSettings,
+        *,
+        occupancy: Occupancy,
+        clock: Clock,
+        phase_ratio: float,
+    ) -> None:
+        """`phase_ratio` in [0, 1) spreads the rounds of a fleet."""
+        self._store = store
+        self._runner = runner
+        self._settings = settings
+        self._occupancy = occupancy
+        self._clock = clock
+        self._table = PassiveTimetable(store.specs, now=clock.boot(), phase_ratio=phase_ratio)
+        self._round_at = -math.inf
+        self.wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run rounds for ever."""
+        while True:
+            now = self._clock.boot()
+            due = self._table.due(now)
+            survey_at = self._round_at + self._settings.look_seconds
+            if due or self._store.surveyed_at is None or now >= survey_at:
+                self._round_at = now
+                self._table.started(due, now)
+                await self._round(due)
+            else:
+                next_at = min(self._table.next_at(), survey_at)
+                await wait_for(self.wake, max(0.0, min(next_at - now, LONGEST_SLEEP_SECONDS)))
+
+    async def _round(self, due: tuple[str, ...]) -> None:
+        if not due:
+            await self._occupancy.refresh()
+            return
+        plan = Plan(tier=Tier.PASSIVE, checks=due, executor=self._settings.executor)
+        faults, record = self._store.start_run()
+
+        def on_result(result: CheckResult) -> None:
+            self._occupancy.note_survey()  # that of the round is known by now
+            record(result)
+
+        work = self._runner.run(plan, faults=faults, on_result=on_result)
+        await asyncio.gather(work, self._occupancy.ask_schedulers())
+        self._occupancy.note_survey()
+
+    def run_soon(self, name: str) -> None:
+        """Make this check due now."""
+        self._table.force((name,), self._clock.boot())
+        self.wake.set()
+
+    def force(self) -> None:
+        """Make all passive checks due now."""
+        self._table.force(in_tier(self._store.specs, Tier.PASSIVE), self._clock.boot())
+        self.wake.set()
+
+    def survey_soon(self) -> None:
+        """Look at the machine again soon, because something about it has changed."""
+        self._round_at = -math.inf
+        self.force()
+
+
+class ActiveRunner:
+    """One caller at a time. `run` and `use` are what is under way, or None."""
+
+    def __init__(
+        self,
+        store: NodeStore,
+        runner: CheckRunner,
+        occupancy: Occupancy,
+        *,
+        executor: str,
+        tasks: Tasks,
+        on_start: Callable[[], None],
+    ) -> None:
+        """`on_start` is called when checks that need the devices start."""
+        self._store = store
+        self._runner = runner
+        self._occupancy = occupancy
+        self._executor = executor
+        self._tasks = tasks
+        self._on_start = on_start
+        self.run: ActiveRun | None = None
+        self.use: DeviceUse | None = None
+
+    @property
+    def run_with_devices(self) -> ActiveRun | None:
+        """The run under way; None also while it still looks whether the devices are free."""
+        return self.run if self.run is not None and self.run.task is not None else None
+
+    async def run_checks(self, run: ActiveRun) -> bool:
+        """
+        Run active checks; returns whether they started.
+
+        An unforeseen exception does not leave the run half done: the devices are never shared.
+        """
+        self.run = run
+        try:
+            return await self._run_checks(run)
+        except Exception as error:
+            if run.task is not None:
+                await _cancel(run.task)
+            run.end_orders(OrderStatus.REFUSED, _unforeseen(error))
+            self._store.set_running(None)
+            raise
+        finally:
+            self.run = None
+
+    async def _run_checks(self, run: ActiveRun) -> bool:
+        needs_devices = self._occupancy.needs_devices(run.checks)
+        if needs_devices:
+            await self._occupancy.ensure_fresh()
+            if run.cancelled:
+                return False
+            if why := self._occupancy.blocked_by(run.orders):
+                run.end_orders(OrderStatus.REFUSED, why)
+                return False
+            self._on_start()
+        order_id = run.orders[0].id if run.orders else None
+        self._store.set_running(f"{run.tier.value} (order {order_id})" if order_id else run.tier.value)
+        for ordered in run.orders:
+            ordered.report(OrderReport(status=OrderStatus.RUNNING))
+        plan = Plan(tier=run.tier, checks=run.checks, executor=self._executor, order=order_id)
+        faults, record = self._store.start_run()
+
+        def on_result(result: CheckResult) -> None:
+            self._occupancy.note_survey()  # that of the run is known by now
+            run.count(result, valid=record(result))
+
+        try:
+            work = self._runner.run(plan, faults=faults, on_result=on_result)
+            run.task = self._tasks.start(f"run of {run.tier.value}", work)
+            try:
+                await self._watch_allocations(run, run.task)
+            except asyncio.CancelledError:
+                if not run.task.cancelled() or is_cancelling():
+                    raise
+                run.cancelled = True
+        finally:
+            self._store.device_seconds = self._runner.probe_device_seconds
+        if needs_devices:
+            # A run that ends by itself has looked after the end of its workers; one that is cancelled has not.
+            await self._occupancy.wait_until_free(self._store.clock.boot() if run.cancelled else 0.0)
+        self.run = None
+        self._occupancy.note_survey()
+        self._store.set_running(None)
+        return True
+
+    async def _watch_allocations(self, run: ActiveRun, task: asyncio.Task[Any]) -> None:
+        """Wait for the end of a run, and end it as soon as a job scheduler gives the devices to a job."""
+        watch = self._occupancy.has_schedulers and self._occupancy.needs_devices(run.checks)
+        while not (await asyncio.wait([task], timeout=ALLOCATION_WATCH_SECONDS if watch else None))[0]:
+            await self._occupancy.ask_schedulers()
+            why = self._occupancy.reallocated(run.orders)
+            if why and not run.cancelled:
+                log.info("the run of %s ends: %s", run.tier.value, why)
+                run.end_orders(OrderStatus.REFUSED, why)
+                run.cancel()
+        await task
+
+    async def use_devices(self, use: DeviceUse) -> None:
+        """Run another use of the devices, until they are seen to be free again."""
+        try:
+            await self._occupancy.refresh()
+            why = self._occupancy.blocked_by([use])
+        except Exception as error:
+            if not use.stopping:
+                use.refuse(_unforeseen(error))
+            use.released.set()
+            raise
+        if use.stopping:
+            return  # it was stopped while we looked
+        if why:
+            use.refuse(why)
+            return
+        self.use = use
+        self._store.set_running(use.name)
+        try:
+            use.task = self._tasks.start(use.name, use.work())
+            pause = ALLOCATION_WATCH_SECONDS if self._occupancy.has_schedulers else None
+            while not (await asyncio.wait([use.task], timeout=pause))[0]:
+                await self._occupancy.ask_schedulers()
+                if why := self._occupancy.reallocated([use]):
+                    use.stop(why)
+            if not use.task.cancelled():
+                use.task.result()
+            await self._occupancy.wait_until_free(self._store.clock.boot())
+        except Exception:
+            if use.task is not None:
+                await _cancel(use.task)
+            raise
+        finally:
+            self._store.device_seconds = self._runner.probe_device_seconds
+            self._store.set_running(None)
+            self.use = None
+            if use.task is None or use.task.done():
+                use.refuse("it was stopped before it began")  # a task cancelled before its first step ends nothing
+            use.released.set()
+        self._occupancy.note_survey()
+
+
+class OrderQueue:
+    """First come, first served; what a run has not done comes before all others."""
+
+    def __init__(self, store: NodeStore, occupancy: Occupancy) -> None:
+        self._store = store
+        self._occupancy = occupancy
+        self._queue: collections.deque[OrderedRun] = collections.deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def pop(self) -> OrderedRun:
+        return self._queue.popleft()
+
+    def add(
+        self,
+        order_id: str,
+        tier: Tier,
+        checks: Sequence[str],
+        report: Report,
+        *,
+        workload: str | None,
+        past: str | None,
+        under_way: ActiveRun | None,
+    ) -> bool:
+        """Accept a run if it can run, and join it to the run under way if possible; returns whether it waits."""
+        specs = by_name(self._store.specs)
+        unknown = [name for name in checks if name not in specs]
+        if unknown:
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"check not enabled here: {unknown[0]!r}"))
+            return False
+        names = tuple(name for name in in_tier(self._store.specs, tier) if not checks or name in checks)
+        if not names:
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"no check of tier {tier.value} is enabled here"))
+            return False
+        if len(self._queue) >= MAX_QUEUED:
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"{MAX_QUEUED} runs are waiting already"))
+            return False
+        ordered = OrderedRun(id=order_id, tier=tier, left=names, report=report, workload=workload, past=past)
+        if self._occupancy.needs_devices(names) and (why := self._occupancy.blocked_by([ordered])):
+            report(OrderReport(status=OrderStatus.REFUSED, message=why))
+            return False
+        report(OrderReport(status=OrderStatus.ACCEPTED))
+        if (
+            under_way is not None
+            and not under_way.cancelled
+            and tier.rank <= under_way.tier.rank
+            and self._occupancy.needs_devices(set(names) & set(under_way.checks))
+        ):
+            ordered.joined = True
+            under_way.orders.append(ordered)
+            report(OrderReport(status=OrderStatus.RUNNING, message="joined a run in progress"))
+            return False
+        self._queue.append(ordered)
+        return True
+
+    def cancel(self, order_id: str, why: str) -> None:
+        for ordered in [o for o in self._queue if o.id == order_id]:
+            self._queue.remove(ordered)
+            ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
+
+    def cancel_active(self, why: str) -> None:
+        for ordered in [o for o in self._queue if self._occupancy.needs_devices(o.left)]:
+            self._queue.remove(ordered)
+            ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
+
+    def finish(self, run: ActiveRun) -> None:
+        """
+        Report the end of a run to its orders. Those that joined late get the rest in another run, as all do after a
+        cancelled one.
+        """
+        for ordered in run.orders:
+            if not run.cancelled and not ordered.joined:
+                ordered.left = tuple(name for name in ordered.left if name in ordered.void)
+            ordered.joined, ordered.void = False, set()
+            if ordered.left:
+                self._queue.appendleft(ordered)
+            elif ordered.busy:
+                ordered.report(OrderReport(status=OrderStatus.REFUSED, message=ordered.busy))
+            else:
+                counts = ", ".join(
+                    f"{ordered.seen[status]} {status.value}" for status in Status if ordered.seen[status]
+                )
+                ordered.report(
+                    OrderReport(status=OrderStatus.DONE, message=f"{ordered.tier.value}: {counts or 'nothing ran'}")
+                )
+
+
+def _unforeseen(error: Exception) -> str:
+    return f"an internal error of healthd ended the run: {type(error).__name__}; see the log of the node's daemon"
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait until it has ended, in whatever way."""
+    task.cancel()
+    await asyncio.wait([task])

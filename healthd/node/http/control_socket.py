@@ -43,53 +43,6 @@ MAX_ANSWER_BYTES = 16 << 20
 RUN_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultList:
-    """Faults as an operator writes them."""
-
-    faults: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """Run a tier now, or only `checks` of it."""
-
-    tier: Tier = Tier.QUICK
-    checks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileList:
-    """The profiles that are kept, the newest first."""
-
-    profiles: tuple[ProfileRecord, ...] = ()
-
-
-def check_faults(faults: Sequence[str], specs: Sequence[CheckSpec]) -> tuple[str, ...]:
-    """The faults as they are shown everywhere, each once. BadInputError in one line for what makes no sense here."""
-    scopes = {spec.name: spec.scope for spec in specs}
-    try:
-        found = tuple(dict.fromkeys(str(parse_fault(text, scopes)) for text in faults))
-    except ValueError as error:
-        raise BadInputError(str(error)) from None
-    if len(found) > MAX_FAULTS:
-        raise BadInputError(f"{len(found)} faults; at most {MAX_FAULTS} can be active")
-    return found
-
-
-def check_targets(faults: Sequence[str], inventory: Inventory | None) -> None:
-    """BadInputError for a fault on a device that is not there; nothing is known before the first survey."""
-    if inventory is None or not inventory.devices:
-        return
-    devices = [device.target for device in inventory.devices]
-    try:
-        for fault in map(parse_fault, faults):
-            if not (fault.target or "").startswith("rank:"):  # it may be a rank of a group over several nodes
-                check_target(fault, devices, inventory.workers)
-    except ValueError as error:
-        raise BadInputError(str(error)) from None
-
-
 class ControlApi:
     """The ASGI application behind the socket."""
 
@@ -173,6 +126,38 @@ class ControlApi:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProfileList:
+    """The profiles that are kept, the newest first."""
+
+    profiles: tuple[ProfileRecord, ...] = ()
+
+
+def check_faults(faults: Sequence[str], specs: Sequence[CheckSpec]) -> tuple[str, ...]:
+    """The faults as they are shown everywhere, each once. BadInputError in one line for what makes no sense here."""
+    scopes = {spec.name: spec.scope for spec in specs}
+    try:
+        found = tuple(dict.fromkeys(str(parse_fault(text, scopes)) for text in faults))
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+    if len(found) > MAX_FAULTS:
+        raise BadInputError(f"{len(found)} faults; at most {MAX_FAULTS} can be active")
+    return found
+
+
+def check_targets(faults: Sequence[str], inventory: Inventory | None) -> None:
+    """BadInputError for a fault on a device that is not there; nothing is known before the first survey."""
+    if inventory is None or not inventory.devices:
+        return
+    devices = [device.target for device in inventory.devices]
+    try:
+        for fault in map(parse_fault, faults):
+            if not (fault.target or "").startswith("rank:"):  # it may be a rank of a group over several nodes
+                check_target(fault, devices, inventory.workers)
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+
+
 def without(faults: Sequence[str], cleared: Sequence[str]) -> tuple[str, ...]:
     """What is left in force; a bare name clears all faults of that check, and no name at all clears everything."""
     if not cleared:
@@ -184,23 +169,6 @@ def without(faults: Sequence[str], cleared: Sequence[str]) -> tuple[str, ...]:
             raise BadInputError(f"{text[:100]!r} is not active; active: {', '.join(faults) or 'none'}")
         left = [fault for fault in left if fault not in gone]
     return tuple(left)
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async with asyncio.timeout(10.0):
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise HTTPException(413, f"the body may have at most {MAX_BODY_BYTES} bytes", {"connection": "close"})
-    return body
-
-
-# --- the client -------------------------------------------------------------------------------------------------------
-
-
-class RefusedError(HealthdError):
-    """The daemon understood and refused."""
 
 
 def set_faults(control_socket: Path, faults: Sequence[str]) -> tuple[str, ...]:
@@ -215,32 +183,29 @@ def clear_faults(control_socket: Path, faults: Sequence[str] = ()) -> tuple[str,
     return wire.decode(body, FaultList, what="answer").faults
 
 
+@dataclass(frozen=True, kw_only=True)
+class FaultList:
+    """Faults as an operator writes them."""
+
+    faults: tuple[str, ...] = ()
+
+
 def run_now(control_socket: Path, tier: Tier, checks: Sequence[str] = ()) -> OrderReport:
     """Run a tier in the daemon and wait for its end."""
     body = call(control_socket, "POST", "/v1/run", RunRequest(tier=tier, checks=tuple(checks)), seconds=RUN_SECONDS)
     return wire.decode(body, OrderReport, what="answer")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """Run a tier now, or only `checks` of it."""
+
+    tier: Tier = Tier.QUICK
+    checks: tuple[str, ...] = ()
+
+
 def node_state(control_socket: Path) -> NodeState:
     return wire.decode(call(control_socket, "GET", "/v1/node"), NodeState, what="answer")
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP to a Unix socket."""
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        super().__init__("node", timeout=seconds)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect, or leave nothing open."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        try:
-            self.sock.connect(str(self._path))
-        except OSError:
-            self.close()
-            raise
 
 
 def call(control_socket: Path, method: str, path: str, body: object = None, *, seconds: float = 15.0) -> bytes:
@@ -271,3 +236,35 @@ def call(control_socket: Path, method: str, path: str, body: object = None, *, s
             detail = f"HTTP {answer.status}"
         raise RefusedError(detail)
     return text
+
+
+class RefusedError(HealthdError):
+    """The daemon understood and refused."""
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async with asyncio.timeout(10.0):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body may have at most {MAX_BODY_BYTES} bytes", {"connection": "close"})
+    return body
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP to a Unix socket."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("node", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect, or leave nothing open."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(str(self._path))
+        except OSError:
+            self.close()
+            raise

@@ -4,6 +4,10 @@
 Without a demand the answer is the node's health, with active evidence suspended while a job has the devices. With a
 demand (`tier`, `max_age`) it is the strict answer. It says what is wrong and counts the rest; with `verbose` it has
 every check with its numbers.
+
+Also here:
+
+- `GET /readyz`: whether the node is fit for a job now, and if not, why; rendered from the one snapshot: pure.
 """
 
 from __future__ import annotations
@@ -33,49 +37,17 @@ MAX_REASONS = 16
 # The maximum age of a demand that names none: the default of gates.
 DEFAULT_MAX_AGE_SECONDS = 3600.0
 
-
-@dataclass(frozen=True, kw_only=True)
-class Demand:
-    """The strict question: is there evidence of `tier` that is not older than `max_age_seconds`?"""
-
-    tier: Tier
-    max_age_seconds: float
+PARAMETERS = ("verbose", "exclude", "node", "workload", "tier", "max_age")
+SIGNS = (
+    "[+] met  [-] not met: the node is not ready because of it  [!] a problem that does not count here  [ ] not "
+    "applicable"
+)
+_DEMAND = ("tier", "max_age")
 
 
 def parse_query(query: dict[str, list[str]]) -> tuple[Demand | None, bool]:
     """The demand in a query of /health, and whether it is verbose. BadInputError as of `parse_demand`."""
     return parse_demand({name: values for name, values in query.items() if name != "verbose"}), "verbose" in query
-
-
-def parse_demand(query: dict[str, list[str]]) -> Demand | None:
-    """The demand in a query, None without one. BadInputError names the parameter and what would be right."""
-    if unknown := query.keys() - {"tier", "max_age"}:
-        raise BadInputError(f"unknown query parameter {min(unknown)!r}; /health has: tier, max_age, verbose")
-    for name, values in query.items():
-        if len(values) != 1:
-            raise BadInputError(f"{name} is given {len(values)} times; give it once")
-    if not query:
-        return None
-    word = query.get("tier", [Tier.QUICK.value])[0]
-    tiers = [tier.value for tier in Tier]
-    if word not in tiers:
-        raise BadInputError(f"tier={word[:40]!r} is not a tier; choose from: {', '.join(tiers)}")
-    text = query.get("max_age", [str(DEFAULT_MAX_AGE_SECONDS)])[0]
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise BadInputError(f"max_age: {error}") from None
-    if not math.isfinite(seconds):
-        raise BadInputError(f"max_age={text[:40]!r} is not a duration; write 600 or 10m")
-    return Demand(tier=Tier(word), max_age_seconds=seconds)
-
-
-def verdict(state: NodeState, demand: Demand | None) -> tuple[Health, tuple[Reason, ...]]:
-    """The health and the reasons of the answer."""
-    if demand is None:
-        return state.health, state.reasons
-    health, reasons, _ = judge_tier(state, demand.tier, demand.max_age_seconds)
-    return health, reasons
 
 
 def document(state: NodeState, demand: Demand | None, *, verbose: bool = False) -> tuple[int, dict[str, Any]]:
@@ -104,6 +76,151 @@ def document(state: NodeState, demand: Demand | None, *, verbose: bool = False) 
     else:
         content["more"] = "?verbose shows every check with its numbers"
     return (503 if status == "fail" else 200), content
+
+
+def iso(seconds: float) -> str:
+    """A time as RFC 3339 in UTC, to the second."""
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def people_age(seconds: float) -> str:
+    """An age for display: `42 s`, `5 min`, `3.1 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def parse_question(query: Mapping[str, Sequence[str]]) -> Question:
+    """The question in a query. BadInputError names the parameter and what would be right."""
+    if unknown := query.keys() - set(PARAMETERS):
+        raise BadInputError(f"unknown query parameter {min(unknown)!r}; /readyz has: {', '.join(PARAMETERS)}")
+    for name in ("node", "workload"):
+        if len(query.get(name, ())) > 1 or query.get(name) == [""]:
+            raise BadInputError(f"{name} is empty or given several times; give it once")
+    return Question(
+        verbose="verbose" in query,
+        excluded=frozenset(name for value in query.get("exclude", ()) for name in value.split(",")),
+        node=next(iter(query.get("node", ())), None),
+        workload=next(iter(query.get("workload", ())), None),
+        demand=parse_demand({name: list(values) for name, values in query.items() if name in _DEMAND}),
+    )
+
+
+def parse_demand(query: dict[str, list[str]]) -> Demand | None:
+    """The demand in a query, None without one. BadInputError names the parameter and what would be right."""
+    if unknown := query.keys() - {"tier", "max_age"}:
+        raise BadInputError(f"unknown query parameter {min(unknown)!r}; /health has: tier, max_age, verbose")
+    for name, values in query.items():
+        if len(values) != 1:
+            raise BadInputError(f"{name} is given {len(values)} times; give it once")
+    if not query:
+        return None
+    word = query.get("tier", [Tier.QUICK.value])[0]
+    tiers = [tier.value for tier in Tier]
+    if word not in tiers:
+        raise BadInputError(f"tier={word[:40]!r} is not a tier; choose from: {', '.join(tiers)}")
+    text = query.get("max_age", [str(DEFAULT_MAX_AGE_SECONDS)])[0]
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise BadInputError(f"max_age: {error}") from None
+    if not math.isfinite(seconds):
+        raise BadInputError(f"max_age={text[:40]!r} is not a duration; write 600 or 10m")
+    return Demand(tier=Tier(word), max_age_seconds=seconds)
+
+
+def readiness(
+    state: NodeState,
+    question: Question | None = None,
+    *,
+    workloads: Sequence[Workload] = (),
+    quarantine_unknown: str = "",
+    unwritable: str = "",
+) -> dict[str, str]:
+    """
+    The conditions of being fit for a job now, each with the reason why it is not met (empty: it is met).
+
+    `workloads` are those of the host's schedulers. `quarantine_unknown` says why it is not known whether the node is
+    quarantined; empty where it is known. It counts only for a client that names the node and so relies on the node
+    alone: otherwise all nodes would be drained while the aggregator is away. `unwritable` says why no lease can be
+    stored, so that each gate would be refused here; empty where it can.
+    """
+    asked = question or Question()
+    conditions = dict.fromkeys((spec.name for spec in state.checks), "")
+    conditions["health"] = ""
+    for demand in (asked.demand, None) if asked.demand is not None else (None,):
+        health, reasons = verdict(state, demand)
+        if health in (Health.UNKNOWN, Health.UNHEALTHY):
+            _readiness_note(conditions, reasons)
+    claims = foreign(state.allocated, workloads, {asked.workload} if asked.workload else ())
+    conditions["allocated"] = f"taken by {describe(claims)}" if claims else ""
+    conditions["leases"] = unwritable
+    if state.accused is not None:
+        conditions["accused"] = ""  # a warning: only between nodes it shows what is wrong, and gates try it again
+    quarantine = state.quarantine
+    conditions["quarantine"] = "" if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
+    if quarantine is None and asked.node is not None:
+        conditions["quarantine"] = quarantine_unknown
+    if state.maintenance is not None:
+        conditions["maintenance"] = f"in maintenance: {state.maintenance}"
+    if asked.node is not None:
+        conditions["node"] = "" if is_called(state, asked.node) else f"this is {state.node}, not {asked.node[:80]}"
+    return conditions
+
+
+def verdict(state: NodeState, demand: Demand | None) -> tuple[Health, tuple[Reason, ...]]:
+    """The health and the reasons of the answer."""
+    if demand is None:
+        return state.health, state.reasons
+    health, reasons, _ = judge_tier(state, demand.tier, demand.max_age_seconds)
+    return health, reasons
+
+
+def readiness_document(state: NodeState, conditions: Mapping[str, str], question: Question) -> tuple[bool, str]:
+    """Whether the node is ready, and the text that says so. BadInputError for an excluded condition that is none."""
+    for name in sorted(question.excluded - conditions.keys()):
+        raise BadInputError(f"exclude={name[:60]!r} is not a condition; choose from: {', '.join(conditions)}")
+    failed = {name: why for name, why in conditions.items() if why and name not in question.excluded}
+    lines = []
+    if question.verbose:
+        shown = _shown(state)
+        for name, why in conditions.items():
+            if name in question.excluded:
+                line = f"[ ] {name} excluded"
+            else:
+                line = f"[-] {name} failed: {why}" if why else shown.get(name, f"[+] {name} ok")
+            lines.append(line)
+    else:
+        lines = [f"{name}: {why}" for name, why in failed.items()]
+        if state.accused is not None and "accused" not in question.excluded:
+            lines.append(f"warning: accused {state.accused.code}: {state.accused.message}")
+    lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")
+    if question.verbose:
+        lines.append(SIGNS)
+    return not failed, "".join(f"{printable_line(line)}\n" for line in lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a node."""
+
+    verbose: bool = False
+    excluded: frozenset[str] = frozenset()
+    """Conditions that do not count."""
+    node: str | None = None
+    """The name by which the client knows this node; None where it does not say."""
+    workload: str | None = None
+    """The client's own job as the host's schedulers name it (`slurm:7`): what is allocated to it is no obstacle."""
+    demand: Demand | None = None
+    """The evidence that is wanted; None for the node's own rules."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """The strict question: is there evidence of `tier` that is not older than `max_age_seconds`?"""
+
+    tier: Tier
+    max_age_seconds: float
 
 
 def _counts(state: NodeState, demand: Demand | None) -> dict[str, int]:
@@ -202,99 +319,6 @@ def _observed(measurement: Measurement) -> dict[str, Any]:
     return observed
 
 
-def iso(seconds: float) -> str:
-    """A time as RFC 3339 in UTC, to the second."""
-    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def people_age(seconds: float) -> str:
-    """An age for display: `42 s`, `5 min`, `3.1 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-# `GET /readyz`: whether the node is fit for a job now, and if not, why; rendered from the one snapshot: pure.
-
-
-PARAMETERS = ("verbose", "exclude", "node", "workload", "tier", "max_age")
-SIGNS = (
-    "[+] met  [-] not met: the node is not ready because of it  [!] a problem that does not count here  [ ] not "
-    "applicable"
-)
-_DEMAND = ("tier", "max_age")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is asked of a node."""
-
-    verbose: bool = False
-    excluded: frozenset[str] = frozenset()
-    """Conditions that do not count."""
-    node: str | None = None
-    """The name by which the client knows this node; None where it does not say."""
-    workload: str | None = None
-    """The client's own job as the host's schedulers name it (`slurm:7`): what is allocated to it is no obstacle."""
-    demand: Demand | None = None
-    """The evidence that is wanted; None for the node's own rules."""
-
-
-def parse_question(query: Mapping[str, Sequence[str]]) -> Question:
-    """The question in a query. BadInputError names the parameter and what would be right."""
-    if unknown := query.keys() - set(PARAMETERS):
-        raise BadInputError(f"unknown query parameter {min(unknown)!r}; /readyz has: {', '.join(PARAMETERS)}")
-    for name in ("node", "workload"):
-        if len(query.get(name, ())) > 1 or query.get(name) == [""]:
-            raise BadInputError(f"{name} is empty or given several times; give it once")
-    return Question(
-        verbose="verbose" in query,
-        excluded=frozenset(name for value in query.get("exclude", ()) for name in value.split(",")),
-        node=next(iter(query.get("node", ())), None),
-        workload=next(iter(query.get("workload", ())), None),
-        demand=parse_demand({name: list(values) for name, values in query.items() if name in _DEMAND}),
-    )
-
-
-def readiness(
-    state: NodeState,
-    question: Question | None = None,
-    *,
-    workloads: Sequence[Workload] = (),
-    quarantine_unknown: str = "",
-    unwritable: str = "",
-) -> dict[str, str]:
-    """
-    The conditions of being fit for a job now, each with the reason why it is not met (empty: it is met).
-
-    `workloads` are those of the host's schedulers. `quarantine_unknown` says why it is not known whether the node is
-    quarantined; empty where it is known. It counts only for a client that names the node and so relies on the node
-    alone: otherwise all nodes would be drained while the aggregator is away. `unwritable` says why no lease can be
-    stored, so that each gate would be refused here; empty where it can.
-    """
-    asked = question or Question()
-    conditions = dict.fromkeys((spec.name for spec in state.checks), "")
-    conditions["health"] = ""
-    for demand in (asked.demand, None) if asked.demand is not None else (None,):
-        health, reasons = verdict(state, demand)
-        if health in (Health.UNKNOWN, Health.UNHEALTHY):
-            _readiness_note(conditions, reasons)
-    claims = foreign(state.allocated, workloads, {asked.workload} if asked.workload else ())
-    conditions["allocated"] = f"taken by {describe(claims)}" if claims else ""
-    conditions["leases"] = unwritable
-    if state.accused is not None:
-        conditions["accused"] = ""  # a warning: only between nodes it shows what is wrong, and gates try it again
-    quarantine = state.quarantine
-    conditions["quarantine"] = "" if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
-    if quarantine is None and asked.node is not None:
-        conditions["quarantine"] = quarantine_unknown
-    if state.maintenance is not None:
-        conditions["maintenance"] = f"in maintenance: {state.maintenance}"
-    if asked.node is not None:
-        conditions["node"] = "" if is_called(state, asked.node) else f"this is {state.node}, not {asked.node[:80]}"
-    return conditions
-
-
 def _readiness_note(conditions: dict[str, str], reasons: Sequence[Reason]) -> None:
     """Add each reason against the node to the condition of its check."""
     for reason in reversed(reasons):  # the worst is written last
@@ -323,27 +347,3 @@ def _shown(state: NodeState) -> dict[str, str]:
     if state.accused is not None:
         lines["accused"] = f"[!] accused {state.accused.code}: {state.accused.message}"
     return lines
-
-
-def readiness_document(state: NodeState, conditions: Mapping[str, str], question: Question) -> tuple[bool, str]:
-    """Whether the node is ready, and the text that says so. BadInputError for an excluded condition that is none."""
-    for name in sorted(question.excluded - conditions.keys()):
-        raise BadInputError(f"exclude={name[:60]!r} is not a condition; choose from: {', '.join(conditions)}")
-    failed = {name: why for name, why in conditions.items() if why and name not in question.excluded}
-    lines = []
-    if question.verbose:
-        shown = _shown(state)
-        for name, why in conditions.items():
-            if name in question.excluded:
-                line = f"[ ] {name} excluded"
-            else:
-                line = f"[-] {name} failed: {why}" if why else shown.get(name, f"[+] {name} ok")
-            lines.append(line)
-    else:
-        lines = [f"{name}: {why}" for name, why in failed.items()]
-        if state.accused is not None and "accused" not in question.excluded:
-            lines.append(f"warning: accused {state.accused.code}: {state.accused.message}")
-    lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")
-    if question.verbose:
-        lines.append(SIGNS)
-    return not failed, "".join(f"{printable_line(line)}\n" for line in lines)

@@ -2,6 +2,10 @@
 The node's TCP port, which is read-only: no request can make the node do work, except rendering.
 
 All answers are rendered from the one snapshot and cached until it changes, so that frequent probes cost nothing.
+
+Also here:
+
+- makes the answers of the node's HTTP servers: JSON of the model, and errors as application/problem+json.
 """
 
 from __future__ import annotations
@@ -29,43 +33,7 @@ from healthd.node.http.metrics import registry_of
 from healthd.node.services import StepSource
 from healthd.node.state.store import NodeStore
 
-# Makes the answers of the node's HTTP servers: JSON of the model, and errors as application/problem+json.
-
-
 ExceptionHandler = Callable[[Request, Exception], Awaitable[Response]]
-
-
-def json_response(value: object, *, status: int = 200, media_type: str = "application/json") -> Response:
-    """A record of the model; never cached, because it is about the present."""
-    return Response(wire.encode(value), status, {"cache-control": "no-store"}, media_type)
-
-
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An error with one clear sentence."""
-    record = Problem(title=http.HTTPStatus(status).phrase, status=status, detail=detail)
-    content = {key: value for key, value in wire.plain(record).items() if key != "extra"}
-    return Response(wire.encode(content), status, headers, "application/problem+json")
-
-
-def handlers(paths: str) -> Mapping[type[Exception] | int, ExceptionHandler]:
-    """The answers to exceptions; `paths` lists the paths that there are, for a 404."""
-
-    async def on_http(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        headers = error.headers if isinstance(error, HTTPException) else None
-        if status == 404:
-            # A person or a hook may have taken this address for the aggregator's.
-            return problem(404, f"this daemon has no path {request.scope['path'][:200]}; choose from: {paths}")
-        if status == 405:
-            return problem(405, f"method {request.method[:20]} is not supported for this path", headers)
-        detail = error.detail if isinstance(error, HTTPException) else "an internal error of healthd; see its log"
-        return problem(status, detail, headers)
-
-    async def on_ours(request: Request, error: Exception) -> Response:
-        return problem(400 if isinstance(error, (BadInputError, ConfigError)) else 503, str(error))
-
-    return {HTTPException: on_http, HealthdError: on_ours, 500: on_http}
-
 
 PATHS = "/health, /livez, /readyz, /metrics, /v1/node, /v1/checks, /v1/results/{check}"
 MAX_BODY_BYTES = 64 * 1024
@@ -176,6 +144,38 @@ class NodeApi:
                 "results": self._store.history(check),
             }
         )
+
+
+def json_response(value: object, *, status: int = 200, media_type: str = "application/json") -> Response:
+    """A record of the model; never cached, because it is about the present."""
+    return Response(wire.encode(value), status, {"cache-control": "no-store"}, media_type)
+
+
+def handlers(paths: str) -> Mapping[type[Exception] | int, ExceptionHandler]:
+    """The answers to exceptions; `paths` lists the paths that there are, for a 404."""
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        headers = error.headers if isinstance(error, HTTPException) else None
+        if status == 404:
+            # A person or a hook may have taken this address for the aggregator's.
+            return problem(404, f"this daemon has no path {request.scope['path'][:200]}; choose from: {paths}")
+        if status == 405:
+            return problem(405, f"method {request.method[:20]} is not supported for this path", headers)
+        detail = error.detail if isinstance(error, HTTPException) else "an internal error of healthd; see its log"
+        return problem(status, detail, headers)
+
+    async def on_ours(request: Request, error: Exception) -> Response:
+        return problem(400 if isinstance(error, (BadInputError, ConfigError)) else 503, str(error))
+
+    return {HTTPException: on_http, HealthdError: on_ours, 500: on_http}
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error with one clear sentence."""
+    record = Problem(title=http.HTTPStatus(status).phrase, status=status, detail=detail)
+    content = {key: value for key, value in wire.plain(record).items() if key != "extra"}
+    return Response(wire.encode(content), status, headers, "application/problem+json")
 
 
 def _is_read_by_eye(request: Request) -> bool:

@@ -1,5 +1,9 @@
 """
 Records of what the host's job schedulers have allocated, and of the devices' users. Pure. Unknown counts as in use.
+
+Also here:
+
+- reads the process table as far as schedulers show in it: names, parents, and the arguments of a few.
 """
 
 from __future__ import annotations
@@ -15,21 +19,60 @@ from healthd.node.settings import AllocationSettings
 # More holders are summed up: on a node with 64 devices one job would be 64 lines in every outlet.
 MAX_HOLDERS = 8
 
+MAX_READ_BYTES = 1 << 16
+
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Something to which a scheduler has allocated devices of this host."""
+class Scheduled:
+    """All schedulers of the host at `read_at` (CLOCK_BOOTTIME); `readings` is empty where there is none."""
 
-    name: str
-    """Its name in leases and gates: `slurm:123`, `pod:NAMESPACE/NAME`, `ecs:TASK-ARN`."""
-    aliases: tuple[str, ...] = ()
-    """Other names by which it can be asked for or ignored."""
-    uses: str = ""
-    """What it has, in words; empty where the scheduler does not say."""
+    readings: tuple[Reading, ...]
+    read_at: float
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *self.aliases)
+    def workloads(self) -> tuple[Workload, ...]:
+        """The workloads that have devices, as far as the schedulers say."""
+        return tuple(one for reading in self.readings for one in (*(reading.workloads or ()), *reading.remembered))
+
+    @property
+    def unseen(self) -> str:
+        """Why allocations cannot be seen, in one line; empty when all can."""
+        return "; ".join(reading.unseen for reading in self.readings if reading.unseen)
+
+    def of(self, workload: str | None) -> Reading | None:
+        """The reading of the scheduler of this workload; None where there is no such scheduler on the host."""
+        kind, separator, _ = (workload or "").partition(":")
+        return next((reading for reading in self.readings if separator and reading.kind == kind), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobScheduler:
+    """
+    A job scheduler that gives devices of hosts to jobs. An integration names it as `job_scheduler` in its descriptor.
+
+    It is on a host where one of its processes runs, one of its paths exists, or one of its variables is set.
+    """
+
+    name: str
+    """As people know it, and as readings have it."""
+
+    kind: str
+    """How the names of its workloads begin: `slurm` of `slurm:123`."""
+
+    read: Callable[[Look], Reading]
+    """Reads its allocations within `timeout_seconds` of the settings, in a thread. Raises nothing."""
+
+    own: Callable[[Path, Mapping[str, str]], frozenset[str]] = lambda root, environ: frozenset()
+    """Names of the workload that this process belongs to, by the files below a root and its variables."""
+
+    processes: tuple[str, ...] = ()
+    """Names as the kernel has them: cut after 15 characters."""
+
+    paths: tuple[str, ...] = ()
+    """Files and folders below the host's root."""
+
+    variables: tuple[str, ...] = ()
+    """What it sets in its containers, where nothing else of the host may be visible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,37 +104,6 @@ class Reading:
         return _among(name, self.remembered)
 
 
-def _among(name: str, workloads: Sequence[Workload]) -> bool:
-    names = set(names_of(name))
-    return any(not names.isdisjoint(workload.names) for workload in workloads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scheduled:
-    """All schedulers of the host at `read_at` (CLOCK_BOOTTIME); `readings` is empty where there is none."""
-
-    readings: tuple[Reading, ...]
-    read_at: float
-
-    @property
-    def workloads(self) -> tuple[Workload, ...]:
-        """The workloads that have devices, as far as the schedulers say."""
-        return tuple(one for reading in self.readings for one in (*(reading.workloads or ()), *reading.remembered))
-
-    @property
-    def unseen(self) -> str:
-        """Why allocations cannot be seen, in one line; empty when all can."""
-        return "; ".join(reading.unseen for reading in self.readings if reading.unseen)
-
-    def of(self, workload: str | None) -> Reading | None:
-        """The reading of the scheduler of this workload; None where there is no such scheduler on the host."""
-        kind, separator, _ = (workload or "").partition(":")
-        return next((reading for reading in self.readings if separator and reading.kind == kind), None)
-
-
-NO_SCHEDULERS = Scheduled(readings=(), read_at=0.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Look:
     """What a scheduler may be read with. `processes` are those of the host, whose files are below `root`."""
@@ -100,36 +112,6 @@ class Look:
     processes: Sequence[Process]
     environ: Mapping[str, str]
     settings: AllocationSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobScheduler:
-    """
-    A job scheduler that gives devices of hosts to jobs. An integration names it as `job_scheduler` in its descriptor.
-
-    It is on a host where one of its processes runs, one of its paths exists, or one of its variables is set.
-    """
-
-    name: str
-    """As people know it, and as readings have it."""
-
-    kind: str
-    """How the names of its workloads begin: `slurm` of `slurm:123`."""
-
-    read: Callable[[Look], Reading]
-    """Reads its allocations within `timeout_seconds` of the settings, in a thread. Raises nothing."""
-
-    own: Callable[[Path, Mapping[str, str]], frozenset[str]] = lambda root, environ: frozenset()
-    """Names of the workload that this process belongs to, by the files below a root and its variables."""
-
-    processes: tuple[str, ...] = ()
-    """Names as the kernel has them: cut after 15 characters."""
-
-    paths: tuple[str, ...] = ()
-    """Files and folders below the host's root."""
-
-    variables: tuple[str, ...] = ()
-    """What it sets in its containers, where nothing else of the host may be visible."""
 
 
 def allocations(
@@ -187,43 +169,26 @@ def foreign(
     )
 
 
-def _of_gate(gate: str) -> str:
-    """How the holder of a lease's allocation ends."""
-    return f" (gate {gate})"
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Something to which a scheduler has allocated devices of this host."""
 
+    name: str
+    """Its name in leases and gates: `slurm:123`, `pod:NAMESPACE/NAME`, `ecs:TASK-ARN`."""
+    aliases: tuple[str, ...] = ()
+    """Other names by which it can be asked for or ignored."""
+    uses: str = ""
+    """What it has, in words; empty where the scheduler does not say."""
 
-def _bounded(by: str, holders: Sequence[str]) -> list[Allocation]:
-    """One allocation each, at most MAX_HOLDERS and one that says how many more."""
-    found = [Allocation(by=by, holder=holder) for holder in holders[:MAX_HOLDERS]]
-    if len(holders) > MAX_HOLDERS:
-        found.append(Allocation(by=by, holder=f"and {len(holders) - MAX_HOLDERS} more"))
-    return found
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
 
 def describe(claims: Sequence[Allocation]) -> str:
     """The first allocation and how many more there are, in one line."""
     more = f" and {len(claims) - 1} more" if len(claims) > 1 else ""
     return f"{claims[0].holder}{more}" if claims else "nobody"
-
-
-# Reads the process table as far as schedulers show in it: names, parents, and the arguments of a few.
-
-
-MAX_READ_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """
-    One process. `name` is the kernel's, cut after 15 characters; `parent` and `started` (in clock ticks after boot) are
-    None where they are unknown.
-    """
-
-    pid: int
-    name: str
-    parent: int | None
-    zombie: bool
-    started: int | None
 
 
 def read_processes(proc: Path) -> tuple[Process, ...]:
@@ -250,8 +215,18 @@ def read_process(proc: Path, pid: int) -> Process | None:
     return Process(pid=pid, name=name.strip(), parent=parent, zombie=fields[:1] in (["Z"], ["X"]), started=started)
 
 
-def _number(fields: Sequence[str], place: int) -> int | None:
-    return int(fields[place]) if len(fields) > place and fields[place].isdecimal() else None
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """
+    One process. `name` is the kernel's, cut after 15 characters; `parent` and `started` (in clock ticks after boot) are
+    None where they are unknown.
+    """
+
+    pid: int
+    name: str
+    parent: int | None
+    zombie: bool
+    started: int | None
 
 
 def read_arguments(proc: Path, pid: int) -> tuple[str, ...] | None:
@@ -268,6 +243,28 @@ def read_environment(proc: Path, pid: int) -> Mapping[str, str] | None:
     return {name: value for name, _, value in (part.partition("=") for part in text.split("\0")) if name}
 
 
+def _among(name: str, workloads: Sequence[Workload]) -> bool:
+    names = set(names_of(name))
+    return any(not names.isdisjoint(workload.names) for workload in workloads)
+
+
+def _of_gate(gate: str) -> str:
+    """How the holder of a lease's allocation ends."""
+    return f" (gate {gate})"
+
+
+def _bounded(by: str, holders: Sequence[str]) -> list[Allocation]:
+    """One allocation each, at most MAX_HOLDERS and one that says how many more."""
+    found = [Allocation(by=by, holder=holder) for holder in holders[:MAX_HOLDERS]]
+    if len(holders) > MAX_HOLDERS:
+        found.append(Allocation(by=by, holder=f"and {len(holders) - MAX_HOLDERS} more"))
+    return found
+
+
+def _number(fields: Sequence[str], place: int) -> int | None:
+    return int(fields[place]) if len(fields) > place and fields[place].isdecimal() else None
+
+
 def _read_if_there(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace")
@@ -281,3 +278,6 @@ def _read(path: Path) -> str | None:
             return file.read(MAX_READ_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
+
+
+NO_SCHEDULERS = Scheduled(readings=(), read_at=0.0)

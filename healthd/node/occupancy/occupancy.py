@@ -2,6 +2,11 @@
 Decides whether active checks may use the devices, by surveys of the machine and by the host's job schedulers.
 
 What they say is recorded in the store. The job that a run was ordered for may have the devices.
+
+Also here:
+
+- finds the job schedulers of this host by their processes, their files, or the variables of their containers;
+- asks the job schedulers of this host for their allocations: finds them anew each time, asks all, in bounded time.
 """
 
 from __future__ import annotations
@@ -47,6 +52,11 @@ FRESH_SURVEY_SECONDS = 1.0
 
 # Pauses between surveys after an active run, until one shows free devices.
 SETTLE_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.0)
+
+T = TypeVar("T")
+
+# Time beyond a reader's own before it counts as stuck: a thread may have to wait for its turn.
+SLACK_SECONDS = 1.0
 
 
 class Occupancy:
@@ -174,50 +184,6 @@ class Occupancy:
         return tuple(claim for claim in claims if by in (None, claim.by))
 
 
-# Finds the job schedulers of this host by their processes, their files, or the variables of their containers.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Present:
-    """A job scheduler that is on this host, and what tells so."""
-
-    scheduler: JobScheduler
-    why: str
-
-
-def find_schedulers(
-    root: Path, processes: Sequence[Process], environ: Mapping[str, str], known: Sequence[JobScheduler]
-) -> tuple[Present, ...]:
-    """Those of the known job schedulers that are on this host."""
-    signs = ((one, next(_signs(one, root, processes, environ), None)) for one in known)
-    return tuple(
-        Present(scheduler=one, why=f"{one.name} is on this host: {sign}") for one, sign in signs if sign is not None
-    )
-
-
-def _signs(
-    scheduler: JobScheduler, root: Path, processes: Sequence[Process], environ: Mapping[str, str]
-) -> Iterator[str]:
-    """What tells that a scheduler is here."""
-    for process in processes:
-        if process.name in scheduler.processes and not process.zombie:
-            yield f"process {process.pid} ({process.name})"
-    for path in scheduler.paths:
-        with contextlib.suppress(OSError):
-            (root / path).lstat()
-            yield f"/{path}"
-    yield from (f"the variable {name}" for name in scheduler.variables if environ.get(name))
-
-
-# Asks the job schedulers of this host for their allocations: finds them anew each time, asks all, in bounded time.
-
-
-T = TypeVar("T")
-
-# Time beyond a reader's own before it counts as stuck: a thread may have to wait for its turn.
-SLACK_SECONDS = 1.0
-
-
 class Schedulers:
     """The job schedulers of one host, on the event loop alone."""
 
@@ -323,6 +289,38 @@ class Schedulers:
         if text != self._logged:
             log.info("%s", f"some allocations cannot be seen: {text}" if text else "all allocations can be seen again")
         self._logged = text
+
+
+def find_schedulers(
+    root: Path, processes: Sequence[Process], environ: Mapping[str, str], known: Sequence[JobScheduler]
+) -> tuple[Present, ...]:
+    """Those of the known job schedulers that are on this host."""
+    signs = ((one, next(_signs(one, root, processes, environ), None)) for one in known)
+    return tuple(
+        Present(scheduler=one, why=f"{one.name} is on this host: {sign}") for one, sign in signs if sign is not None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """A job scheduler that is on this host, and what tells so."""
+
+    scheduler: JobScheduler
+    why: str
+
+
+def _signs(
+    scheduler: JobScheduler, root: Path, processes: Sequence[Process], environ: Mapping[str, str]
+) -> Iterator[str]:
+    """What tells that a scheduler is here."""
+    for process in processes:
+        if process.name in scheduler.processes and not process.zombie:
+            yield f"process {process.pid} ({process.name})"
+    for path in scheduler.paths:
+        with contextlib.suppress(OSError):
+            (root / path).lstat()
+            yield f"/{path}"
+    yield from (f"the variable {name}" for name in scheduler.variables if environ.get(name))
 
 
 def _unanswered(before: Reading, unseen: str) -> Reading:

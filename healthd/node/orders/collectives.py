@@ -3,6 +3,10 @@ Handles orders to be ranks: one session of the runner for all orders of a valida
 
 The session ends when no order has come for a while, when an order of another validation comes, when a job gets the
 node, and with the daemon.
+
+Also here:
+
+- runs the collectives of one validation, one after the other, in one session of the runner.
 """
 
 from __future__ import annotations
@@ -25,59 +29,78 @@ from healthd.node.nccom import NccomRound, RoundProgress, RoundSettings
 from healthd.node.state.store import NodeStore
 from healthd.runner.collective.ranks import OnReport, RefusedError
 
-# Runs the collectives of one validation, one after the other, in one session of the runner.
-
-
 log = logging.getLogger(__name__)
 
 # Orders of one validation that may wait; an aggregator has one or two open for a node.
 MAX_WAITING = 8
 
-
-class RankSession(Protocol):
-    """What is needed of `healthd.runner.collective.ranks.Session`."""
-
-    async def open(self) -> None:
-        """Claim the devices. Raises RefusedError."""
-
-    async def join(
-        self, order: CollectiveOrder, on_report: OnReport, *, interface: str | None, deadline_seconds: float
-    ) -> tuple[RankReport, ...]:
-        """Run the ranks of an order. Raises RefusedError; on cancellation `on_report` has got their last reports."""
-
-    async def check_free(self) -> None:
-        """See that no other process uses the devices, which are claimed. Raises RefusedError."""
-
-    async def warm(self) -> None:
-        """Start ranks for the next order."""
-
-    async def close(self) -> None:
-        """End the ranks and release the devices."""
+# A validation plans its next round within a second of the last one; ranks without an order keep a job out.
+IDLE_SECONDS = 20.0
 
 
-@dataclass(eq=False)
-class PendingCollective:
-    """An order that was accepted."""
+class Collectives:
+    """Called on the event loop. `order` reports refused, accepted, running and how it ended, with its ranks."""
 
-    id: str
-    """The id of the order."""
-    collective: CollectiveOrder
-    """What the order asks for."""
-    due_at: float
-    """Its deadline (CLOCK_BOOTTIME)."""
-    report: Report
-    """Receives the reports on the order."""
-    ranks: tuple[RankReport, ...] = ()
-    """The last reports of its ranks."""
-    progress: RoundProgress = field(default_factory=RoundProgress)
-    """The last progress of its round of nccom-test."""
-    why: str = ""
-    """Why it was cancelled; empty when it was not."""
+    def __init__(
+        self,
+        store: NodeStore,
+        scheduler: Scheduler,
+        open_session: OpenSession,
+        *,
+        interface: str | None,
+        clock: Clock,
+        tasks: Tasks,
+        idle_seconds: float = IDLE_SECONDS,
+        rounds: RoundSettings | None = None,
+    ) -> None:
+        """`rounds` None: this node runs no nccom-test with others."""
+        self._store = store
+        self._rounds = rounds
+        self._scheduler = scheduler
+        self._open_session = open_session
+        self._interface = interface
+        self._idle_seconds = idle_seconds
+        self._clock = clock
+        self._tasks = tasks
+        self._current: tuple[CollectiveSession, DeviceUse] | None = None
 
-    def end(self, status: OrderStatus, message: str = "") -> None:
-        """Report its end, with everything that is known."""
-        text = message or self.progress.message
-        self.report(OrderReport(status=status, message=text, ranks=self.ranks, findings=self.progress.findings))
+    def order(self, order_id: str, collective: CollectiveOrder, due_at: float, report: Report) -> None:
+        """Run the ranks of an order as soon as the devices are free, in the session of its validation."""
+        if self._current is not None:
+            session, use = self._current
+            if session.open and not use.stopping and session.validation == collective.validation:
+                session.add(order_id, collective, due_at, report)
+                return
+            self._scheduler.stop_use(use, f"validation {collective.validation} began")
+        session = CollectiveSession(
+            collective.validation,
+            self._session,
+            interface=self._interface,
+            idle_seconds=self._idle_seconds,
+            others_wait=self._scheduler.has_orders,
+            clock=self._clock,
+            tasks=self._tasks,
+            rounds=self._rounds,
+        )
+        session.add(order_id, collective, due_at, report)
+        use = DeviceUse(
+            name=f"collective (validation {collective.validation})",
+            work=session.work,
+            refuse=session.refuse,
+            on_stop=session.note_stop,
+            idle=session.idle,
+            workload=collective.workload,
+            past=collective.past,
+        )
+        self._current = session, use
+        self._scheduler.use_devices(use)
+
+    def cancel(self, order_id: str, why: str) -> None:
+        if self._current is not None:
+            self._current[0].cancel(order_id, why)
+
+    def _session(self) -> RankSession:
+        return self._open_session([parse_fault(text) for text in self._store.faults])
 
 
 class CollectiveSession:
@@ -227,6 +250,52 @@ class CollectiveSession:
         return ()
 
 
+class RankSession(Protocol):
+    """What is needed of `healthd.runner.collective.ranks.Session`."""
+
+    async def open(self) -> None:
+        """Claim the devices. Raises RefusedError."""
+
+    async def join(
+        self, order: CollectiveOrder, on_report: OnReport, *, interface: str | None, deadline_seconds: float
+    ) -> tuple[RankReport, ...]:
+        """Run the ranks of an order. Raises RefusedError; on cancellation `on_report` has got their last reports."""
+
+    async def check_free(self) -> None:
+        """See that no other process uses the devices, which are claimed. Raises RefusedError."""
+
+    async def warm(self) -> None:
+        """Start ranks for the next order."""
+
+    async def close(self) -> None:
+        """End the ranks and release the devices."""
+
+
+@dataclass(eq=False)
+class PendingCollective:
+    """An order that was accepted."""
+
+    id: str
+    """The id of the order."""
+    collective: CollectiveOrder
+    """What the order asks for."""
+    due_at: float
+    """Its deadline (CLOCK_BOOTTIME)."""
+    report: Report
+    """Receives the reports on the order."""
+    ranks: tuple[RankReport, ...] = ()
+    """The last reports of its ranks."""
+    progress: RoundProgress = field(default_factory=RoundProgress)
+    """The last progress of its round of nccom-test."""
+    why: str = ""
+    """Why it was cancelled; empty when it was not."""
+
+    def end(self, status: OrderStatus, message: str = "") -> None:
+        """Report its end, with everything that is known."""
+        text = message or self.progress.message
+        self.report(OrderReport(status=status, message=text, ranks=self.ranks, findings=self.progress.findings))
+
+
 async def _wait_ended(task: asyncio.Task[tuple[RankReport, ...]]) -> None:
     """
     Wait for the end of a task; on cancellation cancel it, and wait for its end after that.
@@ -256,72 +325,4 @@ async def _to_its_end(task: asyncio.Task[None]) -> None:
             log.error("%s: %s: %s", task.get_name(), type(error).__name__, error)
 
 
-# A validation plans its next round within a second of the last one; ranks without an order keep a job out.
-IDLE_SECONDS = 20.0
-
 OpenSession = Callable[[Sequence[Fault]], RankSession]
-
-
-class Collectives:
-    """Called on the event loop. `order` reports refused, accepted, running and how it ended, with its ranks."""
-
-    def __init__(
-        self,
-        store: NodeStore,
-        scheduler: Scheduler,
-        open_session: OpenSession,
-        *,
-        interface: str | None,
-        clock: Clock,
-        tasks: Tasks,
-        idle_seconds: float = IDLE_SECONDS,
-        rounds: RoundSettings | None = None,
-    ) -> None:
-        """`rounds` None: this node runs no nccom-test with others."""
-        self._store = store
-        self._rounds = rounds
-        self._scheduler = scheduler
-        self._open_session = open_session
-        self._interface = interface
-        self._idle_seconds = idle_seconds
-        self._clock = clock
-        self._tasks = tasks
-        self._current: tuple[CollectiveSession, DeviceUse] | None = None
-
-    def order(self, order_id: str, collective: CollectiveOrder, due_at: float, report: Report) -> None:
-        """Run the ranks of an order as soon as the devices are free, in the session of its validation."""
-        if self._current is not None:
-            session, use = self._current
-            if session.open and not use.stopping and session.validation == collective.validation:
-                session.add(order_id, collective, due_at, report)
-                return
-            self._scheduler.stop_use(use, f"validation {collective.validation} began")
-        session = CollectiveSession(
-            collective.validation,
-            self._session,
-            interface=self._interface,
-            idle_seconds=self._idle_seconds,
-            others_wait=self._scheduler.has_orders,
-            clock=self._clock,
-            tasks=self._tasks,
-            rounds=self._rounds,
-        )
-        session.add(order_id, collective, due_at, report)
-        use = DeviceUse(
-            name=f"collective (validation {collective.validation})",
-            work=session.work,
-            refuse=session.refuse,
-            on_stop=session.note_stop,
-            idle=session.idle,
-            workload=collective.workload,
-            past=collective.past,
-        )
-        self._current = session, use
-        self._scheduler.use_devices(use)
-
-    def cancel(self, order_id: str, why: str) -> None:
-        if self._current is not None:
-            self._current[0].cancel(order_id, why)
-
-    def _session(self) -> RankSession:
-        return self._open_session([parse_fault(text) for text in self._store.faults])

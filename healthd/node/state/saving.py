@@ -1,4 +1,10 @@
-"""Saves the node's state and the evidence of its checks in the state directory, and restores them after a restart."""
+"""
+Saves the node's state and the evidence of its checks in the state directory, and restores them after a restart.
+
+Also here:
+
+- keeps the profiles of slow probes in a folder, within bounds of number, bytes and age; the oldest go first.
+"""
 
 from __future__ import annotations
 
@@ -24,45 +30,9 @@ from healthd.runner.runner import LastEvidence, Runner
 
 log = logging.getLogger(__name__)
 
-
-class StateFile:
-    """The file of the node's state."""
-
-    def __init__(self, store: NodeStore, path: Path) -> None:
-        self._store = store
-        self._path = path
-        self._trouble = LogOnce(log)
-
-    def restore(self) -> None:
-        """Restore what an earlier daemon has saved; a damaged file is set aside by `healthd.node.state.files.load`."""
-        saved = files.load(self._path, SavedState)
-        if saved is not None:
-            self._store.restore(saved)
-
-    def save(self) -> None:
-        """
-        Write the file. A full disk is one line in the log, and the daemon goes on: the node is not ready meanwhile,
-        because its leases are stored in the same directory.
-        """
-        unwritable = ""
-        try:
-            files.save(self._path, self._store.saved(), durable=False)
-        except (OSError, ValueError) as error:  # ValueError: text that no file takes
-            complaint = f"{self._path}: cannot be written ({words_of(error)}); a restarted daemon will know less"
-            unwritable = files.unstorable(self._path.parent, error) if isinstance(error, OSError) else ""
-            self._trouble.say(complaint, logging.ERROR)
-        else:
-            self._trouble.clear()
-        self._store.set_unwritable(unwritable)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvidenceFile:
-    """The file. Only the version that wrote it reads it, because checks may change the form of their evidence."""
-
-    version: str
-    boot_id: str | None
-    remembered: tuple[LastEvidence, ...]
+_RECORD, _TRACE = ".json", ".trace.json.gz"
+_AHEAD_SECONDS = 60.0  # taken later than this from now: the clock was ahead, and nobody knows when it was taken
+_OURS = re.compile(r"\.?[a-z0-9][a-z0-9_.-]*-\d{8}t\d{6}z-[0-9a-f]{6}(\.json|\.trace\.json\.gz|\.json\.new)")
 
 
 class SavedEvidence:
@@ -92,6 +62,15 @@ class SavedEvidence:
             self._trouble.say(f"{self._path}: cannot be written ({why}); a restart loses its counts", logging.ERROR)
         else:
             self._trouble.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceFile:
+    """The file. Only the version that wrote it reads it, because checks may change the form of their evidence."""
+
+    version: str
+    boot_id: str | None
+    remembered: tuple[LastEvidence, ...]
 
 
 class StateSaver:
@@ -134,29 +113,35 @@ class StateSaver:
         self._save_evidence()
 
 
-# Keeps the profiles of slow probes in a folder, within bounds of number, bytes and age; the oldest go first.
+class StateFile:
+    """The file of the node's state."""
 
+    def __init__(self, store: NodeStore, path: Path) -> None:
+        self._store = store
+        self._path = path
+        self._trouble = LogOnce(log)
 
-_RECORD, _TRACE = ".json", ".trace.json.gz"
-_AHEAD_SECONDS = 60.0  # taken later than this from now: the clock was ahead, and nobody knows when it was taken
-_OURS = re.compile(r"\.?[a-z0-9][a-z0-9_.-]*-\d{8}t\d{6}z-[0-9a-f]{6}(\.json|\.trace\.json\.gz|\.json\.new)")
+    def restore(self) -> None:
+        """Restore what an earlier daemon has saved; a damaged file is set aside by `healthd.node.state.files.load`."""
+        saved = files.load(self._path, SavedState)
+        if saved is not None:
+            self._store.restore(saved)
 
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileRecord:
-    """What a kept profile is."""
-
-    id: str
-    target: str
-    """The device."""
-    said: str
-    """The operations that took most of the time, in words."""
-    format: str
-    """Of the trace: `trace-event-json-gzip`."""
-    size_bytes: int
-    """Of the trace."""
-    taken_at: float
-    """In seconds since the epoch."""
+    def save(self) -> None:
+        """
+        Write the file. A full disk is one line in the log, and the daemon goes on: the node is not ready meanwhile,
+        because its leases are stored in the same directory.
+        """
+        unwritable = ""
+        try:
+            files.save(self._path, self._store.saved(), durable=False)
+        except (OSError, ValueError) as error:  # ValueError: text that no file takes
+            complaint = f"{self._path}: cannot be written ({words_of(error)}); a restarted daemon will know less"
+            unwritable = files.unstorable(self._path.parent, error) if isinstance(error, OSError) else ""
+            self._trouble.say(complaint, logging.ERROR)
+        else:
+            self._trouble.clear()
+        self._store.set_unwritable(unwritable)
 
 
 class ProfileFolder:
@@ -264,3 +249,20 @@ class ProfileFolder:
         for ending in (_RECORD, _TRACE):
             with contextlib.suppress(OSError):
                 self._path(profile_id, ending).unlink()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRecord:
+    """What a kept profile is."""
+
+    id: str
+    target: str
+    """The device."""
+    said: str
+    """The operations that took most of the time, in words."""
+    format: str
+    """Of the trace: `trace-event-json-gzip`."""
+    size_bytes: int
+    """Of the trace."""
+    taken_at: float
+    """In seconds since the epoch."""

@@ -3,6 +3,11 @@ Runs collectives inside one node: one check on all workers at once, as ranks of 
 
 The group stays open over consecutive collectives as long as all ranks are well. After anything else all ranks are
 started anew, because a group that has lost a member is of no use.
+
+Also here:
+
+- learns for how long the ranks of a collective may be silent, from the runs that went well on this machine;
+- finds the rank of a node that is at fault when a collective of all ranks fails and names none: by smaller groups.
 """
 
 from __future__ import annotations
@@ -41,9 +46,6 @@ from healthd.runner.workers.outcome import Outcome as RankOutcome
 from healthd.runner.workers.worker_lane import WorkerLane
 from healthd.runner.workers.workers import Workers
 
-# Learns for how long the ranks of a collective may be silent, from the runs that went well on this machine.
-
-
 log = logging.getLogger(__name__)
 
 FACTOR = 10.0
@@ -53,123 +55,20 @@ KEPT_RUNS = 20
 MAX_BYTES = 64 * 1024
 MAX_COLLECTIVES = 64
 
-
-class SilenceLimits:
-    """
-    The longest silences of good runs, by collective, in one file.
-
-    `file` None, a file that cannot be read and one about another `identity` mean that nothing is learned yet. A file
-    that cannot be written is no error, since the time limit of the check holds anyway.
-    """
-
-    def __init__(
-        self, file: Path | None, identity: Mapping[str, Any], *, floor_seconds: float = SILENCE_FLOOR_SECONDS
-    ) -> None:
-        self._file = file
-        self._floor_seconds = floor_seconds
-        self._identity = parse_json(json.dumps(identity))
-        self._silences = self._read()
-
-    def silence_seconds(self, collective: str) -> float | None:
-        """How long its ranks may be silent before they count as hung; None where that is not known."""
-        known = self._silences.get(collective)
-        return max(self._floor_seconds, FACTOR * max(known)) if known else None
-
-    def learn(self, collective: str, silence_seconds: float) -> None:
-        """Record the longest silence of a run that went well."""
-        if not 0.0 <= silence_seconds < math.inf:
-            return
-        known = [*self._silences.get(collective, []), round(silence_seconds, 6)][-KEPT_RUNS:]
-        others = {name: seconds for name, seconds in self._silences.items() if name != collective}
-        while len(others) >= MAX_COLLECTIVES:
-            del others[next(iter(others))]
-        self._silences = {**others, collective: known}
-        self._write()
-
-    def _read(self) -> dict[str, list[float]]:
-        if self._file is None:
-            return {}
-        try:
-            with self._file.open("rb") as stream:
-                content = parse_json(stream.read(MAX_BYTES))
-            if content["identity"] != self._identity:
-                return {}
-            return {str(name): _seconds(values) for name, values in content["silences"].items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            log.info("%s: not used, so the time limits of the checks apply: %s", self._file, error)
-            return {}
-
-    def _write(self) -> None:
-        if self._file is None:
-            return
-        content = json.dumps({"identity": self._identity, "silences": self._silences})
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._file, content.encode(), several_writers=True)
-        except OSError as error:
-            log.info("%s: not written, so the time limits of the checks apply: %s", self._file, error)
-
-
-def _seconds(values: Sequence[Any]) -> list[float]:
-    seconds = [float(value) for value in values[-KEPT_RUNS:]]
-    if not all(0.0 <= value < math.inf for value in seconds):
-        raise ValueError("a silence is not a number of seconds")
-    return seconds
-
-
-def longest_silence(moments: Sequence[float]) -> float:
-    """The longest time between two moments (monotonic) at which any rank reported something."""
-    ordered = sorted(moments)
-    return max((later - earlier for earlier, later in itertools.pairwise(ordered)), default=0.0)
-
-
-class Silence:
-    """
-    How long the ranks of one collective have been silent, less the time for which they waited for a processor.
-
-    `limit_seconds` None: there is no limit. A rank that was ready to run and did not get a processor is slow because of
-    other processes: on an overloaded machine the clock of the silence stands still.
-    """
-
-    def __init__(self, limit_seconds: float | None, began: float) -> None:
-        self.limit_seconds = limit_seconds
-        self._reported_at = began
-        self._waited: dict[int, float] | None = None
-
-    def left_seconds(self, now: float, reported_at: float, waited: Mapping[int, float]) -> float:
-        """
-        How long they may still be silent; infinite without a limit.
-
-        `reported_at` is when a rank last reported something; `waited` the seconds for which each of their threads, by
-        its id, has waited for a processor since it started.
-        """
-        if self.limit_seconds is None:
-            return math.inf
-        if self._waited is None or reported_at > self._reported_at:
-            self._reported_at, self._waited = max(reported_at, self._reported_at), dict(waited)
-        before = self._waited
-        starved = max((seconds - before.get(thread, 0.0) for thread, seconds in waited.items()), default=0.0)
-        return self.limit_seconds - max(0.0, now - self._reported_at - starved)
-
-
-def waited_seconds(pids: Iterable[int]) -> dict[int, float]:
-    """How long each thread of these processes has waited for a processor (schedstat); empty where it is not known."""
-    found: dict[int, float] = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    words = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
-                    found[int(thread)] = int(words[1]) / 1e9
-    return found
-
-
 LOOK_SECONDS = 0.5
 """How often silent ranks are looked at."""
 
 Command = Callable[[CheckInfo, Sequence[str], dict[str, Any] | None], dict[str, Any]]
+
+MOST_ROUNDS = 24
+"""Rounds of one search: to find a path takes ten and more, a device three."""
+PAIR_ROUNDS = 4
+"""Clean rounds of pairs before larger groups are searched: a node has few ranks, which have met each other by then."""
+GROUP_SECONDS = 15.0
+"""A collective of a group hangs when it takes longer than this, and than twice the time of all ranks."""
+SLOW = ("SlowLink", "SlowDevice")
+
+Judge = Callable[[CheckInfo, Sequence[RankOutcome]], Awaitable[RankOutcome]]
 
 
 class NodeCollective:
@@ -318,24 +217,97 @@ class NodeCollective:
         return f"{info.name} {len(self._lanes)} {zlib.crc32(params.encode()):08x}"
 
 
-class _SilenceWatch:
-    """Ends a collective whose ranks are silent for too long."""
+class SilenceLimits:
+    """
+    The longest silences of good runs, by collective, in one file.
 
-    def __init__(self, silence: Silence, lanes: Sequence[WorkerLane]) -> None:
-        self._silence = silence
-        self._lanes = lanes
-        self._overdue = False
+    `file` None, a file that cannot be read and one about another `identity` mean that nothing is learned yet. A file
+    that cannot be written is no error, since the time limit of the check holds anyway.
+    """
 
-    def look(self, deadline: Deadline, _: Mapping[int, Outcome]) -> float:
-        """See `Watch`."""
-        if self._silence.limit_seconds is None:
-            return deadline.at - time.monotonic()
-        left = self._silence.left_seconds(time.monotonic(), *signs_of_life(self._lanes))
-        if left <= 0 and self._overdue:
-            limit = self._silence.limit_seconds
-            deadline.shorten(0.0, f"was silent for {limit:.3g} s, far longer than in successful runs here")
-        self._overdue = left <= 0  # a report may have arrived and not been read yet: look once more
-        return LOOK_SECONDS if self._overdue else min(left, LOOK_SECONDS)
+    def __init__(
+        self, file: Path | None, identity: Mapping[str, Any], *, floor_seconds: float = SILENCE_FLOOR_SECONDS
+    ) -> None:
+        self._file = file
+        self._floor_seconds = floor_seconds
+        self._identity = parse_json(json.dumps(identity))
+        self._silences = self._read()
+
+    def silence_seconds(self, collective: str) -> float | None:
+        """How long its ranks may be silent before they count as hung; None where that is not known."""
+        known = self._silences.get(collective)
+        return max(self._floor_seconds, FACTOR * max(known)) if known else None
+
+    def learn(self, collective: str, silence_seconds: float) -> None:
+        """Record the longest silence of a run that went well."""
+        if not 0.0 <= silence_seconds < math.inf:
+            return
+        known = [*self._silences.get(collective, []), round(silence_seconds, 6)][-KEPT_RUNS:]
+        others = {name: seconds for name, seconds in self._silences.items() if name != collective}
+        while len(others) >= MAX_COLLECTIVES:
+            del others[next(iter(others))]
+        self._silences = {**others, collective: known}
+        self._write()
+
+    def _read(self) -> dict[str, list[float]]:
+        if self._file is None:
+            return {}
+        try:
+            with self._file.open("rb") as stream:
+                content = parse_json(stream.read(MAX_BYTES))
+            if content["identity"] != self._identity:
+                return {}
+            return {str(name): _seconds(values) for name, values in content["silences"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.info("%s: not used, so the time limits of the checks apply: %s", self._file, error)
+            return {}
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        content = json.dumps({"identity": self._identity, "silences": self._silences})
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file, content.encode(), several_writers=True)
+        except OSError as error:
+            log.info("%s: not written, so the time limits of the checks apply: %s", self._file, error)
+
+
+def longest_silence(moments: Sequence[float]) -> float:
+    """The longest time between two moments (monotonic) at which any rank reported something."""
+    ordered = sorted(moments)
+    return max((later - earlier for earlier, later in itertools.pairwise(ordered)), default=0.0)
+
+
+class Silence:
+    """
+    How long the ranks of one collective have been silent, less the time for which they waited for a processor.
+
+    `limit_seconds` None: there is no limit. A rank that was ready to run and did not get a processor is slow because of
+    other processes: on an overloaded machine the clock of the silence stands still.
+    """
+
+    def __init__(self, limit_seconds: float | None, began: float) -> None:
+        self.limit_seconds = limit_seconds
+        self._reported_at = began
+        self._waited: dict[int, float] | None = None
+
+    def left_seconds(self, now: float, reported_at: float, waited: Mapping[int, float]) -> float:
+        """
+        How long they may still be silent; infinite without a limit.
+
+        `reported_at` is when a rank last reported something; `waited` the seconds for which each of their threads, by
+        its id, has waited for a processor since it started.
+        """
+        if self.limit_seconds is None:
+            return math.inf
+        if self._waited is None or reported_at > self._reported_at:
+            self._reported_at, self._waited = max(reported_at, self._reported_at), dict(waited)
+        before = self._waited
+        starved = max((seconds - before.get(thread, 0.0) for thread, seconds in waited.items()), default=0.0)
+        return self.limit_seconds - max(0.0, now - self._reported_at - starved)
 
 
 def signs_of_life(lanes: Sequence[WorkerLane]) -> tuple[float, dict[int, float]]:
@@ -345,62 +317,16 @@ def signs_of_life(lanes: Sequence[WorkerLane]) -> tuple[float, dict[int, float]]
     return max((process.last_event_at for process in processes), default=0.0), waited
 
 
-def _report_times(began: float, outcomes: Sequence[Outcome]) -> list[float]:
-    """When ranks reported in a run that is over, by the clock of this host, which all share."""
-    ended = max(outcome.ended for outcome in outcomes)
-    reports = (progress.monotonic_seconds for outcome in outcomes for progress in outcome.progress)
-    return [began, *(at for at in reports if began <= at <= ended), *(outcome.ended for outcome in outcomes)]
-
-
-# Finds the rank of a node that is at fault when a collective of all ranks fails and names none: by smaller groups.
-
-
-MOST_ROUNDS = 24
-"""Rounds of one search: to find a path takes ten and more, a device three."""
-PAIR_ROUNDS = 4
-"""Clean rounds of pairs before larger groups are searched: a node has few ranks, which have met each other by then."""
-GROUP_SECONDS = 15.0
-"""A collective of a group hangs when it takes longer than this, and than twice the time of all ranks."""
-SLOW = ("SlowLink", "SlowDevice")
-
-Judge = Callable[[CheckInfo, Sequence[RankOutcome]], Awaitable[RankOutcome]]
-
-
-MakeGroup = Callable[[tuple[int, ...], str], NodeCollective]
-"""A group of these ranks, under a name of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnresolvedFailure:
-    """A collective of all ranks that failed without a culprit, with everything of which its result is composed."""
-
-    info: CheckInfo
-    outcomes: Sequence[RankOutcome]
-    judgement: RankOutcome
-    faults: tuple[Fault, ...]
-    """Those that are injected into the check."""
-    timeout_seconds: float
-    """The time limit of the check."""
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The findings about all ranks together."""
-        return tuple(self.judgement.findings)
-
-    @property
-    def within_seconds(self) -> float:
-        """The time limit of the same collective in a smaller group."""
-        began = min(outcome.began for outcome in self.outcomes)
-        seconds = max(outcome.ended for outcome in self.outcomes) - began
-        return min(self.timeout_seconds, max(GROUP_SECONDS, 2 * seconds))
-
-
-@dataclass(kw_only=True)
-class GroupMessages:
-    """What failed groups reported, with the rank numbers of the whole node."""
-
-    by_rank: dict[int, str] = field(default_factory=dict)
-    by_group: dict[frozenset[int], str] = field(default_factory=dict)
+def waited_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """How long each thread of these processes has waited for a processor (schedstat); empty where it is not known."""
+    found: dict[int, float] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    words = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+                    found[int(thread)] = int(words[1]) / 1e9
+    return found
 
 
 def is_unresolved(judgement: RankOutcome) -> bool:
@@ -411,23 +337,6 @@ def is_unresolved(judgement: RankOutcome) -> bool:
     if not bad or any(one.target.startswith("rank:") for one in bad):
         return False
     return all(one.status is Status.FAIL or one.reason == "Timeout" for one in bad)
-
-
-def not_applicable(accelerator: object) -> Finding:
-    """The finding where workers are not kept, so that there is no search."""
-    text = f"the rank at fault was not searched for: ranks of {accelerator} cannot be regrouped at once"
-    return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
-
-
-def failed_probes(results: Iterable[CheckResult], targets: Sequence[str]) -> dict[int, str]:
-    """Rank -> the failure of a probe of its device alone. Probes that passed do not clear a rank."""
-    found: dict[int, str] = {}
-    for result in results:
-        for one in result.findings:
-            own = (one.blame or blame_of(one.reason)) is Blame.NODE
-            if one.status is Status.FAIL and own and one.target in targets:
-                found.setdefault(targets.index(one.target), f"{result.check} {one.reason}: {one.message}")
-    return found
 
 
 class Subgroups:
@@ -578,6 +487,56 @@ class Subgroups:
         return self._messages.by_group[min(groups, key=lambda group: (len(group), sorted(group)))] if groups else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnresolvedFailure:
+    """A collective of all ranks that failed without a culprit, with everything of which its result is composed."""
+
+    info: CheckInfo
+    outcomes: Sequence[RankOutcome]
+    judgement: RankOutcome
+    faults: tuple[Fault, ...]
+    """Those that are injected into the check."""
+    timeout_seconds: float
+    """The time limit of the check."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings about all ranks together."""
+        return tuple(self.judgement.findings)
+
+    @property
+    def within_seconds(self) -> float:
+        """The time limit of the same collective in a smaller group."""
+        began = min(outcome.began for outcome in self.outcomes)
+        seconds = max(outcome.ended for outcome in self.outcomes) - began
+        return min(self.timeout_seconds, max(GROUP_SECONDS, 2 * seconds))
+
+
+@dataclass(kw_only=True)
+class GroupMessages:
+    """What failed groups reported, with the rank numbers of the whole node."""
+
+    by_rank: dict[int, str] = field(default_factory=dict)
+    by_group: dict[frozenset[int], str] = field(default_factory=dict)
+
+
+def not_applicable(accelerator: object) -> Finding:
+    """The finding where workers are not kept, so that there is no search."""
+    text = f"the rank at fault was not searched for: ranks of {accelerator} cannot be regrouped at once"
+    return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
+
+
+def failed_probes(results: Iterable[CheckResult], targets: Sequence[str]) -> dict[int, str]:
+    """Rank -> the failure of a probe of its device alone. Probes that passed do not clear a rank."""
+    found: dict[int, str] = {}
+    for result in results:
+        for one in result.findings:
+            own = (one.blame or blame_of(one.reason)) is Blame.NODE
+            if one.status is Status.FAIL and own and one.target in targets:
+                found.setdefault(targets.index(one.target), f"{result.check} {one.reason}: {one.message}")
+    return found
+
+
 def outcome_of(findings: Sequence[Finding]) -> TestOutcome:
     """The outcome of a judged collective of a group: a hang is a failure, what was not measured is unknown."""
     bad = _bad(findings)
@@ -588,6 +547,40 @@ def outcome_of(findings: Sequence[Finding]) -> TestOutcome:
     if any(one.status is Status.FAIL or one.reason == "Timeout" for one in bad):
         return TestOutcome.FAIL
     return TestOutcome.UNKNOWN
+
+
+def _seconds(values: Sequence[Any]) -> list[float]:
+    seconds = [float(value) for value in values[-KEPT_RUNS:]]
+    if not all(0.0 <= value < math.inf for value in seconds):
+        raise ValueError("a silence is not a number of seconds")
+    return seconds
+
+
+class _SilenceWatch:
+    """Ends a collective whose ranks are silent for too long."""
+
+    def __init__(self, silence: Silence, lanes: Sequence[WorkerLane]) -> None:
+        self._silence = silence
+        self._lanes = lanes
+        self._overdue = False
+
+    def look(self, deadline: Deadline, _: Mapping[int, Outcome]) -> float:
+        """See `Watch`."""
+        if self._silence.limit_seconds is None:
+            return deadline.at - time.monotonic()
+        left = self._silence.left_seconds(time.monotonic(), *signs_of_life(self._lanes))
+        if left <= 0 and self._overdue:
+            limit = self._silence.limit_seconds
+            deadline.shorten(0.0, f"was silent for {limit:.3g} s, far longer than in successful runs here")
+        self._overdue = left <= 0  # a report may have arrived and not been read yet: look once more
+        return LOOK_SECONDS if self._overdue else min(left, LOOK_SECONDS)
+
+
+def _report_times(began: float, outcomes: Sequence[Outcome]) -> list[float]:
+    """When ranks reported in a run that is over, by the clock of this host, which all share."""
+    ended = max(outcome.ended for outcome in outcomes)
+    reports = (progress.monotonic_seconds for outcome in outcomes for progress in outcome.progress)
+    return [began, *(at for at in reports if began <= at <= ended), *(outcome.ended for outcome in outcomes)]
 
 
 def _bad(findings: Iterable[Finding]) -> list[Finding]:
@@ -604,3 +597,7 @@ def _renamed(number: str, group: Sequence[int]) -> str:
 
 def _finding(status: Status, reason: str, message: str, target: str, *, blame: Blame | None = None) -> Finding:
     return Finding(status=status, reason=reason, message=shorten(message), target=target, blame=blame)
+
+
+MakeGroup = Callable[[tuple[int, ...], str], NodeCollective]
+"""A group of these ranks, under a name of its own."""

@@ -1,6 +1,11 @@
 """
 Workers as ranks of one group: in one round, in the checks of one order over several nodes, and over all rounds of one
 validation.
+
+Also here:
+
+- runs the ranks of this node in one group over several nodes: the checks of one order, one after the other;
+- runs the ranks of this node over the rounds of one validation: claims the devices once, and imports torch once.
 """
 
 from __future__ import annotations
@@ -32,124 +37,14 @@ from healthd.runner.workers.workers import Workers
 # Beyond our own deadline: the operation must not give up before we have looked which rank is where.
 BEYOND_DEADLINE_SECONDS = 30.0
 
+REPORT_SECONDS = 0.5
+# Part of a message of `checks.collective.ranks`: a port that is taken is no failure of a rank, and another one will do.
+_PORT_TAKEN = "is in use on this node"
 
-@dataclass(kw_only=True)
-class Rank:
-    """One worker of a group: one rank, or several where one process drives several devices."""
+OnReport = Callable[[tuple[RankReport, ...]], None]
 
-    lane: WorkerLane
-    first: int
-    """Its first rank in the group."""
-    targets: tuple[str, ...]
-    """Its devices, one for each of its ranks."""
-    names: tuple[str, ...]
-    """The names by which injected faults can refer to it, a device and a rank for each target: `cpu:1`, `rank:1`."""
-
-    def target_of(self, name: str | None) -> str:
-        """The device that one of its names stands for; all of its devices for None or a name that is not its own."""
-        return self.targets[self.names.index(name) // 2] if name in self.names else self.lane.target
-
-
-class Deadline:
-    """When the ranks that are still running are killed (monotonic), and the reason that is given for it."""
-
-    def __init__(self, seconds: float, why: str) -> None:
-        self.restart(seconds, why)
-
-    def restart(self, seconds: float, why: str) -> None:
-        """Replace it by one that counts from now."""
-        self.at, self.why = time.monotonic() + seconds, why
-
-    def shorten(self, seconds: float, why: str) -> None:
-        """Replace it by one that counts from now, if that one is earlier."""
-        if time.monotonic() + seconds < self.at:
-            self.restart(seconds, why)
-
-
-Watch = Callable[[Deadline, Mapping[int, Outcome]], float]
-"""Called with the outcomes of the workers that have ended, by index: first, after each end, and whenever the seconds
-that it returns have passed. It can move the deadline."""
-
-
-class RankGroup:
-    """The ranks of one group on this node, in the order of their numbers."""
-
-    def __init__(self, workers: Workers, ranks: Sequence[Rank]) -> None:
-        self._grace_seconds = workers.settings.peer_grace_seconds
-        self.ranks = ranks
-
-    async def start(self, info: CheckInfo, faults: Sequence[Fault]) -> list[Missing | None]:
-        """Make all workers ready; for each rank None, or why it cannot take part."""
-
-        async def start(rank: Rank) -> Missing | None:
-            for fault in faults:
-                if fault.kind == "missing" and fault.hits(info.name, rank.names):
-                    target = rank.target_of(fault.target)
-                    return Missing(target=target, reason="MissingDevice", message=f"no such device: {target}")
-            return await rank.lane.start()
-
-        return list(await asyncio.gather(*(start(rank) for rank in self.ranks)))
-
-    async def run(
-        self, info: CheckInfo, command: Callable[[Rank], dict[str, Any]], deadline: Deadline, watch: Watch
-    ) -> list[Outcome]:
-        """The outcomes of one check on all ranks, in their order. Ranks that are late are killed."""
-        jobs = [Job(check=info.name, command=command(rank), timeout_seconds=math.inf) for rank in self.ranks]
-        tasks = [
-            asyncio.create_task(rank.lane.run_now(job), name=f"rank {rank.first} of {info.name}")
-            for rank, job in zip(self.ranks, jobs, strict=True)
-        ]
-        try:
-            await self._supervise(tasks, deadline, watch)
-            return await self._end_late(tasks, deadline.why)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _supervise(self, tasks: Sequence[asyncio.Task[Outcome]], deadline: Deadline, watch: Watch) -> None:
-        """Wait for all until the deadline, which comes soon once a rank has failed: the others wait for it in vain."""
-        failed = False
-        while pending := [task for task in tasks if not task.done()]:
-            ended = {index: task.result() for index, task in enumerate(tasks) if task.done()}
-            look_seconds = watch(deadline, ended)
-            left = deadline.at - time.monotonic()
-            if left <= 0:
-                return
-            done, _ = await asyncio.wait(pending, timeout=min(left, look_seconds), return_when=asyncio.FIRST_COMPLETED)
-            if not failed and any(task.result().missing is not None for task in done):
-                failed = True
-                why = f"was still waiting {self._grace_seconds:g} s after another rank of its node had exited"
-                deadline.shorten(self._grace_seconds, why)
-
-    async def _end_late(self, tasks: Sequence[asyncio.Task[Outcome]], why: str) -> list[Outcome]:
-        """
-        Kill the ranks that have not ended; the outcomes of all, late ones with their last known position.
-
-        All that are late are noted before the first is killed, so that the kill of one is not taken for the failure of
-        another.
-        """
-        late = [index for index, task in enumerate(tasks) if not task.done()]
-        output: dict[int, str] = {}
-        for index in late:
-            process = self.ranks[index].lane.process
-            if process is not None:
-                output[index] = process.last_output()
-                process.kill()
-        outcomes = [await task for task in tasks]
-        for index in late:
-            outcome = outcomes[index]
-            seen = f"; last seen: {outcome.last_step}" if outcome.progress else "; it never joined"
-            error = f"{why}{seen}\n{output.get(index, '')}".strip()
-            outcome.fail_with_worker("Timeout", why + seen, error=error)
-        return outcomes
-
-    async def kill(self, check: str) -> None:
-        """Kill all workers."""
-        await asyncio.gather(*(rank.lane.kill(check) for rank in self.ranks))
-
-    async def retire(self) -> None:
-        """Let all workers end by themselves."""
-        await asyncio.gather(*(rank.lane.retire() for rank in self.ranks))
+FRESH_SURVEY_SECONDS = 1.0
+MAX_RANKS = 1 << 20  # of a group: beyond it the sums of the checks would no longer be exact
 
 
 def group_of(targets: Sequence[str]) -> dict[str, Any]:
@@ -165,6 +60,155 @@ def group_of(targets: Sequence[str]) -> dict[str, Any]:
     return {"size": len(targets), "targets": list(targets), "root_comm": f"127.0.0.1:{port}"}
 
 
+class Session:
+    """Made by `Runner.session`. One `join` at a time; after `close` it cannot be used any more."""
+
+    def __init__(
+        self,
+        *,
+        make_workers: Callable[[OnProgress | None], Workers],
+        catalogue: Callable[[], Awaitable[Mapping[str, CheckInfo]]],
+        on_survey: Callable[[Outcome], Survey],
+        on_device_seconds: Callable[[float], None],
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        self._workers = make_workers(self._note_progress)
+        self._claim = DeviceClaim(self._workers, self._survey)
+        self._catalogue = catalogue
+        self._on_survey = on_survey
+        self._on_device_seconds = on_device_seconds
+        self._faults = tuple(faults)
+        self._claimed = AsyncExitStack()
+        self._targets: tuple[str, ...] = ()
+        self._lanes: list[WorkerLane] = []
+        self._ranks: OrderRanks | None = None
+        self._seen_free_at = self._looked_at = -math.inf
+
+    # --- the devices --------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Claim the devices. Raises RefusedError when there are none, or they are in use; close the session then."""
+        self._workers.expect_devices()
+        surveyed = await self._survey()
+        if not self._targets:
+            raise RefusedError("no devices were found, so no rank can run")
+        try:
+            await self._claimed.enter_async_context(self._claim.held(surveyed))
+        except ClaimError as error:
+            raise _refused(error) from None
+        self._seen_free_at = self._looked_at
+        together = self._kind == "together"
+        targets = [",".join(self._targets)] if together else self._targets
+        self._lanes = [WorkerLane(self._workers, target) for target in targets]
+
+    async def check_free(self) -> None:
+        """See that no other process uses the devices, which are claimed. Raises RefusedError."""
+        if time.monotonic() - self._seen_free_at > FRESH_SURVEY_SECONDS:
+            try:
+                await self._claim.check_free(await self._survey())
+            except ClaimError as error:
+                raise _refused(error) from None
+            self._seen_free_at = self._looked_at
+
+    async def _survey(self) -> Outcome:
+        """The devices and their holders. Raises RefusedError when they cannot be found."""
+        self._looked_at = time.monotonic()
+        outcome = await ask_node(self._workers, "survey", self._workers.settings.survey_timeout_seconds)
+        survey = self._on_survey(outcome)
+        if outcome.missing is not None or not outcome.answers:
+            why = outcome.missing.message if outcome.missing else "no answer"
+            raise RefusedError(f"the devices could not be found: {why}")
+        self._workers.note_survey(outcome.answers[0])
+        self._targets = survey.inventory.rank_targets
+        return outcome
+
+    @property
+    def _kind(self) -> str:
+        """How ranks become a group: see `NodeCollective`."""
+        return str(self._workers.inventory.get("ranks", "kept"))
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    async def join(
+        self, order: CollectiveOrder, on_report: OnReport, *, interface: str | None, deadline_seconds: float
+    ) -> tuple[RankReport, ...]:
+        """
+        Run the ranks of an order; the reports of all ranks in all checks that were begun.
+
+        `on_report` receives the progress of all ranks about twice a second, and at once when one is lost. At the
+        deadline the ranks that are left are killed, and are `Timeout`; on cancellation they are killed as well, and
+        `on_report` has received their last reports. Raises RefusedError for an order that this node cannot follow.
+        """
+        deadline = time.monotonic() + deadline_seconds  # to load the checks of others takes of it too
+        round_ = Round(
+            order=order,
+            checks=self._checks_of(order, await self._catalogue()),
+            interface=interface,
+            faults=self._faults,
+            deadline=deadline,
+        )
+        self._workers.compile = compile_over_nodes(order, round_.checks, self._workers)
+        if self._kind == "fresh":
+            self._workers.group = group_over_nodes(order, self._targets)
+        self._ranks = ranks = OrderRanks(round_, self._workers, self._lanes, self._targets, on_report)
+        try:
+            return await ranks.run()
+        finally:
+            self._ranks = None
+            if self._kind != "kept":
+                await self._retire()
+
+    async def warm(self) -> None:
+        """Start the ranks of the next round, where a round before has lost its own."""
+        if self._kind == "kept":
+            await asyncio.gather(*(lane.start() for lane in self._lanes))
+
+    def _checks_of(self, order: CollectiveOrder, catalogue: Mapping[str, CheckInfo]) -> tuple[CheckInfo, ...]:
+        """The checks of an order. Raises RefusedError for an order that this node cannot follow."""
+        own = len(self._targets)
+        if order.ranks != own:
+            raise RefusedError(f"it asks for {order.ranks} ranks, and this node has {own} ({some(self._targets)})")
+        if not (0 <= order.first_rank <= order.first_rank + order.ranks <= order.size <= MAX_RANKS):
+            last = order.first_rank + order.ranks - 1
+            raise RefusedError(f"ranks {order.first_rank} to {last} do not exist in a group of {order.size}")
+        if self._kind == "together" and order.size > own:
+            accelerator = self._workers.inventory.get("accelerator")
+            raise RefusedError(
+                f"one process drives all devices of {accelerator!r}, so its ranks cannot form a group with other "
+                f"nodes: {order.size} ranks were requested, {own} of them on this node"
+            )
+        if not order.checks:
+            raise RefusedError("it names no check")
+        if not 0 < order.port < 65536:
+            raise RefusedError(f"{order.port} is not a port")
+        for name in order.checks:
+            if name not in catalogue:
+                raise RefusedError(f"no such check: {name!r}")
+            if catalogue[name].scope is not Scope.GROUP or not catalogue[name].judged:
+                raise RefusedError(f"{name} does not compare ranks; use a collective, such as all_reduce")
+        return tuple(catalogue[name] for name in dict.fromkeys(order.checks))
+
+    def _note_progress(self, progress: RunProgress) -> None:
+        if self._ranks is not None:
+            self._ranks.note_progress(progress)
+
+    async def _retire(self) -> None:
+        await asyncio.gather(*(lane.retire() for lane in self._lanes))
+
+    async def close(self) -> None:
+        """Let the ranks end, and kill those that do not; returns when the devices are free, or known to be stuck."""
+        try:
+            await self._retire()
+        finally:
+            try:
+                for lane in self._lanes:
+                    lane.count_seconds()
+                await self._workers.kill_all()
+            finally:
+                self._on_device_seconds(self._workers.device_seconds)
+                await self._claimed.aclose()
+
+
 def group_over_nodes(order: CollectiveOrder, targets: Sequence[str]) -> dict[str, Any]:
     """
     The same for `targets` as a part of a group over several nodes, whose order says where its rank 0 is.
@@ -178,45 +222,6 @@ def group_over_nodes(order: CollectiveOrder, targets: Sequence[str]) -> dict[str
         "targets": list(targets),
         "root_comm": f"{url_host(order.main)}:{port}",
     }
-
-
-def url_host(address: str) -> str:
-    """An IP address as it is written before a port."""
-    return f"[{address}]" if ":" in address else address
-
-
-# Runs the ranks of this node in one group over several nodes: the checks of one order, one after the other.
-
-
-REPORT_SECONDS = 0.5
-# Part of a message of `checks.collective.ranks`: a port that is taken is no failure of a rank, and another one will do.
-_PORT_TAKEN = "is in use on this node"
-
-OnReport = Callable[[tuple[RankReport, ...]], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """What one order asks of this node."""
-
-    order: CollectiveOrder
-    checks: tuple[CheckInfo, ...]
-    interface: str | None
-    """Network interface to the other nodes; None leaves it to the library."""
-    faults: tuple[Fault, ...]
-    """The injected faults in force."""
-    deadline: float
-    """When the time of the order is up (monotonic)."""
-
-
-@dataclass(kw_only=True)
-class OrderRank(Rank):
-    """A worker as a rank of the group, or as several."""
-
-    events: int = 0
-    """Signs of progress in the check under way."""
-    last: str = ""
-    """The last known position in it."""
 
 
 class OrderRanks:
@@ -427,6 +432,153 @@ class OrderRanks:
         }
 
 
+class RankGroup:
+    """The ranks of one group on this node, in the order of their numbers."""
+
+    def __init__(self, workers: Workers, ranks: Sequence[Rank]) -> None:
+        self._grace_seconds = workers.settings.peer_grace_seconds
+        self.ranks = ranks
+
+    async def start(self, info: CheckInfo, faults: Sequence[Fault]) -> list[Missing | None]:
+        """Make all workers ready; for each rank None, or why it cannot take part."""
+
+        async def start(rank: Rank) -> Missing | None:
+            for fault in faults:
+                if fault.kind == "missing" and fault.hits(info.name, rank.names):
+                    target = rank.target_of(fault.target)
+                    return Missing(target=target, reason="MissingDevice", message=f"no such device: {target}")
+            return await rank.lane.start()
+
+        return list(await asyncio.gather(*(start(rank) for rank in self.ranks)))
+
+    async def run(
+        self, info: CheckInfo, command: Callable[[Rank], dict[str, Any]], deadline: Deadline, watch: Watch
+    ) -> list[Outcome]:
+        """The outcomes of one check on all ranks, in their order. Ranks that are late are killed."""
+        jobs = [Job(check=info.name, command=command(rank), timeout_seconds=math.inf) for rank in self.ranks]
+        tasks = [
+            asyncio.create_task(rank.lane.run_now(job), name=f"rank {rank.first} of {info.name}")
+            for rank, job in zip(self.ranks, jobs, strict=True)
+        ]
+        try:
+            await self._supervise(tasks, deadline, watch)
+            return await self._end_late(tasks, deadline.why)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _supervise(self, tasks: Sequence[asyncio.Task[Outcome]], deadline: Deadline, watch: Watch) -> None:
+        """Wait for all until the deadline, which comes soon once a rank has failed: the others wait for it in vain."""
+        failed = False
+        while pending := [task for task in tasks if not task.done()]:
+            ended = {index: task.result() for index, task in enumerate(tasks) if task.done()}
+            look_seconds = watch(deadline, ended)
+            left = deadline.at - time.monotonic()
+            if left <= 0:
+                return
+            done, _ = await asyncio.wait(pending, timeout=min(left, look_seconds), return_when=asyncio.FIRST_COMPLETED)
+            if not failed and any(task.result().missing is not None for task in done):
+                failed = True
+                why = f"was still waiting {self._grace_seconds:g} s after another rank of its node had exited"
+                deadline.shorten(self._grace_seconds, why)
+
+    async def _end_late(self, tasks: Sequence[asyncio.Task[Outcome]], why: str) -> list[Outcome]:
+        """
+        Kill the ranks that have not ended; the outcomes of all, late ones with their last known position.
+
+        All that are late are noted before the first is killed, so that the kill of one is not taken for the failure of
+        another.
+        """
+        late = [index for index, task in enumerate(tasks) if not task.done()]
+        output: dict[int, str] = {}
+        for index in late:
+            process = self.ranks[index].lane.process
+            if process is not None:
+                output[index] = process.last_output()
+                process.kill()
+        outcomes = [await task for task in tasks]
+        for index in late:
+            outcome = outcomes[index]
+            seen = f"; last seen: {outcome.last_step}" if outcome.progress else "; it never joined"
+            error = f"{why}{seen}\n{output.get(index, '')}".strip()
+            outcome.fail_with_worker("Timeout", why + seen, error=error)
+        return outcomes
+
+    async def kill(self, check: str) -> None:
+        """Kill all workers."""
+        await asyncio.gather(*(rank.lane.kill(check) for rank in self.ranks))
+
+    async def retire(self) -> None:
+        """Let all workers end by themselves."""
+        await asyncio.gather(*(rank.lane.retire() for rank in self.ranks))
+
+
+class Deadline:
+    """When the ranks that are still running are killed (monotonic), and the reason that is given for it."""
+
+    def __init__(self, seconds: float, why: str) -> None:
+        self.restart(seconds, why)
+
+    def restart(self, seconds: float, why: str) -> None:
+        """Replace it by one that counts from now."""
+        self.at, self.why = time.monotonic() + seconds, why
+
+    def shorten(self, seconds: float, why: str) -> None:
+        """Replace it by one that counts from now, if that one is earlier."""
+        if time.monotonic() + seconds < self.at:
+            self.restart(seconds, why)
+
+
+def url_host(address: str) -> str:
+    """An IP address as it is written before a port."""
+    return f"[{address}]" if ":" in address else address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What one order asks of this node."""
+
+    order: CollectiveOrder
+    checks: tuple[CheckInfo, ...]
+    interface: str | None
+    """Network interface to the other nodes; None leaves it to the library."""
+    faults: tuple[Fault, ...]
+    """The injected faults in force."""
+    deadline: float
+    """When the time of the order is up (monotonic)."""
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """One worker of a group: one rank, or several where one process drives several devices."""
+
+    lane: WorkerLane
+    first: int
+    """Its first rank in the group."""
+    targets: tuple[str, ...]
+    """Its devices, one for each of its ranks."""
+    names: tuple[str, ...]
+    """The names by which injected faults can refer to it, a device and a rank for each target: `cpu:1`, `rank:1`."""
+
+    def target_of(self, name: str | None) -> str:
+        """The device that one of its names stands for; all of its devices for None or a name that is not its own."""
+        return self.targets[self.names.index(name) // 2] if name in self.names else self.lane.target
+
+
+@dataclass(kw_only=True)
+class OrderRank(Rank):
+    """A worker as a rank of the group, or as several."""
+
+    events: int = 0
+    """Signs of progress in the check under way."""
+    last: str = ""
+    """The last known position in it."""
+
+
+class RefusedError(HealthdError):
+    """The node cannot take part; the message says why in one sentence."""
+
+
 def _cancelled(report: RankReport) -> RankReport:
     """Whether a rank that was never ready was slow, or had no time, is seen where all ranks of the group are known."""
     message = "called off" if report.last else "was not ready when the group was cancelled"
@@ -446,165 +598,10 @@ def _why_lost(outcome: Outcome) -> tuple[str | None, str]:
     return None, ""
 
 
-# Runs the ranks of this node over the rounds of one validation: claims the devices once, and imports torch once.
-
-
-FRESH_SURVEY_SECONDS = 1.0
-MAX_RANKS = 1 << 20  # of a group: beyond it the sums of the checks would no longer be exact
-
-
-class RefusedError(HealthdError):
-    """The node cannot take part; the message says why in one sentence."""
-
-
-class Session:
-    """Made by `Runner.session`. One `join` at a time; after `close` it cannot be used any more."""
-
-    def __init__(
-        self,
-        *,
-        make_workers: Callable[[OnProgress | None], Workers],
-        catalogue: Callable[[], Awaitable[Mapping[str, CheckInfo]]],
-        on_survey: Callable[[Outcome], Survey],
-        on_device_seconds: Callable[[float], None],
-        faults: Sequence[Fault] = (),
-    ) -> None:
-        self._workers = make_workers(self._note_progress)
-        self._claim = DeviceClaim(self._workers, self._survey)
-        self._catalogue = catalogue
-        self._on_survey = on_survey
-        self._on_device_seconds = on_device_seconds
-        self._faults = tuple(faults)
-        self._claimed = AsyncExitStack()
-        self._targets: tuple[str, ...] = ()
-        self._lanes: list[WorkerLane] = []
-        self._ranks: OrderRanks | None = None
-        self._seen_free_at = self._looked_at = -math.inf
-
-    # --- the devices --------------------------------------------------------------------------------------------------
-
-    async def open(self) -> None:
-        """Claim the devices. Raises RefusedError when there are none, or they are in use; close the session then."""
-        self._workers.expect_devices()
-        surveyed = await self._survey()
-        if not self._targets:
-            raise RefusedError("no devices were found, so no rank can run")
-        try:
-            await self._claimed.enter_async_context(self._claim.held(surveyed))
-        except ClaimError as error:
-            raise _refused(error) from None
-        self._seen_free_at = self._looked_at
-        together = self._kind == "together"
-        targets = [",".join(self._targets)] if together else self._targets
-        self._lanes = [WorkerLane(self._workers, target) for target in targets]
-
-    async def check_free(self) -> None:
-        """See that no other process uses the devices, which are claimed. Raises RefusedError."""
-        if time.monotonic() - self._seen_free_at > FRESH_SURVEY_SECONDS:
-            try:
-                await self._claim.check_free(await self._survey())
-            except ClaimError as error:
-                raise _refused(error) from None
-            self._seen_free_at = self._looked_at
-
-    async def _survey(self) -> Outcome:
-        """The devices and their holders. Raises RefusedError when they cannot be found."""
-        self._looked_at = time.monotonic()
-        outcome = await ask_node(self._workers, "survey", self._workers.settings.survey_timeout_seconds)
-        survey = self._on_survey(outcome)
-        if outcome.missing is not None or not outcome.answers:
-            why = outcome.missing.message if outcome.missing else "no answer"
-            raise RefusedError(f"the devices could not be found: {why}")
-        self._workers.note_survey(outcome.answers[0])
-        self._targets = survey.inventory.rank_targets
-        return outcome
-
-    @property
-    def _kind(self) -> str:
-        """How ranks become a group: see `NodeCollective`."""
-        return str(self._workers.inventory.get("ranks", "kept"))
-
-    # --- rounds -------------------------------------------------------------------------------------------------------
-
-    async def join(
-        self, order: CollectiveOrder, on_report: OnReport, *, interface: str | None, deadline_seconds: float
-    ) -> tuple[RankReport, ...]:
-        """
-        Run the ranks of an order; the reports of all ranks in all checks that were begun.
-
-        `on_report` receives the progress of all ranks about twice a second, and at once when one is lost. At the
-        deadline the ranks that are left are killed, and are `Timeout`; on cancellation they are killed as well, and
-        `on_report` has received their last reports. Raises RefusedError for an order that this node cannot follow.
-        """
-        deadline = time.monotonic() + deadline_seconds  # to load the checks of others takes of it too
-        round_ = Round(
-            order=order,
-            checks=self._checks_of(order, await self._catalogue()),
-            interface=interface,
-            faults=self._faults,
-            deadline=deadline,
-        )
-        self._workers.compile = compile_over_nodes(order, round_.checks, self._workers)
-        if self._kind == "fresh":
-            self._workers.group = group_over_nodes(order, self._targets)
-        self._ranks = ranks = OrderRanks(round_, self._workers, self._lanes, self._targets, on_report)
-        try:
-            return await ranks.run()
-        finally:
-            self._ranks = None
-            if self._kind != "kept":
-                await self._retire()
-
-    async def warm(self) -> None:
-        """Start the ranks of the next round, where a round before has lost its own."""
-        if self._kind == "kept":
-            await asyncio.gather(*(lane.start() for lane in self._lanes))
-
-    def _checks_of(self, order: CollectiveOrder, catalogue: Mapping[str, CheckInfo]) -> tuple[CheckInfo, ...]:
-        """The checks of an order. Raises RefusedError for an order that this node cannot follow."""
-        own = len(self._targets)
-        if order.ranks != own:
-            raise RefusedError(f"it asks for {order.ranks} ranks, and this node has {own} ({some(self._targets)})")
-        if not (0 <= order.first_rank <= order.first_rank + order.ranks <= order.size <= MAX_RANKS):
-            last = order.first_rank + order.ranks - 1
-            raise RefusedError(f"ranks {order.first_rank} to {last} do not exist in a group of {order.size}")
-        if self._kind == "together" and order.size > own:
-            accelerator = self._workers.inventory.get("accelerator")
-            raise RefusedError(
-                f"one process drives all devices of {accelerator!r}, so its ranks cannot form a group with other "
-                f"nodes: {order.size} ranks were requested, {own} of them on this node"
-            )
-        if not order.checks:
-            raise RefusedError("it names no check")
-        if not 0 < order.port < 65536:
-            raise RefusedError(f"{order.port} is not a port")
-        for name in order.checks:
-            if name not in catalogue:
-                raise RefusedError(f"no such check: {name!r}")
-            if catalogue[name].scope is not Scope.GROUP or not catalogue[name].judged:
-                raise RefusedError(f"{name} does not compare ranks; use a collective, such as all_reduce")
-        return tuple(catalogue[name] for name in dict.fromkeys(order.checks))
-
-    def _note_progress(self, progress: RunProgress) -> None:
-        if self._ranks is not None:
-            self._ranks.note_progress(progress)
-
-    async def _retire(self) -> None:
-        await asyncio.gather(*(lane.retire() for lane in self._lanes))
-
-    async def close(self) -> None:
-        """Let the ranks end, and kill those that do not; returns when the devices are free, or known to be stuck."""
-        try:
-            await self._retire()
-        finally:
-            try:
-                for lane in self._lanes:
-                    lane.count_seconds()
-                await self._workers.kill_all()
-            finally:
-                self._on_device_seconds(self._workers.device_seconds)
-                await self._claimed.aclose()
-
-
 def _refused(error: ClaimError) -> RefusedError:
     return RefusedError(f"the devices are taken: {error}" if error.reason == "Busy" else str(error))
+
+
+Watch = Callable[[Deadline, Mapping[int, Outcome]], float]
+"""Called with the outcomes of the workers that have ended, by index: first, after each end, and whenever the seconds
+that it returns have passed. It can move the deadline."""

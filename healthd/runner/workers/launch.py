@@ -27,6 +27,67 @@ _DROPPED = frozenset(
 # The same for what would give healthy devices other bits than those of other nodes; `env` of [probe] may set it.
 _DROPPED_PREFIXES = ("PYTHON", "TORCHELASTIC_", "GLOO_", *NUMERIC_PREFIXES)
 
+REAP_SECONDS = 1.0
+AUTO: Mapping[str, object] = {"accelerator": "auto", "host_root": None}
+"""What a fork server is asked for where no setting changes it."""
+_FLAGS = frozenset({"--json", "--localize", "--profile"})
+_ahead: Launch | None = None  # one that nobody has taken yet
+_fork_ahead: ForkLaunch | None = None
+
+
+def start_ahead(arguments: Sequence[str]) -> None:
+    """
+    Start the node's worker as it is where no setting changes it, and let it import its checks; and the fork server,
+    where these arguments of `healthd check` ask for checks of devices.
+
+    Nothing that a setting names is run: whether it may be is decided when the settings have been read.
+    """
+    global _ahead, _fork_ahead
+    if not sys.executable or "HEALTHD_PROBE_PYTHON" in os.environ:  # nobody would take it
+        return
+    env = environment(sys.executable, {}, os.environ)
+    with contextlib.suppress(OSError):
+        _ahead = Launch(command(sys.executable, alone=True), env)
+        if _ahead.process.stdin is not None:
+            _ahead.process.stdin.write(LOAD)
+        if ask_for_devices(arguments):
+            _fork_ahead = ForkLaunch(sys.executable, env, AUTO)
+
+
+def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of workers: ours without the variables of a job's processes, the interpreter's tools first."""
+    env = {
+        name: value for name, value in own.items() if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+    }
+    # Not resolved: in a virtual environment the interpreter is a link, and its tools are beside the link.
+    folder = os.path.dirname(python)
+    path = env.get("PATH") or os.defpath
+    env["PATH"] = f"{folder}{os.pathsep}{path}" if folder else path
+    env.update(extra)
+    return env
+
+
+def ask_for_devices(arguments: Sequence[str]) -> bool:
+    """Whether it can be seen that these arguments of `healthd check` ask for a tier that uses devices."""
+    left = iter(arguments)
+    for word in left:
+        if not word.startswith("--") or word == "--help":  # a name: what it checks is not known yet
+            return False
+        value = word.partition("=")[2] if "=" in word else "" if word in _FLAGS else next(left, "")
+        if word.startswith("--tier") and value == "passive":
+            return False
+    return True
+
+
+def take_ahead(argv: Sequence[str], env: Mapping[str, str]) -> Launch | None:
+    """The worker that was started ahead, where it is the one that these would start; any other is ended."""
+    global _ahead
+    if _ahead is None or (_ahead.argv, _ahead.env) != (list(argv), env):
+        _end_worker()
+        return None
+    found, _ahead = _ahead, None
+    return found
+
 
 class Launch:
     """A worker that was started, and our end of the pipe of its results. Raises OSError when it cannot be started."""
@@ -52,6 +113,17 @@ class Launch:
             raise
         finally:
             os.close(result_end)
+
+
+def take_fork_ahead(python: str, env: Mapping[str, str], wanted: Mapping[str, object]) -> ForkLaunch | None:
+    """The same of the fork server."""
+    global _fork_ahead
+    found = _fork_ahead
+    if found is None or (found.python, found.env, found.wanted) != (python, env, wanted):
+        _end_fork_server()
+        return None
+    _fork_ahead = None
+    return found
 
 
 class ForkLaunch:
@@ -90,81 +162,6 @@ class ForkLaunch:
 def command(python: str, *, alone: bool) -> list[str]:
     """The command of a worker. `alone`: without site-packages, with which the interpreter takes a third longer."""
     return [python, "-I", *(["-S"] if alone else []), WORKER]
-
-
-def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of workers: ours without the variables of a job's processes, the interpreter's tools first."""
-    env = {
-        name: value for name, value in own.items() if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
-    }
-    # Not resolved: in a virtual environment the interpreter is a link, and its tools are beside the link.
-    folder = os.path.dirname(python)
-    path = env.get("PATH") or os.defpath
-    env["PATH"] = f"{folder}{os.pathsep}{path}" if folder else path
-    env.update(extra)
-    return env
-
-
-# --- ahead of the settings --------------------------------------------------------------------------------------------
-
-REAP_SECONDS = 1.0
-AUTO: Mapping[str, object] = {"accelerator": "auto", "host_root": None}
-"""What a fork server is asked for where no setting changes it."""
-_FLAGS = frozenset({"--json", "--localize", "--profile"})
-_ahead: Launch | None = None  # one that nobody has taken yet
-_fork_ahead: ForkLaunch | None = None
-
-
-def start_ahead(arguments: Sequence[str]) -> None:
-    """
-    Start the node's worker as it is where no setting changes it, and let it import its checks; and the fork server,
-    where these arguments of `healthd check` ask for checks of devices.
-
-    Nothing that a setting names is run: whether it may be is decided when the settings have been read.
-    """
-    global _ahead, _fork_ahead
-    if not sys.executable or "HEALTHD_PROBE_PYTHON" in os.environ:  # nobody would take it
-        return
-    env = environment(sys.executable, {}, os.environ)
-    with contextlib.suppress(OSError):
-        _ahead = Launch(command(sys.executable, alone=True), env)
-        if _ahead.process.stdin is not None:
-            _ahead.process.stdin.write(LOAD)
-        if ask_for_devices(arguments):
-            _fork_ahead = ForkLaunch(sys.executable, env, AUTO)
-
-
-def ask_for_devices(arguments: Sequence[str]) -> bool:
-    """Whether it can be seen that these arguments of `healthd check` ask for a tier that uses devices."""
-    left = iter(arguments)
-    for word in left:
-        if not word.startswith("--") or word == "--help":  # a name: what it checks is not known yet
-            return False
-        value = word.partition("=")[2] if "=" in word else "" if word in _FLAGS else next(left, "")
-        if word.startswith("--tier") and value == "passive":
-            return False
-    return True
-
-
-def take_ahead(argv: Sequence[str], env: Mapping[str, str]) -> Launch | None:
-    """The worker that was started ahead, where it is the one that these would start; any other is ended."""
-    global _ahead
-    if _ahead is None or (_ahead.argv, _ahead.env) != (list(argv), env):
-        _end_worker()
-        return None
-    found, _ahead = _ahead, None
-    return found
-
-
-def take_fork_ahead(python: str, env: Mapping[str, str], wanted: Mapping[str, object]) -> ForkLaunch | None:
-    """The same of the fork server."""
-    global _fork_ahead
-    found = _fork_ahead
-    if found is None or (found.python, found.env, found.wanted) != (python, env, wanted):
-        _end_fork_server()
-        return None
-    _fork_ahead = None
-    return found
 
 
 def end_ahead() -> None:
