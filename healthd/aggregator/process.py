@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 # A full collection walks over all that ten thousand held connections consist of and stops everything for a second, so
 # each one is of what is new since the one before, which is then left alone (`gc.freeze`). Syncs and gates leave no
 # cycles behind: of 250,000 objects that were left alone none was garbage after 20,000 syncs and fifteen gates.
-COLLECTOR_THRESHOLDS = (5_000, 5, 1_000_000_000)
+# Python's own collection of young objects is left for floods of them: it would come in the middle of a gate's pass.
+COLLECTOR_THRESHOLDS = (100_000, 5, 1_000_000_000)
 STOP_SECONDS, LEAST_STOP_SECONDS, MOST_STOP_SECONDS = 0.02, 1.0, 60.0
 """So long such a collection should stop everything, and so long at least and at most is between two."""
 WHOLE_SECONDS = 6 * 3600.0

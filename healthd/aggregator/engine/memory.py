@@ -6,7 +6,6 @@ changes of them; and the orders of each node that follow.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
@@ -255,7 +254,7 @@ class FleetState:
         if not self._lease_key:
             return ""
         said = "\n".join((lease_id, gate, str(attempt), job)).encode()
-        return hmac.new(self._lease_key, said, hashlib.sha256).hexdigest()
+        return hmac.digest(self._lease_key, said, "sha256").hex()
 
     def granted_here(self, lease: Lease) -> bool:
         """Whether this database granted the lease, whatever of that it still knows."""
