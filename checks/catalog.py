@@ -23,6 +23,11 @@ _NVIDIA = "NVIDIA data sheet of the GPU, as quoted by others"
 # and v3/neuron_dhal_v3.c (Trainium2). The driver has no table for Trainium3 and lists no links for it.
 _LINKS = "AWS Neuron driver, fw_io_topology_v2 and _v3 (links)"
 
+# Families of EC2 without accelerators: general purpose, compute, memory, storage, high performance computing.
+# Source: Amazon EC2 Instance Types, naming conventions.
+_PLAIN = frozenset(("a", "c", "d", "h", "hpc", "i", "im", "is", "m", "mac", "r", "t", "u", "x", "z"))
+_NAME = re.compile(r"([a-z]+)[a-z0-9-]*\.[a-z0-9-]+")
+
 
 class Chip(NamedTuple):
     """
@@ -181,11 +186,6 @@ _ROWS: tuple[tuple[str, Chip, int | None, int | None, str | None, str], ...] = (
 )  # fmt: skip
 
 TYPES: Mapping[str, InstanceType] = {row[0]: InstanceType(*row) for row in _ROWS}
-
-# Families of EC2 without accelerators: general purpose, compute, memory, storage, high performance computing.
-# Source: Amazon EC2 Instance Types, naming conventions.
-_PLAIN = frozenset(("a", "c", "d", "h", "hpc", "i", "im", "is", "m", "mac", "r", "t", "u", "x", "z"))
-_NAME = re.compile(r"([a-z]+)[a-z0-9-]*\.[a-z0-9-]+")
 
 
 def type_name(text: object) -> str | None:

@@ -24,6 +24,13 @@ from checks.host.machine import Host, HostError
 # A job may ask for bf16 inside fp32 products (usual on Graviton); a probe must measure what it says.
 _DROPPED = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
+_FEATURES = frozenset(
+    {"cpu family", "model", "flags", "Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part"}
+)
+
+DEVICE_COUNT_DEFAULT = 2  # the least with which devices can be compared and collectives mean something
+DEVICE_COUNT_MAX = 256  # more is a slip of the keyboard: each is a process with torch in it
+
 
 def prepare_fork() -> None:
     """
@@ -46,13 +53,6 @@ DESCRIPTOR = Descriptor(
     jobs_open_devices=False,
     uses_efa=False,
 )
-
-_FEATURES = frozenset(
-    {"cpu family", "model", "flags", "Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part"}
-)
-
-DEVICE_COUNT_DEFAULT = 2  # the least with which devices can be compared and collectives mean something
-DEVICE_COUNT_MAX = 256  # more is a slip of the keyboard: each is a process with torch in it
 
 
 def present(host: Host) -> bool:

@@ -48,6 +48,28 @@ _HARDWARE = tuple(
         ),
     )
 )
+# What a job sets that would let a probe compute with less than it says: TF32 for fp32.
+_DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+
+_FOLDER = "/proc/driver/nvidia/gpus"
+_BUS = "/sys/bus/pci/devices"
+_SERIAL = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+# They keep GPUs open, some for as long as the machine is up, and run nothing on them; the device plugin and the feature
+# discovery are those of Kubernetes. The kernel cuts names at 15 letters.
+_CARETAKERS = frozenset(
+    {
+        "nvidia-persiste",
+        "nv-hostengine",
+        "dcgm-exporter",
+        "dcgm",
+        "nv-fabricmanage",
+        "nvidia-device-p",
+        "gpu-feature-dis",
+        "nvidia-smi",
+    }
+)
+_GIVE_ONE = "give the container a single MIG partition (with nvidia-ml-py, which counts them), "
 
 
 def _diagnose(text: str) -> tuple[Diagnosis, str] | None:
@@ -61,10 +83,6 @@ def _diagnose(text: str) -> tuple[Diagnosis, str] | None:
 
 def _tells_of_trouble(text: str) -> bool:
     return _TROUBLE.search(text) is not None
-
-
-# What a job sets that would let a probe compute with less than it says: TF32 for fp32.
-_DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 
 
 def prepare_fork() -> None:
@@ -102,27 +120,6 @@ DESCRIPTOR = Descriptor(
     tells_of_trouble=_tells_of_trouble,
     support_tools=(Tool(("nvidia-smi", "-q")),),
 )
-
-_FOLDER = "/proc/driver/nvidia/gpus"
-_BUS = "/sys/bus/pci/devices"
-_SERIAL = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-# They keep GPUs open, some for as long as the machine is up, and run nothing on them; the device plugin and the feature
-# discovery are those of Kubernetes. The kernel cuts names at 15 letters.
-_CARETAKERS = frozenset(
-    {
-        "nvidia-persiste",
-        "nv-hostengine",
-        "dcgm-exporter",
-        "dcgm",
-        "nv-fabricmanage",
-        "nvidia-device-p",
-        "gpu-feature-dis",
-        "nvidia-smi",
-    }
-)
-
-_GIVE_ONE = "give the container a single MIG partition (with nvidia-ml-py, which counts them), "
 
 
 def present(host: Host) -> bool:

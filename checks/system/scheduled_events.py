@@ -38,6 +38,7 @@ _CODES: Mapping[str, tuple[str, Action]] = {
     "rebalance": ("EC2 has announced that it may interrupt this Spot instance at any moment", Action.REPLACE),
 }
 _OTHER = ("EC2 has scheduled an event of an unknown kind for this instance", Action.INSPECT)
+_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.\d{1,9})?Z")
 
 
 class Event(NamedTuple):
@@ -179,9 +180,6 @@ def _parsed(text: str | None, name: str) -> Any:
         return parse_json(text)
     except ValueError as error:
         raise HostError("NoData", f"{name}: the metadata service returned no JSON: {error}") from None
-
-
-_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.\d{1,9})?Z")
 
 
 def _seconds(text: object, name: str) -> float:

@@ -14,6 +14,9 @@ from typing import Any
 
 from checks.contract import Check, Program, Tier
 
+_of_the_host: dict[str, Check] = {}
+_loaded: dict[int, dict[str, Check]] = {}
+
 
 def load_check(name: str, setup: Mapping[str, Any]) -> Check:
     """
@@ -36,10 +39,6 @@ def load_host() -> dict[str, Check]:
     if not _of_the_host:
         _of_the_host.update(builtin_checks(HOST_PACKAGES))
     return _of_the_host
-
-
-_of_the_host: dict[str, Check] = {}
-_loaded: dict[int, dict[str, Check]] = {}
 
 
 def load_all(setup: Mapping[str, Any]) -> dict[str, Check]:

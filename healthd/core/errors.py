@@ -6,6 +6,31 @@ from __future__ import annotations
 
 import re
 
+# What a library says of a connection that failed -> what to do about it.
+_CONNECTION_REMEDIES = (
+    (
+        ("self-signed certificate", "self signed certificate", "unable to get local issuer"),
+        "name its CA with --ca-file or HEALTHD_CA_FILE",
+    ),
+    (("certificate is not valid for", "Hostname mismatch"), "use a name that is in its certificate"),
+    (("certificate has expired",), "renew its certificate, and restart it"),
+    (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure"), "it does not speak TLS: use http://"),
+    (
+        ("Server disconnected without sending", "Remote end closed connection without response"),
+        "if it speaks TLS, use https://",
+    ),
+    (
+        ("Connection refused", "All connection attempts failed"),
+        "nothing listens there: start it, or correct the address",
+    ),
+    (
+        ("Name or service not known", "No address associated", "name resolution"),
+        "correct the name, or add it to DNS or /etc/hosts",
+    ),
+    (("No route to host", "Network is unreachable"), "correct the address, or check routes and firewalls"),
+    (("timed out",), "check that it runs and that no firewall drops the traffic"),
+)
+
 
 class HealthdError(Exception):
     """Root of all errors that healthd raises on purpose. As text it shows no secrets, such as a password in a URL."""
@@ -46,32 +71,6 @@ class ConflictError(HealthdError):
 
 class NotFoundError(HealthdError):
     """Nothing of this name is known."""
-
-
-# What a library says of a connection that failed -> what to do about it.
-_CONNECTION_REMEDIES = (
-    (
-        ("self-signed certificate", "self signed certificate", "unable to get local issuer"),
-        "name its CA with --ca-file or HEALTHD_CA_FILE",
-    ),
-    (("certificate is not valid for", "Hostname mismatch"), "use a name that is in its certificate"),
-    (("certificate has expired",), "renew its certificate, and restart it"),
-    (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure"), "it does not speak TLS: use http://"),
-    (
-        ("Server disconnected without sending", "Remote end closed connection without response"),
-        "if it speaks TLS, use https://",
-    ),
-    (
-        ("Connection refused", "All connection attempts failed"),
-        "nothing listens there: start it, or correct the address",
-    ),
-    (
-        ("Name or service not known", "No address associated", "name resolution"),
-        "correct the name, or add it to DNS or /etc/hosts",
-    ),
-    (("No route to host", "Network is unreachable"), "correct the address, or check routes and firewalls"),
-    (("timed out",), "check that it runs and that no firewall drops the traffic"),
-)
 
 
 def connection_words(error: Exception) -> str:

@@ -4,6 +4,9 @@ orders.
 
 One request is always held open; a change is sent at once by a second one. No other clock is trusted: time is counted by
 CLOCK_BOOTTIME from the last answer that was read. An answer that waited while this process was frozen is dropped.
+
+`SyncClient` keeps the two requests going and chooses the aggregator. `AggregatorConnection` sends requests to one
+aggregator with the node's credentials, and reads its answers within bounds.
 """
 
 from __future__ import annotations
@@ -39,9 +42,6 @@ from healthd.node.services import StepSource
 from healthd.node.settings import SyncSettings
 from healthd.node.state.store import NodeStore, digest_of
 
-# Sends requests to one aggregator with the node's credentials, and reads its answers within bounds.
-
-
 MAX_ANSWER_BYTES = 2 << 20
 # The title of the problem by which an aggregator says that no open gate has this executor.
 NOT_EXECUTOR = "NotExecutor"
@@ -60,6 +60,16 @@ _ADDRESS = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,253}/?")
 MOST_HOPS = 2
 # Beyond the wait that was asked for: the way there and back, and a busy aggregator.
 SLACK_SECONDS = 10.0
+# Results of one round come within milliseconds of each other; one message for all of them is enough.
+GATHER_SECONDS = 0.05
+FIRST_PAUSE_SECONDS = 0.5
+# Until an aggregator says how long it holds a request.
+HOLD_SECONDS = 25.0
+# An aggregator that never holds an answer back must not make the node ask as fast as it can.
+HASTY_SECONDS = 0.5
+HASTY_ANSWERS = 8
+
+log = logging.getLogger(__name__)
 
 
 class NotWantedError(UnreachableError):
@@ -82,20 +92,8 @@ class AskedToWaitError(UnreachableError):
         self.seconds = seconds
 
 
-def why_not_followed(leader: str, told_by: str, settings: SyncSettings) -> str | None:
-    """
-    Why the node does not go where an aggregator sends it; None where it may: its token goes there too.
-
-    An address of the settings may always be used. Any other one only over TLS, from an aggregator and to one whose
-    certificates the CA of the settings has signed.
-    """
-    if leader.rstrip("/") in (url.rstrip("/") for url in settings.aggregators):
-        return None
-    if settings.ca_file is None:
-        return "it is not in node.sync.aggregators; add it there, or name the aggregators' CA as ca_file"
-    if not (leader.startswith("https://") and told_by.startswith("https://")):
-        return "it is not in node.sync.aggregators, and without TLS its identity is unverified; add it there"
-    return None
+class UnforeseenError(UnreachableError):
+    """An exception while an answer was handled; the log has the traceback."""
 
 
 class Connection(Protocol):
@@ -113,108 +111,6 @@ class Connection(Protocol):
 
 Connect = Callable[[str], Awaitable[Connection]]
 """The connection to the aggregator with this URL."""
-
-
-class AggregatorConnection:
-    """The HTTP connections to one aggregator; close it with `close`."""
-
-    def __init__(self, url: str, node: str, key: str, settings: SyncSettings, context: ssl.SSLContext | None) -> None:
-        """`key` is the node's own key."""
-        self.url = url
-        self.peer_address: str | None = None
-        self._address = f"{url.rstrip('/')}/v1/nodes/{node}/sync"
-        self._key = key
-        self._token_file = settings.token_file
-        self._executor = {"executor": settings.executor} if settings.executor is not None else {}
-        transport = httpx.AsyncHTTPTransport(
-            verify=context if context is not None else False,  # never used without TLS
-            trust_env=False,
-            limits=httpx.Limits(max_connections=4, keepalive_expiry=60.0),
-            socket_options=KEEPALIVE,
-        )
-        self._http = httpx.AsyncClient(transport=transport, trust_env=False, timeout=httpx.Timeout(CONNECT_SECONDS))
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
-
-    async def post(self, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
-        """The answer, which the aggregator may hold back for `wait_seconds`. Raises UnreachableError."""
-        timeout = httpx.Timeout(CONNECT_SECONDS, read=wait_seconds + SLACK_SECONDS)
-        headers = self._headers()
-        try:
-            # One bound for all of it: the time-outs of httpx count anew from each byte.
-            async with (
-                asyncio.timeout(wait_seconds + 2 * SLACK_SECONDS),
-                self._http.stream(
-                    "POST",
-                    self._address,
-                    params={"wait": f"{wait_seconds:g}", **self._executor},
-                    content=wire.encode(request),
-                    headers=headers,
-                    timeout=timeout,
-                ) as response,
-            ):
-                body = await read_stream(response.aiter_raw(), MAX_ANSWER_BYTES, what="its answer")
-        except TimeoutError:
-            raise UnreachableError(f"aggregator {self.url}: its answer does not end") from None
-        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
-            # RuntimeError: the client was closed meanwhile.
-            raise UnreachableError(f"aggregator {self.url} cannot be reached: {connection_words(error)}") from None
-        except HealthdError as error:
-            raise UnreachableError(f"aggregator {self.url}: {error}") from None
-        if response.status_code != 200:
-            raise self._refusal(response, body)
-        try:
-            return wire.decode(body, SyncAnswer, what="its answer")
-        except BadInputError as error:
-            raise UnreachableError(f"aggregator {self.url}: {error}") from None
-
-    def _refusal(self, response: httpx.Response, body: bytes) -> UnreachableError:
-        title, detail = problem_in(body)
-        status, headers = response.status_code, response.headers
-        said = f"aggregator {self.url} refuses: HTTP {status}{f': {detail}' if detail else ''}"
-        if status == NOT_LEADER and _ADDRESS.fullmatch(leader := headers.get("leader", "")):
-            return ElsewhereError(said, leader)
-        if status == 503 and (seconds := headers.get("retry-after", "")).isdecimal():
-            return AskedToWaitError(said, float(seconds[:9]))
-        return NotWantedError(said) if status == 409 and title == NOT_EXECUTOR else UnreachableError(said)
-
-    def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "X-Healthd-Node-Key": self._key}
-        file = self._token_file
-        if file is not None:
-            try:
-                headers["Authorization"] = f"Bearer {read_token(file)}"
-            except ConfigError as error:
-                raise UnreachableError(str(error)) from None
-        return headers
-
-
-def check_sync_settings(settings: SyncSettings) -> ssl.SSLContext | None:
-    """The TLS context for the aggregators; None without one. Raises ConfigError for what cannot be used."""
-    context = trust.trusting(settings.ca_file) if any(url.startswith("https") for url in settings.aggregators) else None
-    if settings.token_file is not None and settings.aggregators:
-        check_file(settings.token_file, "token file")
-    for url in settings.aggregators:
-        check_aggregator(url, where="node.sync.aggregators")
-    return context
-
-
-log = logging.getLogger(__name__)
-
-# Results of one round come within milliseconds of each other; one message for all of them is enough.
-GATHER_SECONDS = 0.05
-FIRST_PAUSE_SECONDS = 0.5
-# Until an aggregator says how long it holds a request.
-HOLD_SECONDS = 25.0
-# An aggregator that never holds an answer back must not make the node ask as fast as it can.
-HASTY_SECONDS = 0.5
-HASTY_ANSWERS = 8
-
-
-class UnforeseenError(UnreachableError):
-    """An exception while an answer was handled; the log has the traceback."""
 
 
 class SyncClient:
@@ -489,3 +385,108 @@ class SyncClient:
 def _used(state: NodeState, use: Use) -> NodeState:
     """The state with other users."""
     return dataclasses.replace(state, allocated=use.allocated, leases=use.leases, running=use.running)
+
+
+# --- one aggregator ---------------------------------------------------------------------------------------------------
+
+
+class AggregatorConnection:
+    """The HTTP connections to one aggregator; close it with `close`."""
+
+    def __init__(self, url: str, node: str, key: str, settings: SyncSettings, context: ssl.SSLContext | None) -> None:
+        """`key` is the node's own key."""
+        self.url = url
+        self.peer_address: str | None = None
+        self._address = f"{url.rstrip('/')}/v1/nodes/{node}/sync"
+        self._key = key
+        self._token_file = settings.token_file
+        self._executor = {"executor": settings.executor} if settings.executor is not None else {}
+        transport = httpx.AsyncHTTPTransport(
+            verify=context if context is not None else False,  # never used without TLS
+            trust_env=False,
+            limits=httpx.Limits(max_connections=4, keepalive_expiry=60.0),
+            socket_options=KEEPALIVE,
+        )
+        self._http = httpx.AsyncClient(transport=transport, trust_env=False, timeout=httpx.Timeout(CONNECT_SECONDS))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def post(self, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+        """The answer, which the aggregator may hold back for `wait_seconds`. Raises UnreachableError."""
+        timeout = httpx.Timeout(CONNECT_SECONDS, read=wait_seconds + SLACK_SECONDS)
+        headers = self._headers()
+        try:
+            # One bound for all of it: the time-outs of httpx count anew from each byte.
+            async with (
+                asyncio.timeout(wait_seconds + 2 * SLACK_SECONDS),
+                self._http.stream(
+                    "POST",
+                    self._address,
+                    params={"wait": f"{wait_seconds:g}", **self._executor},
+                    content=wire.encode(request),
+                    headers=headers,
+                    timeout=timeout,
+                ) as response,
+            ):
+                body = await read_stream(response.aiter_raw(), MAX_ANSWER_BYTES, what="its answer")
+        except TimeoutError:
+            raise UnreachableError(f"aggregator {self.url}: its answer does not end") from None
+        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
+            # RuntimeError: the client was closed meanwhile.
+            raise UnreachableError(f"aggregator {self.url} cannot be reached: {connection_words(error)}") from None
+        except HealthdError as error:
+            raise UnreachableError(f"aggregator {self.url}: {error}") from None
+        if response.status_code != 200:
+            raise self._refusal(response, body)
+        try:
+            return wire.decode(body, SyncAnswer, what="its answer")
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {self.url}: {error}") from None
+
+    def _refusal(self, response: httpx.Response, body: bytes) -> UnreachableError:
+        title, detail = problem_in(body)
+        status, headers = response.status_code, response.headers
+        said = f"aggregator {self.url} refuses: HTTP {status}{f': {detail}' if detail else ''}"
+        if status == NOT_LEADER and _ADDRESS.fullmatch(leader := headers.get("leader", "")):
+            return ElsewhereError(said, leader)
+        if status == 503 and (seconds := headers.get("retry-after", "")).isdecimal():
+            return AskedToWaitError(said, float(seconds[:9]))
+        return NotWantedError(said) if status == 409 and title == NOT_EXECUTOR else UnreachableError(said)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "X-Healthd-Node-Key": self._key}
+        file = self._token_file
+        if file is not None:
+            try:
+                headers["Authorization"] = f"Bearer {read_token(file)}"
+            except ConfigError as error:
+                raise UnreachableError(str(error)) from None
+        return headers
+
+
+def check_sync_settings(settings: SyncSettings) -> ssl.SSLContext | None:
+    """The TLS context for the aggregators; None without one. Raises ConfigError for what cannot be used."""
+    context = trust.trusting(settings.ca_file) if any(url.startswith("https") for url in settings.aggregators) else None
+    if settings.token_file is not None and settings.aggregators:
+        check_file(settings.token_file, "token file")
+    for url in settings.aggregators:
+        check_aggregator(url, where="node.sync.aggregators")
+    return context
+
+
+def why_not_followed(leader: str, told_by: str, settings: SyncSettings) -> str | None:
+    """
+    Why the node does not go where an aggregator sends it; None where it may: its token goes there too.
+
+    An address of the settings may always be used. Any other one only over TLS, from an aggregator and to one whose
+    certificates the CA of the settings has signed.
+    """
+    if leader.rstrip("/") in (url.rstrip("/") for url in settings.aggregators):
+        return None
+    if settings.ca_file is None:
+        return "it is not in node.sync.aggregators; add it there, or name the aggregators' CA as ca_file"
+    if not (leader.startswith("https://") and told_by.startswith("https://")):
+        return "it is not in node.sync.aggregators, and without TLS its identity is unverified; add it there"
+    return None

@@ -1,4 +1,7 @@
-"""What all handlers of the aggregator use: its parts, the caller, their kind of route; and what the API answers."""
+"""
+What all handlers of the aggregator use: its parts, the caller, and their kind of route; and the answers of the API that
+are no records of the model: lists, summaries, and results of changes.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,34 @@ from healthd.core.model import (
     Verdict,
 )
 from healthd.core.tasks import Tasks
+
+MOST_ERRORS = 100
+"""More errors of a body are only counted: two megabytes can hold 150,000; to tell them takes a third of a second."""
+STATUSES = {
+    400: "The request is invalid: a parameter, a header or a member of the body is wrong.",
+    401: "The token is missing or unknown.",
+    403: "The token lacks the scope, or may not ask a gate for so little, or a page of another site made the request.",
+    404: "Nothing with this name exists.",
+    405: "The path is written differently: a name contains a slash.",
+    408: "The body did not arrive in time.",
+    409: "The request contradicts an earlier request or the current state.",
+    413: "The body is too large.",
+    429: "The caller has reached its limit of open gates or waiting requests; try again later.",
+    421: "This aggregator is a standby; the header `Leader` has the URL of the leader.",
+    431: "The headers are too large.",
+    500: "An internal error; see the aggregator's log.",
+    503: "The database cannot be written, or there are too many connections or nodes; try again later.",
+}
+"""What the status of a problem means; its text says it of the case."""
+BY_CONNECTION = (400, 431, 500, 503)
+"""Every path may answer these; where a request does not reach the application, as plain text."""
+
+TOKEN = HTTPBearer(
+    scheme_name="token",
+    auto_error=False,
+    description="A token from the aggregator's token file. Its scopes are read, sync, gate (includes read) and admin "
+    "(all). An aggregator on loopback without a token table requires none.",
+)
 
 
 class HeldRequests:
@@ -121,14 +152,6 @@ def parts_of(request: Request) -> Parts:
     return parts
 
 
-TOKEN = HTTPBearer(
-    scheme_name="token",
-    auto_error=False,
-    description="A token from the aggregator's token file. Its scopes are read, sync, gate (includes read) and admin "
-    "(all). An aggregator on loopback without a token table requires none.",
-)
-
-
 async def caller(request: Request, needed: SecurityScopes, _: Annotated[object, Depends(TOKEN)]) -> Caller:
     """A dependency: the caller, who may do what the scope of the path allows."""
     return await parts_of(request).guard.admit(request.headers.get("authorization"), Scope(needed.scope_str))
@@ -140,27 +163,6 @@ SYNC = Security(caller, scopes=[Scope.SYNC.value])
 Reader = Annotated[Caller, READ]
 GateCaller = Annotated[Caller, GATE]
 Admin = Annotated[Caller, Security(caller, scopes=[Scope.ADMIN.value])]
-
-
-STATUSES = {
-    400: "The request is invalid: a parameter, a header or a member of the body is wrong.",
-    401: "The token is missing or unknown.",
-    403: "The token lacks the scope, or may not ask a gate for so little, or a page of another site made the request.",
-    404: "Nothing with this name exists.",
-    405: "The path is written differently: a name contains a slash.",
-    408: "The body did not arrive in time.",
-    409: "The request contradicts an earlier request or the current state.",
-    413: "The body is too large.",
-    429: "The caller has reached its limit of open gates or waiting requests; try again later.",
-    421: "This aggregator is a standby; the header `Leader` has the URL of the leader.",
-    431: "The headers are too large.",
-    500: "An internal error; see the aggregator's log.",
-    503: "The database cannot be written, or there are too many connections or nodes; try again later.",
-}
-"""What the status of a problem means; its text says it of the case."""
-
-BY_CONNECTION = (400, 431, 500, 503)
-"""Every path may answer these; where a request does not reach the application, as plain text."""
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -288,10 +290,6 @@ class _Validated(Request):
         return self._record
 
 
-MOST_ERRORS = 100
-"""More errors of a body are only counted: two megabytes can hold 150,000; to tell them takes a third of a second."""
-
-
 class _Body:
     """Reads the bodies of one path. `wanted` is a dataclass."""
 
@@ -353,10 +351,7 @@ async def wait_seconds(
 Wait = Annotated[float, Depends(wait_seconds)]
 
 
-# What the API answers where no record of the model is the answer: lists, summaries, and what a change came to.
-
-
-# --- gates -----------------------------------------------------------------------------------------------------------
+# --- answers about gates ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,7 +421,7 @@ class ValidationState:
     validations: tuple[Validation, ...]
 
 
-# --- nodes -----------------------------------------------------------------------------------------------------------
+# --- answers about nodes ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -568,7 +563,7 @@ class Rekeyed:
     rekeyed: bool = True
 
 
-# --- what people decide ----------------------------------------------------------------------------------------------
+# --- answers about what people decide ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -619,7 +614,7 @@ class ScreeningList:
     more: int
 
 
-# --- for machines ----------------------------------------------------------------------------------------------------
+# --- answers for machines ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

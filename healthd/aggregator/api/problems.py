@@ -12,19 +12,8 @@ from healthd.core.model import Problem
 
 MEDIA_TYPE = "application/problem+json"
 
-
-class HttpError(HealthdError):
-    """An error that is about HTTP itself; `headers` go with the answer."""
-
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = headers or {}
-
-
 _Told = tuple[int, str | None, Mapping[str, str]]
 """Status, title where the status does not say it, and headers."""
-
 _KINDS: Sequence[tuple[type[HealthdError], _Told]] = (
     (DuplicateError, (409, "DuplicateNode", {})),
     (NotVouchedError, (403, None, {})),
@@ -41,6 +30,15 @@ _OF_AUTH: Mapping[int, Mapping[str, str]] = {
     401: {"www-authenticate": 'Bearer realm="healthd"'},
     503: {"retry-after": "5"},
 }
+
+
+class HttpError(HealthdError):
+    """An error that is about HTTP itself; `headers` go with the answer."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
 
 
 def problem_of(error: HealthdError) -> tuple[Problem, dict[str, str]]:

@@ -87,6 +87,19 @@ LONGEST_SLEEP_SECONDS = 30.0
 """The engine's clock counts a suspended machine's sleep and the event loop's does not: look again at least so often."""
 REPORTS_SECONDS = 0.01
 """A pass costs as much as two syncs: what is heard within so long of the last one is taken in together."""
+RELEASED = "released by the caller"
+"""Why a lease ended that its job gave back."""
+POOL_RECHECK_SECONDS = 1.0
+"""A gate that waits for nodes of a pool looks at the pool at most so often. Keeps a large pool from costing."""
+BACKOFF = Backoff(1.0, 8.0)
+"""The pauses after failed commits: each failure costs a rebuild of memory."""
+MOST_REFUSED = 3
+"""Passes in a row whose rows the database may refuse before that is a fault: the first may be one request's."""
+DAY_SECONDS = 86400.0
+
+Result = tuple[asyncio.Future[Any], Any]
+"""What a request returned, told once it is on disk."""
+_Request = tuple[Callable[[Batch], Any], asyncio.Future[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +122,6 @@ class GivenBack:
     gate: Gate | None
     leases: tuple[LeaseRow, ...]
     at: float
-
-
-RELEASED = "released by the caller"
-"""Why a lease ended that its job gave back."""
-
-
-def _first_release(rows: Iterable[LeaseRow], now: float) -> float:
-    return min((row.ended_at for row in rows if row.why == RELEASED and row.ended_at is not None), default=now)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1005,10 +1010,6 @@ class Engine:
         self._wake.set()
 
 
-def _internal_error() -> HealthdError:
-    return HealthdError("internal error; see the aggregator's log")
-
-
 def steady_clock(open_gates: Iterable[Gate] = ()) -> Callable[[], float]:
     """
     Seconds since the epoch as of now, from here on by CLOCK_BOOTTIME: no jump of the clock moves a deadline.
@@ -1021,12 +1022,15 @@ def steady_clock(open_gates: Iterable[Gate] = ()) -> Callable[[], float]:
     return lambda: start + time.clock_gettime(time.CLOCK_BOOTTIME) - boot
 
 
-# What waits for the loop: requests, followers of a gate, and the next try after a failure.
+def _internal_error() -> HealthdError:
+    return HealthdError("internal error; see the aggregator's log")
 
-Result = tuple[asyncio.Future[Any], Any]
-"""What a request returned, told once it is on disk."""
 
-_Request = tuple[Callable[[Batch], Any], asyncio.Future[Any]]
+def _first_release(rows: Iterable[LeaseRow], now: float) -> float:
+    return min((row.ended_at for row in rows if row.why == RELEASED and row.ended_at is not None), default=now)
+
+
+# --- what waits for the loop ------------------------------------------------------------------------------------------
 
 
 class Requests:
@@ -1104,12 +1108,6 @@ class Requests:
         self._one_by_one = len(unanswered)
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    """Fail the future, unless it has a result already."""
-    if not future.done():
-        future.set_exception(error)
-
-
 class Followers:
     """An event for each gate that somebody waits for. On the event loop alone."""
 
@@ -1141,14 +1139,6 @@ class Followers:
             event.set()
 
 
-POOL_RECHECK_SECONDS = 1.0
-"""A gate that waits for nodes of a pool looks at the pool at most so often. Keeps a large pool from costing."""
-BACKOFF = Backoff(1.0, 8.0)
-"""The pauses after failed commits: each failure costs a rebuild of memory."""
-MOST_REFUSED = 3
-"""Passes in a row whose rows the database may refuse before that is a fault: the first may be one request's."""
-
-
 class Retries:
     """`at` is when the next pass may begin; -inf in good days."""
 
@@ -1176,7 +1166,13 @@ class Retries:
         return self._refused >= MOST_REFUSED
 
 
-# What a pass works on and with.
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    """Fail the future, unless it has a result already."""
+    if not future.done():
+        future.set_exception(error)
+
+
+# --- a pass -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1493,21 +1489,6 @@ class Stepper:
         return dataclasses.replace(gate, waiting=(_reason(fault),)), (WakeAt(at=fault.retry_at),)
 
 
-def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
-    """The states that the decision is based on; empty while there is none."""
-    if gate.decision is None:
-        return ()
-    names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.well]
-    names += [n.node for n in gate.decision.excluded]
-    found = [snapshot.nodes.get(name) for name in names]
-    return tuple(s for s in (node.kept() for node in found if node is not None) if s is not None)
-
-
-def _reason(fault: Fault) -> Reason:
-    text = "the aggregator hit an unexpected internal error on this gate and tries again; its log has the traceback"
-    return reason("InternalError", f"{text} ({fault.message})")
-
-
 class ReadOnce(Mapping[str, T]):
     """
     A read-only mapping. A value is read when it is first needed and stays the same from then on; `read` gives None for
@@ -1540,9 +1521,6 @@ class ReadOnce(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._keys())
-
-
-DAY_SECONDS = 86400.0
 
 
 class Pruning:
@@ -1606,3 +1584,18 @@ class Pruning:
             with contained(Where.NODE, name):
                 rules.forget(batch, name)
                 reconciler.forget(batch, name, f"the aggregator: no report for {policy.forget_days:g} days")
+
+
+def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
+    """The states that the decision is based on; empty while there is none."""
+    if gate.decision is None:
+        return ()
+    names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.well]
+    names += [n.node for n in gate.decision.excluded]
+    found = [snapshot.nodes.get(name) for name in names]
+    return tuple(s for s in (node.kept() for node in found if node is not None) if s is not None)
+
+
+def _reason(fault: Fault) -> Reason:
+    text = "the aggregator hit an unexpected internal error on this gate and tries again; its log has the traceback"
+    return reason("InternalError", f"{text} ({fault.message})")

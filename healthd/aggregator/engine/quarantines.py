@@ -1,5 +1,8 @@
 """
 Quarantines by rule: what the rules remember of the fleet, what they decide carried out, and the breakers of pools.
+
+`Quarantines` carries out on the ledger what the rules decide, `Breakers` stop the rules at a share of a pool until a
+person has looked, and `QuarantineMemory` has what both remember, in memory as it is on disk.
 """
 
 from __future__ import annotations
@@ -42,193 +45,10 @@ BREAKERS = "rule_breakers"
 """The fact about the database under which open breakers are kept."""
 MOST_LATCHED = 20_000
 """Devices and machines that latches are kept of: as many as nodes; beyond that the oldest go, and it is said."""
-
-
-class QuarantineMemory:
-    """
-    `records`, `machines` and open `repairs` by node, `latches` by what they are on, `breakers` by pool: as on disk.
-    `versions` are the states that were looked at, `due` says when time alone may change a record.
-    """
-
-    def __init__(self, loaded: Loaded) -> None:
-        self.records: dict[str, RuleRecord] = dict(loaded.rules)
-        self.latches: dict[str, tuple[Latch, ...]] = dict(loaded.latches)
-        self.machines: dict[str, str] = dict(loaded.machines)
-        self.breakers: dict[str, Breaker] = wire.decode(
-            loaded.meta.get(BREAKERS, "{}").encode(), dict[str, Breaker], what="breakers of the rules"
-        )
-        self.repairs: dict[str, tuple[Repair, ...]] = {}
-        for repair in loaded.repairs:
-            self.repairs[repair.node] = (*self.repairs.get(repair.node, ()), repair)
-        self.versions: dict[str, int] = {}
-        self.due: dict[str, float] = {name: due_at(record) for name, record in self.records.items() if record.word}
-        self._doubted: frozenset[str] | None = None
-
-    def doubted(self) -> frozenset[str]:
-        """Nodes that a validation has accused and nothing has cleared."""
-        if self._doubted is None:
-            records = self.records.items()
-            self._doubted = frozenset(n for n, r in records if any(count.rule is Rule.ACCUSED for count in r.counts))
-        return self._doubted
-
-    def set(self, where: dict[Any, Any], key: str, value: Any) -> None:
-        """Change one entry; None drops it."""
-        if where is self.records:
-            self._doubted = None
-        if value is None:
-            where.pop(key, None)
-        else:
-            where[key] = value
-
-    def put_record(self, batch: Batch, node: str, record: RuleRecord | None) -> None:
-        """What is remembered of a node, without latches."""
-        self.set(self.records, node, record)
-        batch.changes.append(PutRecord(kind=Kind.RULES, key=node, record=record))
-
-    def put_machine(self, batch: Batch, node: str, machine: str) -> None:
-        """Which machine the node is."""
-        self.set(self.machines, node, machine)
-        batch.changes.append(PutRecord(kind=Kind.MACHINE, key=node, record=machine))
-
-    def put_latches(self, batch: Batch, identity: str, latches: tuple[Latch, ...]) -> None:
-        """All that is latched on one device or machine; nothing is written when it is the same."""
-        if self.latches.get(identity, ()) == latches:
-            return
-        self.set(self.latches, identity, latches or None)
-        batch.changes.append(PutRecord(kind=Kind.LATCHES, key=identity, record=latches or None))
-        if len(self.latches) > MOST_LATCHED:
-            oldest = min(self.latches, key=lambda key: max(latch.last_at for latch in self.latches[key]))
-            batch.event("fleet", "latch dropped", f"{oldest}: more than {MOST_LATCHED} are latched")
-            self.put_latches(batch, oldest, ())
-
-    def put_repairs(self, batch: Batch, node: str, found: tuple[Repair, ...]) -> None:
-        """
-        All repairs of a node that were open, and new ones; what has changed is written and is in its history, where the
-        finding of a new one is already.
-        """
-        before = self.repairs.get(node, ())
-        if found == before:
-            return
-        for repair in found:
-            if repair in before:
-                continue
-            batch.changes.append(PutRepair(repair=repair))
-            known = next(
-                (one.state for one in before if (one.device, one.since) == (repair.device, repair.since)), None
-            )
-            if known not in (None, repair.state):
-                step, what = repair.steps[-1], f"{repair.advice.value} {repair.device}"
-                batch.event(node, f"repair {repair.state.value}", f"{what}: by {step.by}: {step.why}")
-            if repair.closed_at is not None:
-                batch.repaired.append(repair)
-        self.set(self.repairs, node, tuple(one for one in found if one.closed_at is None) or None)
-
-    def put_breaker(self, batch: Batch, pool: str, breaker: Breaker | None) -> None:
-        """A breaker opens; None closes it."""
-        self.set(self.breakers, pool, breaker)
-        batch.changes.append(PutMeta(key=BREAKERS, value=wire.encode(self.breakers).decode()))
-
-
-# The breakers of the rules: quarantines by rule stop at a share of a pool, until a person has looked.
-
-
-log = logging.getLogger(__name__)
-
-
 COUNTED_SECONDS = 1.0
 """So long a count of a pool stands while nobody joins or leaves it: hundreds of nodes may turn bad at once."""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Counted:
-    """A number of nodes as counted `at` a moment, when what it depends on had the number `of`."""
-
-    number: int
-    at: float
-    of: int
-
-    def stands(self, now: float, of: int) -> bool:
-        return self.of == of and 0 <= now - self.at < COUNTED_SECONDS
-
-
-class Breakers:
-    """By pool; "" are the nodes without one. Kept in `memory`, which is as on disk."""
-
-    def __init__(
-        self,
-        memory: QuarantineMemory,
-        fleet_state: FleetState,
-        registry: Fleet,
-        policy: Policy,
-        *,
-        pool_of: Callable[[str], str | None],
-        present: Callable[[str, float], bool],
-    ) -> None:
-        self._memory = memory
-        self._fleet_state = fleet_state
-        self._registry = registry
-        self._policy = policy
-        self._pool_of = pool_of
-        self._present = present
-        self._sizes: dict[str, _Counted] = {}
-        self._kept: dict[str, _Counted] = {}
-
-    def all(self) -> Mapping[str, Breaker]:
-        """Those that are open, by pool."""
-        return dict(self._memory.breakers)
-
-    def room(self, now: float, pool: str | None) -> PoolLimit:
-        """
-        How many nodes of a pool the rules keep out, and may. Nodes that are gone count for nothing: a terminated one
-        would keep its place for ever.
-        """
-        key = pool or ""
-        size, kept = self._size(now, key), self._kept_by_rules(now, key)
-        most = self._policy.most_out(size)
-        return PoolLimit(pool=key, size=size, kept=kept, most=most, open=key in self._memory.breakers)
-
-    def _size(self, now: float, key: str) -> int:
-        names: Collection[str] = self._registry.pool(key) if key else self._registry.names()
-        counted = self._sizes.get(key)
-        if counted is None or not counted.stands(now, len(names)):
-            own = names if key else [name for name in names if self._pool_of(name) is None]
-            number = sum(self._present(name, now) for name in own)
-            counted = self._sizes[key] = _Counted(number=number, at=now, of=len(names))
-        return counted.number
-
-    def _kept_by_rules(self, now: float, key: str) -> int:
-        state = self._fleet_state
-        counted = self._kept.get(key)
-        if counted is None or not counted.stands(now, state.quarantine_changes):
-            number = sum(
-                one.owner_kind == "rule" and (self._pool_of(name) or "") == key and self._present(name, now)
-                for name, one in state.quarantines.items()
-            )
-            counted = self._kept[key] = _Counted(number=number, at=now, of=state.quarantine_changes)
-        return counted.number
-
-    def trip(self, batch: Batch, effect: OpenBreaker) -> None:
-        """The rules want more nodes of a pool out than they may: a person is to look first."""
-        if effect.pool in self._memory.breakers:
-            return
-        log.error("the breaker of the rules has tripped: %s", effect.reason)
-        self._memory.put_breaker(batch, effect.pool, Breaker(at=batch.now, reason=effect.reason))
-        batch.event("fleet", "breaker tripped", effect.reason)
-
-    def reset(self, batch: Batch, owner: str, pool: str | None) -> tuple[str, ...]:
-        """A person has looked; the pools whose breaker is closed again: all, or the one that is named."""
-        closed = tuple(name for name in self._memory.breakers if pool is None or name == pool)
-        for name in closed:
-            batch.event("fleet", "breaker reset", f"by {owner}: {name or 'nodes without a pool'}")
-            self._memory.put_breaker(batch, name, None)
-        if closed:
-            for name, record in self._memory.records.items():
-                if record.word is not None and record.word.mode is RuleMode.HELD:
-                    self._memory.set(self._memory.due, name, batch.now)
-        return closed
-
-
-# What the rules remember of the fleet, in memory as it is on disk, and what they decided carried out on the ledger.
+log = logging.getLogger(__name__)
 
 
 class Quarantines:
@@ -537,3 +357,183 @@ def _order(record: RuleRecord) -> Order | None:
         return None
     work = RunOrder(tier=probe.tier)
     return Order(id=probe.order_id, kind=OrderKind.RUN, deadline_seconds=probe.deadline_seconds, run=work)
+
+
+# --- breakers ---------------------------------------------------------------------------------------------------------
+
+
+class Breakers:
+    """By pool; "" are the nodes without one. Kept in `memory`, which is as on disk."""
+
+    def __init__(
+        self,
+        memory: QuarantineMemory,
+        fleet_state: FleetState,
+        registry: Fleet,
+        policy: Policy,
+        *,
+        pool_of: Callable[[str], str | None],
+        present: Callable[[str, float], bool],
+    ) -> None:
+        self._memory = memory
+        self._fleet_state = fleet_state
+        self._registry = registry
+        self._policy = policy
+        self._pool_of = pool_of
+        self._present = present
+        self._sizes: dict[str, _Counted] = {}
+        self._kept: dict[str, _Counted] = {}
+
+    def all(self) -> Mapping[str, Breaker]:
+        """Those that are open, by pool."""
+        return dict(self._memory.breakers)
+
+    def room(self, now: float, pool: str | None) -> PoolLimit:
+        """
+        How many nodes of a pool the rules keep out, and may. Nodes that are gone count for nothing: a terminated one
+        would keep its place for ever.
+        """
+        key = pool or ""
+        size, kept = self._size(now, key), self._kept_by_rules(now, key)
+        most = self._policy.most_out(size)
+        return PoolLimit(pool=key, size=size, kept=kept, most=most, open=key in self._memory.breakers)
+
+    def _size(self, now: float, key: str) -> int:
+        names: Collection[str] = self._registry.pool(key) if key else self._registry.names()
+        counted = self._sizes.get(key)
+        if counted is None or not counted.stands(now, len(names)):
+            own = names if key else [name for name in names if self._pool_of(name) is None]
+            number = sum(self._present(name, now) for name in own)
+            counted = self._sizes[key] = _Counted(number=number, at=now, of=len(names))
+        return counted.number
+
+    def _kept_by_rules(self, now: float, key: str) -> int:
+        state = self._fleet_state
+        counted = self._kept.get(key)
+        if counted is None or not counted.stands(now, state.quarantine_changes):
+            number = sum(
+                one.owner_kind == "rule" and (self._pool_of(name) or "") == key and self._present(name, now)
+                for name, one in state.quarantines.items()
+            )
+            counted = self._kept[key] = _Counted(number=number, at=now, of=state.quarantine_changes)
+        return counted.number
+
+    def trip(self, batch: Batch, effect: OpenBreaker) -> None:
+        """The rules want more nodes of a pool out than they may: a person is to look first."""
+        if effect.pool in self._memory.breakers:
+            return
+        log.error("the breaker of the rules has tripped: %s", effect.reason)
+        self._memory.put_breaker(batch, effect.pool, Breaker(at=batch.now, reason=effect.reason))
+        batch.event("fleet", "breaker tripped", effect.reason)
+
+    def reset(self, batch: Batch, owner: str, pool: str | None) -> tuple[str, ...]:
+        """A person has looked; the pools whose breaker is closed again: all, or the one that is named."""
+        closed = tuple(name for name in self._memory.breakers if pool is None or name == pool)
+        for name in closed:
+            batch.event("fleet", "breaker reset", f"by {owner}: {name or 'nodes without a pool'}")
+            self._memory.put_breaker(batch, name, None)
+        if closed:
+            for name, record in self._memory.records.items():
+                if record.word is not None and record.word.mode is RuleMode.HELD:
+                    self._memory.set(self._memory.due, name, batch.now)
+        return closed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """A number of nodes as counted `at` a moment, when what it depends on had the number `of`."""
+
+    number: int
+    at: float
+    of: int
+
+    def stands(self, now: float, of: int) -> bool:
+        return self.of == of and 0 <= now - self.at < COUNTED_SECONDS
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+class QuarantineMemory:
+    """
+    `records`, `machines` and open `repairs` by node, `latches` by what they are on, `breakers` by pool: as on disk.
+    `versions` are the states that were looked at, `due` says when time alone may change a record.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.records: dict[str, RuleRecord] = dict(loaded.rules)
+        self.latches: dict[str, tuple[Latch, ...]] = dict(loaded.latches)
+        self.machines: dict[str, str] = dict(loaded.machines)
+        self.breakers: dict[str, Breaker] = wire.decode(
+            loaded.meta.get(BREAKERS, "{}").encode(), dict[str, Breaker], what="breakers of the rules"
+        )
+        self.repairs: dict[str, tuple[Repair, ...]] = {}
+        for repair in loaded.repairs:
+            self.repairs[repair.node] = (*self.repairs.get(repair.node, ()), repair)
+        self.versions: dict[str, int] = {}
+        self.due: dict[str, float] = {name: due_at(record) for name, record in self.records.items() if record.word}
+        self._doubted: frozenset[str] | None = None
+
+    def doubted(self) -> frozenset[str]:
+        """Nodes that a validation has accused and nothing has cleared."""
+        if self._doubted is None:
+            records = self.records.items()
+            self._doubted = frozenset(n for n, r in records if any(count.rule is Rule.ACCUSED for count in r.counts))
+        return self._doubted
+
+    def set(self, where: dict[Any, Any], key: str, value: Any) -> None:
+        """Change one entry; None drops it."""
+        if where is self.records:
+            self._doubted = None
+        if value is None:
+            where.pop(key, None)
+        else:
+            where[key] = value
+
+    def put_record(self, batch: Batch, node: str, record: RuleRecord | None) -> None:
+        """What is remembered of a node, without latches."""
+        self.set(self.records, node, record)
+        batch.changes.append(PutRecord(kind=Kind.RULES, key=node, record=record))
+
+    def put_machine(self, batch: Batch, node: str, machine: str) -> None:
+        """Which machine the node is."""
+        self.set(self.machines, node, machine)
+        batch.changes.append(PutRecord(kind=Kind.MACHINE, key=node, record=machine))
+
+    def put_latches(self, batch: Batch, identity: str, latches: tuple[Latch, ...]) -> None:
+        """All that is latched on one device or machine; nothing is written when it is the same."""
+        if self.latches.get(identity, ()) == latches:
+            return
+        self.set(self.latches, identity, latches or None)
+        batch.changes.append(PutRecord(kind=Kind.LATCHES, key=identity, record=latches or None))
+        if len(self.latches) > MOST_LATCHED:
+            oldest = min(self.latches, key=lambda key: max(latch.last_at for latch in self.latches[key]))
+            batch.event("fleet", "latch dropped", f"{oldest}: more than {MOST_LATCHED} are latched")
+            self.put_latches(batch, oldest, ())
+
+    def put_repairs(self, batch: Batch, node: str, found: tuple[Repair, ...]) -> None:
+        """
+        All repairs of a node that were open, and new ones; what has changed is written and is in its history, where the
+        finding of a new one is already.
+        """
+        before = self.repairs.get(node, ())
+        if found == before:
+            return
+        for repair in found:
+            if repair in before:
+                continue
+            batch.changes.append(PutRepair(repair=repair))
+            known = next(
+                (one.state for one in before if (one.device, one.since) == (repair.device, repair.since)), None
+            )
+            if known not in (None, repair.state):
+                step, what = repair.steps[-1], f"{repair.advice.value} {repair.device}"
+                batch.event(node, f"repair {repair.state.value}", f"{what}: by {step.by}: {step.why}")
+            if repair.closed_at is not None:
+                batch.repaired.append(repair)
+        self.set(self.repairs, node, tuple(one for one in found if one.closed_at is None) or None)
+
+    def put_breaker(self, batch: Batch, pool: str, breaker: Breaker | None) -> None:
+        """A breaker opens; None closes it."""
+        self.set(self.breakers, pool, breaker)
+        batch.changes.append(PutMeta(key=BREAKERS, value=wire.encode(self.breakers).decode()))

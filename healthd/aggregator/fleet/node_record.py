@@ -4,6 +4,10 @@ What the aggregator remembers of one node, and how a sync changes it: ages, orde
 Ages cross the wire, not clocks. The present age is the age at sending, plus the time since arrival, plus the longest
 time that the message can have taken: the time between the departure of our last answer and this arrival that the node
 does not account for. If a node cannot name an answer of ours, that time is unbounded, so the node is not confirmed.
+
+`NodeRecord` keeps the last state as a `CompactState`: the evidence as bytes, the rest as objects. A hook may run the
+active checks in the job's own container while its gate is open: `joined` then merges its state with the daemon's, and
+`shared` divides the orders between the two.
 """
 
 from __future__ import annotations
@@ -39,264 +43,12 @@ from healthd.core.model import (
 )
 from healthd.core.text import plain
 
-# Which machine a node is, whether anything on it has failed, and what AWS has scheduled for it. Pure.
-
-
 EVENTS_CHECK = "scheduled_events"
 """The check that says what AWS has scheduled for the machine."""
 MOST_IDENTITY = 128
 """Characters of a serial number or instance id: real ones have some forty, and the database has room for so many."""
-
-
-def name_of(text: str | None) -> str | None:
-    """A serial number, instance or boot id as it may be kept; None for what cannot be one."""
-    return text if text and len(text) <= MOST_IDENTITY and text.isprintable() else None
-
-
-def machine_identity(state: NodeState) -> str:
-    """The machine by its instance id, where it has one; names get reused."""
-    instance = name_of(state.instance_id)
-    return f"instance:{instance}" if instance else f"node:{state.node}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What a node is made of: `devices` are targets and their serial numbers."""
-
-    instance_id: str | None
-    boot_id: str | None
-    devices: tuple[tuple[str, str | None], ...]
-
-
-def machine_of(state: NodeState) -> str:
-    """The machine that a node is as a short text, to compare and to keep: a `Machine` as JSON."""
-    devices = state.inventory.devices if state.inventory is not None else ()
-    found = Machine(
-        instance_id=name_of(state.instance_id),
-        boot_id=name_of(state.boot_id),
-        devices=tuple((plain(device.target, MOST_IDENTITY), name_of(device.serial)) for device in devices),
-    )
-    return wire.encode(found).decode()
-
-
-def identities_in(machine: str, node: str) -> tuple[str, ...]:
-    """All that a latch on this machine may be on (see `Facts.identities`)."""
-    found = wire.decode(machine.encode(), Machine, what="machine")
-    serials = (f"serial:{serial}" for _, serial in found.devices if serial)
-    instance = (f"instance:{found.instance_id}",) if found.instance_id else ()
-    return (f"node:{node}", *instance, *serials)
-
-
-def differences(before: str, after: str) -> Iterator[tuple[str, str]]:
-    """What became of a machine, as kinds and messages of its history; what is not known has not changed."""
-    old = wire.decode(before.encode(), Machine, what="machine")
-    new = wire.decode(after.encode(), Machine, what="machine")
-    if None not in (old.instance_id, new.instance_id) and old.instance_id != new.instance_id:
-        yield "other machine", f"instance {old.instance_id} became {new.instance_id}"
-    if None not in (old.boot_id, new.boot_id) and old.boot_id != new.boot_id:
-        yield "booted", f"boot {new.boot_id}"
-    serials = dict(old.devices)
-    for target, serial in new.devices:
-        known = serials.get(target)
-        if known is not None and serial is not None and known != serial:
-            yield "device replaced", f"{target}: {known} became {serial}"
-    if old.devices and new.devices and serials.keys() != dict(new.devices).keys():
-        yield "devices changed", f"{len(old.devices)} devices became {len(new.devices)}"
-
-
-def failing(state: NodeState) -> bool:
-    """Whether any result has failed: a node without that gives the rules nothing to begin with."""
-    return any(result.status is Status.FAIL for result in state.results)
-
-
-def scheduled_event(state: NodeState) -> ScheduledEvent | None:
-    """
-    What AWS has scheduled for the machine first, as of when the check ran; None where there is nothing.
-
-    Only a pass, or a machine that is not on EC2, says that there is nothing.
-    """
-    result = next((result for result in state.results if result.check == EVENTS_CHECK), None)
-    if result is None or not result.findings:
-        return ScheduledEvent(seconds=None, message=f"{EVENTS_CHECK} has not run")
-    events = [
-        ScheduledEvent(seconds=measured.value, message=finding.message)
-        for finding in result.findings
-        if finding.reason == "ScheduledEvent"
-        for measured in finding.measurements
-        if measured.name == "scheduled_event_seconds" and measured.value is not None
-    ]
-    if events:
-        return min(events, key=lambda event: event.seconds or 0.0)
-    (finding, *_) = result.findings
-    not_on_ec2 = finding.reason == "NotApplicable" and not finding.measurements
-    return None if result.status is Status.PASS or not_on_ec2 else ScheduledEvent(seconds=None, message=finding.message)
-
-
-# The last state of a node in compact form: the evidence as bytes, the rest as objects.
-
-
 AMENDED = ("job_steps",)
 """Checks whose results may be amended beside those that have digests."""
-_HEALTH_RANK: Mapping[Health, int] = {health: rank for rank, health in enumerate(Health)}
-
-
-class CompactState:
-    """
-    A state whose ages are as of `at`, by the clock of the registry.
-
-    `judged` is the memory of verdicts on this evidence, see `FleetNode`.
-    """
-
-    __slots__ = (
-        "_added",
-        "_ages",
-        "_amendable",
-        "_counted",
-        "_event",
-        "_event_age",
-        "_expiring",
-        "_oldest_seconds",
-        "_own",
-        "_packed",
-        "_received_at",
-        "_rest",
-        "_stale_at",
-        "_use",
-        "at",
-        "drill",
-        "failing",
-        "health",
-        "judged",
-        "machine",
-    )
-
-    def __init__(self, state: NodeState, at: float) -> None:
-        # Digests are kept by who compares them.
-        bare = tuple(dataclasses.replace(r, digests=()) if r.digests else r for r in state.results)
-        self._packed = pack(dataclasses.replace(state, results=bare))
-        self._rest = {name: value for name, value in vars(state).items() if name not in EVIDENCE}
-        self._ages: Mapping[str, float] = {}
-        self._received_at = self.at = at
-        self.health = state.health
-        self.machine = machine_of(state)
-        self.failing = failing(state)
-        self.drill = bool(state.faults)
-        self._use: Use | None = None
-        # Results that expire: check, age when sent, bound, and whether it expires while the node is in use.
-        bounds = {spec.name: spec for spec in state.checks if spec.expires_seconds is not None}
-        self._expiring = tuple(
-            (sys.intern(r.check), r.age_seconds, spec.expires_seconds or 0.0, spec.tier is Tier.PASSIVE)
-            for r in state.results
-            if (spec := bounds.get(r.check)) is not None
-        )
-        self._counted = tuple((sys.intern(r.check), r.age_seconds) for r in state.results)
-        # Judged now, while the state is decoded, for the tier that gates ask for most.
-        self.judged: Verdicts = {(Tier.QUICK, ()): judge_tier(state, Tier.QUICK, math.inf)}
-        self._oldest_seconds: float | None = None
-        self._stale_at: float | None = None
-        checks = {spec.name for spec in state.checks}
-        self._amendable = {  # whether a fault was injected, by check
-            sys.intern(r.check): r.injected
-            for r in state.results
-            if r.check in checks and (r.digests or r.check in AMENDED)
-        }
-        self._event = scheduled_event(state)
-        self._event_age = next((r.age_seconds for r in state.results if r.check == EVENTS_CHECK), 0.0)
-        self._own = (self.health, self.failing)
-        self._added: Mapping[str, tuple[Finding, ...]] = {}
-
-    def amend(self, findings: Mapping[str, tuple[Finding, ...]]) -> bool:
-        """
-        Add findings to results, by check, in the place of those that were added before; whether anything is another.
-
-        A check without a result here is left out: then there is nothing that could be taken for a pass.
-        """
-        added = {check: some for check, some in findings.items() if check in self._amendable and some}
-        if added == self._added:
-            return False
-        self._added = added
-        self.judged = {}  # another one: who was given the former judges by the former evidence
-        health, failing = self._own
-        self.health = max(health, health_of(self._reasons()), key=_HEALTH_RANK.__getitem__)
-        self.failing = failing or any(one.status is Status.FAIL for some in added.values() for one in some)
-        return True
-
-    def event(self, now: float) -> ScheduledEvent | None:
-        """What AWS has scheduled for the machine first, as of `now`; None where there is nothing."""
-        found = self._event
-        if found is None or found.seconds is None:
-            return found
-        aged_since, age = self.at, self._ages.get(EVENTS_CHECK)
-        if age is None:
-            aged_since, age = self._received_at, self._event_age
-        return dataclasses.replace(found, seconds=found.seconds - age - (now - aged_since))
-
-    def _reasons(self) -> tuple[Reason, ...]:
-        """What was added, as reasons."""
-        node = self._rest["node"]
-        return tuple(
-            reason_of(node, check, one, one.status, injected=self._amendable[check])
-            for check, some in self._added.items()
-            for one in some
-        )
-
-    @property
-    def oldest_seconds(self) -> float:
-        """
-        The age of the oldest result as of `at`: infinite where one has no age, 0 without results. Computed once a sync.
-        """
-        if self._oldest_seconds is not None:
-            return self._oldest_seconds
-        ages, moved = self._ages, self.at - self._received_at
-        oldest = 0.0
-        for check, age in self._counted:
-            now = ages.get(check, age + moved)
-            if not now <= oldest:  # NaN is older than everything
-                oldest = now if now == now else math.inf
-        self._oldest_seconds = oldest
-        return oldest
-
-    def refresh(self, ages: Mapping[str, float], at: float) -> None:
-        """Set newer ages of the same state; results that are not among them grow older."""
-        self._ages, self.at = ages, at
-        self._oldest_seconds = self._stale_at = None
-
-    def used(self, use: Use, ages: Mapping[str, float], at: float) -> None:
-        """Another one uses the node from now on; else it is the same state with newer ages."""
-        self.refresh(ages, at)
-        # Their ages are as of now; those of a state are as of when it came.
-        leases = tuple(with_age(lease, lease.age_seconds - (at - self._received_at)) for lease in use.leases)
-        self._use = dataclasses.replace(use, leases=leases)
-        self._rest = {**self._rest, "allocated": use.allocated, "leases": leases, "running": use.running}
-
-    def open(self) -> NodeState:
-        """The state, with ages as of `at`; a later `refresh` does not change it."""
-        since = Since(
-            health=self.health,
-            moved_seconds=self.at - self._received_at,
-            ages=self._ages,
-            added=self._added,
-            reasons=self._reasons(),
-            use=self._use,
-        )
-        return kept_state(self._packed, self._rest, since)
-
-    @property
-    def stale_at(self) -> float:
-        """When the first result expires if nothing more is heard; infinite where none does. Computed once a sync."""
-        if self._stale_at is None:
-            ages, at, taken_at, in_use = self._ages, self.at, self._received_at, bool(self._rest["allocated"])
-            self._stale_at = min(
-                (
-                    bound + (at - ages[check] if check in ages else taken_at - age)
-                    for check, age, bound, passive in self._expiring
-                    if passive or not in_use
-                ),
-                default=math.inf,
-            )
-        return self._stale_at
-
-
 # Answers remembered of a node: it may have a held and an urgent request under way, and some answers get lost.
 REMEMBERED_ANSWERS = 8
 # Former incarnations remembered: one that speaks again after so many restarts passes for a new one for one sync.
@@ -308,8 +60,10 @@ MAX_LEASES = 16
 # Of their texts, as the columns of the database have them; a job's as in a request.
 LEASE_LENGTHS = {"id": 400, "gate": 64, "job": 256, "issuer": 64}
 MAX_PROOF_LENGTH = 128
+VERSIONS = 1 << 32
+"""Versions of an executor's evidence are counted above those of its daemon's."""
 
-
+_HEALTH_RANK: Mapping[Health, int] = {health: rank for rank, health in enumerate(Health)}
 _versions = itertools.count(1)
 """Of evidence, whoever's: no two have the same, whatever daemon or executor has a name, now or before."""
 
@@ -619,11 +373,254 @@ def _check_leases(leases: Sequence[Lease]) -> None:
             raise BadInputError(f"lease {lease.id[:80]!r}: its age is {lease.age_seconds} s, must not be negative")
 
 
-# A node whose active checks a hook runs in the job's own container, while its gate is open: pure.
+# --- the last state of a node -----------------------------------------------------------------------------------------
 
 
-VERSIONS = 1 << 32
-"""Versions of an executor's evidence are counted above those of its daemon's."""
+class CompactState:
+    """
+    A state whose ages are as of `at`, by the clock of the registry.
+
+    `judged` is the memory of verdicts on this evidence, see `FleetNode`.
+    """
+
+    __slots__ = (
+        "_added",
+        "_ages",
+        "_amendable",
+        "_counted",
+        "_event",
+        "_event_age",
+        "_expiring",
+        "_oldest_seconds",
+        "_own",
+        "_packed",
+        "_received_at",
+        "_rest",
+        "_stale_at",
+        "_use",
+        "at",
+        "drill",
+        "failing",
+        "health",
+        "judged",
+        "machine",
+    )
+
+    def __init__(self, state: NodeState, at: float) -> None:
+        # Digests are kept by who compares them.
+        bare = tuple(dataclasses.replace(r, digests=()) if r.digests else r for r in state.results)
+        self._packed = pack(dataclasses.replace(state, results=bare))
+        self._rest = {name: value for name, value in vars(state).items() if name not in EVIDENCE}
+        self._ages: Mapping[str, float] = {}
+        self._received_at = self.at = at
+        self.health = state.health
+        self.machine = machine_of(state)
+        self.failing = failing(state)
+        self.drill = bool(state.faults)
+        self._use: Use | None = None
+        # Results that expire: check, age when sent, bound, and whether it expires while the node is in use.
+        bounds = {spec.name: spec for spec in state.checks if spec.expires_seconds is not None}
+        self._expiring = tuple(
+            (sys.intern(r.check), r.age_seconds, spec.expires_seconds or 0.0, spec.tier is Tier.PASSIVE)
+            for r in state.results
+            if (spec := bounds.get(r.check)) is not None
+        )
+        self._counted = tuple((sys.intern(r.check), r.age_seconds) for r in state.results)
+        # Judged now, while the state is decoded, for the tier that gates ask for most.
+        self.judged: Verdicts = {(Tier.QUICK, ()): judge_tier(state, Tier.QUICK, math.inf)}
+        self._oldest_seconds: float | None = None
+        self._stale_at: float | None = None
+        checks = {spec.name for spec in state.checks}
+        self._amendable = {  # whether a fault was injected, by check
+            sys.intern(r.check): r.injected
+            for r in state.results
+            if r.check in checks and (r.digests or r.check in AMENDED)
+        }
+        self._event = scheduled_event(state)
+        self._event_age = next((r.age_seconds for r in state.results if r.check == EVENTS_CHECK), 0.0)
+        self._own = (self.health, self.failing)
+        self._added: Mapping[str, tuple[Finding, ...]] = {}
+
+    def amend(self, findings: Mapping[str, tuple[Finding, ...]]) -> bool:
+        """
+        Add findings to results, by check, in the place of those that were added before; whether anything is another.
+
+        A check without a result here is left out: then there is nothing that could be taken for a pass.
+        """
+        added = {check: some for check, some in findings.items() if check in self._amendable and some}
+        if added == self._added:
+            return False
+        self._added = added
+        self.judged = {}  # another one: who was given the former judges by the former evidence
+        health, failing = self._own
+        self.health = max(health, health_of(self._reasons()), key=_HEALTH_RANK.__getitem__)
+        self.failing = failing or any(one.status is Status.FAIL for some in added.values() for one in some)
+        return True
+
+    def event(self, now: float) -> ScheduledEvent | None:
+        """What AWS has scheduled for the machine first, as of `now`; None where there is nothing."""
+        found = self._event
+        if found is None or found.seconds is None:
+            return found
+        aged_since, age = self.at, self._ages.get(EVENTS_CHECK)
+        if age is None:
+            aged_since, age = self._received_at, self._event_age
+        return dataclasses.replace(found, seconds=found.seconds - age - (now - aged_since))
+
+    def _reasons(self) -> tuple[Reason, ...]:
+        """What was added, as reasons."""
+        node = self._rest["node"]
+        return tuple(
+            reason_of(node, check, one, one.status, injected=self._amendable[check])
+            for check, some in self._added.items()
+            for one in some
+        )
+
+    @property
+    def oldest_seconds(self) -> float:
+        """
+        The age of the oldest result as of `at`: infinite where one has no age, 0 without results. Computed once a sync.
+        """
+        if self._oldest_seconds is not None:
+            return self._oldest_seconds
+        ages, moved = self._ages, self.at - self._received_at
+        oldest = 0.0
+        for check, age in self._counted:
+            now = ages.get(check, age + moved)
+            if not now <= oldest:  # NaN is older than everything
+                oldest = now if now == now else math.inf
+        self._oldest_seconds = oldest
+        return oldest
+
+    def refresh(self, ages: Mapping[str, float], at: float) -> None:
+        """Set newer ages of the same state; results that are not among them grow older."""
+        self._ages, self.at = ages, at
+        self._oldest_seconds = self._stale_at = None
+
+    def used(self, use: Use, ages: Mapping[str, float], at: float) -> None:
+        """Another one uses the node from now on; else it is the same state with newer ages."""
+        self.refresh(ages, at)
+        # Their ages are as of now; those of a state are as of when it came.
+        leases = tuple(with_age(lease, lease.age_seconds - (at - self._received_at)) for lease in use.leases)
+        self._use = dataclasses.replace(use, leases=leases)
+        self._rest = {**self._rest, "allocated": use.allocated, "leases": leases, "running": use.running}
+
+    def open(self) -> NodeState:
+        """The state, with ages as of `at`; a later `refresh` does not change it."""
+        since = Since(
+            health=self.health,
+            moved_seconds=self.at - self._received_at,
+            ages=self._ages,
+            added=self._added,
+            reasons=self._reasons(),
+            use=self._use,
+        )
+        return kept_state(self._packed, self._rest, since)
+
+    @property
+    def stale_at(self) -> float:
+        """When the first result expires if nothing more is heard; infinite where none does. Computed once a sync."""
+        if self._stale_at is None:
+            ages, at, taken_at, in_use = self._ages, self.at, self._received_at, bool(self._rest["allocated"])
+            self._stale_at = min(
+                (
+                    bound + (at - ages[check] if check in ages else taken_at - age)
+                    for check, age, bound, passive in self._expiring
+                    if passive or not in_use
+                ),
+                default=math.inf,
+            )
+        return self._stale_at
+
+
+# --- which machine a node is, and what its state says of it -----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a node is made of: `devices` are targets and their serial numbers."""
+
+    instance_id: str | None
+    boot_id: str | None
+    devices: tuple[tuple[str, str | None], ...]
+
+
+def machine_of(state: NodeState) -> str:
+    """The machine that a node is as a short text, to compare and to keep: a `Machine` as JSON."""
+    devices = state.inventory.devices if state.inventory is not None else ()
+    found = Machine(
+        instance_id=name_of(state.instance_id),
+        boot_id=name_of(state.boot_id),
+        devices=tuple((plain(device.target, MOST_IDENTITY), name_of(device.serial)) for device in devices),
+    )
+    return wire.encode(found).decode()
+
+
+def machine_identity(state: NodeState) -> str:
+    """The machine by its instance id, where it has one; names get reused."""
+    instance = name_of(state.instance_id)
+    return f"instance:{instance}" if instance else f"node:{state.node}"
+
+
+def identities_in(machine: str, node: str) -> tuple[str, ...]:
+    """All that a latch on this machine may be on (see `Facts.identities`)."""
+    found = wire.decode(machine.encode(), Machine, what="machine")
+    serials = (f"serial:{serial}" for _, serial in found.devices if serial)
+    instance = (f"instance:{found.instance_id}",) if found.instance_id else ()
+    return (f"node:{node}", *instance, *serials)
+
+
+def differences(before: str, after: str) -> Iterator[tuple[str, str]]:
+    """What became of a machine, as kinds and messages of its history; what is not known has not changed."""
+    old = wire.decode(before.encode(), Machine, what="machine")
+    new = wire.decode(after.encode(), Machine, what="machine")
+    if None not in (old.instance_id, new.instance_id) and old.instance_id != new.instance_id:
+        yield "other machine", f"instance {old.instance_id} became {new.instance_id}"
+    if None not in (old.boot_id, new.boot_id) and old.boot_id != new.boot_id:
+        yield "booted", f"boot {new.boot_id}"
+    serials = dict(old.devices)
+    for target, serial in new.devices:
+        known = serials.get(target)
+        if known is not None and serial is not None and known != serial:
+            yield "device replaced", f"{target}: {known} became {serial}"
+    if old.devices and new.devices and serials.keys() != dict(new.devices).keys():
+        yield "devices changed", f"{len(old.devices)} devices became {len(new.devices)}"
+
+
+def name_of(text: str | None) -> str | None:
+    """A serial number, instance or boot id as it may be kept; None for what cannot be one."""
+    return text if text and len(text) <= MOST_IDENTITY and text.isprintable() else None
+
+
+def failing(state: NodeState) -> bool:
+    """Whether any result has failed: a node without that gives the rules nothing to begin with."""
+    return any(result.status is Status.FAIL for result in state.results)
+
+
+def scheduled_event(state: NodeState) -> ScheduledEvent | None:
+    """
+    What AWS has scheduled for the machine first, as of when the check ran; None where there is nothing.
+
+    Only a pass, or a machine that is not on EC2, says that there is nothing.
+    """
+    result = next((result for result in state.results if result.check == EVENTS_CHECK), None)
+    if result is None or not result.findings:
+        return ScheduledEvent(seconds=None, message=f"{EVENTS_CHECK} has not run")
+    events = [
+        ScheduledEvent(seconds=measured.value, message=finding.message)
+        for finding in result.findings
+        if finding.reason == "ScheduledEvent"
+        for measured in finding.measurements
+        if measured.name == "scheduled_event_seconds" and measured.value is not None
+    ]
+    if events:
+        return min(events, key=lambda event: event.seconds or 0.0)
+    (finding, *_) = result.findings
+    not_on_ec2 = finding.reason == "NotApplicable" and not finding.measurements
+    return None if result.status is Status.PASS or not_on_ec2 else ScheduledEvent(seconds=None, message=finding.message)
+
+
+# --- an executor beside the daemon ------------------------------------------------------------------------------------
 
 
 def joined(daemon: FleetNode, executor: FleetNode | None) -> FleetNode:

@@ -49,6 +49,9 @@ _NODES = re.compile(r"[A-Za-z0-9._*?-]{1,253}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
+PEER: ContextVar[str] = ContextVar("PEER", default="")
+"""The address that the request comes from which is answered now."""
+
 
 class Scope(str, enum.Enum):
     """What a token may do. ADMIN may do everything; GATE may also read; SYNC is for nodes and nothing else."""
@@ -66,10 +69,6 @@ IMPLIED: Mapping[Scope, frozenset[Scope]] = {
     Scope.ADMIN: frozenset(Scope),
 }
 """What each scope allows."""
-
-
-PEER: ContextVar[str] = ContextVar("PEER", default="")
-"""The address that the request comes from which is answered now."""
 
 
 class AuthError(HealthdError):

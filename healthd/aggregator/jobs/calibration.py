@@ -1,4 +1,9 @@
-"""How right the gate is: what it decided, held against how the jobs ended."""
+"""
+How right the gate is: what it decided, held against how the jobs ended. Pure.
+
+`facts_of` says what is kept of each decided gate, `counts_of` and `report_of` make the figures of a report from it.
+Each share has its confidence interval, because the numbers are small.
+"""
 
 from __future__ import annotations
 
@@ -24,166 +29,19 @@ from healthd.aggregator.validation import consequence
 from healthd.core.evidence import judge_tier
 from healthd.core.model import Decision, Mode, NodeState, Reason, Verdict
 
-# Shares of small numbers, with what may be said of them: pure arithmetic.
-
-
 Z_95 = 1.959964
 """Of the normal distribution, two-sided 95 %."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """`count` of `of`, with Wilson's 95 % interval. There is none of nothing: `of` is above 0."""
-
-    count: int
-    of: int
-    ratio: float
-    low: float
-    high: float
-
-
-def wilson(count: int, of: int, *, z: float = Z_95) -> tuple[float, float]:
-    """
-    The interval of a share of which `count` of `of` were seen; (0, 1) of nothing.
-
-    Source: E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927). Unlike
-    the usual one it is right for small numbers, and for none or all.
-    """
-    if of <= 0:
-        return 0.0, 1.0
-    ratio = count / of
-    middle = ratio + z * z / (2 * of)
-    half = z * math.sqrt(ratio * (1 - ratio) / of + z * z / (4 * of * of))
-    scale = 1 + z * z / of
-    low = 0.0 if count <= 0 else max(0.0, (middle - half) / scale)
-    high = 1.0 if count >= of else min(1.0, (middle + half) / scale)
-    return low, high
-
-
-def share(count: int, of: int) -> Share | None:
-    """A share with its interval; None of nothing."""
-    if of <= 0:
-        return None
-    low, high = wilson(count, of)
-    return Share(count=count, of=of, ratio=count / of, low=low, high=high)
-
-
-def quantile(ascending: Sequence[float], q: float) -> float:
-    """By nearest rank: a value that was seen. ValueError of nothing."""
-    if not ascending:
-        raise ValueError("no quantile of an empty list")
-    return ascending[max(0, math.ceil(q * len(ascending)) - 1)]
-
-
-# What is kept of each decided gate so that it can be held against how its job ended: pure.
-
-
 MOST_FAULTS = 512
 """Faults kept of one gate: a pool that fails as a whole need not be written down node by node."""
-
 MOST_DEVICES = 1024
 """Of a node, as far as its costs go."""
+MOST_NODES = 10
+"""Nodes that the report lists: those to look at first."""
+MOST_EXCLUDED_ROWS = 20_000
+"""Nodes, and (node, reason) pairs, that one report looks at: a fleet of 10,000 with two reasons each."""
 
 # Somebody else has the node: that is not a word about its health, and in a busy fleet it would drown all others.
 _TAKEN = frozenset({"Reserved", "Allocated"})
-
-
-def facts_of(gate: Gate, states: Iterable[NodeState]) -> GateFacts | None:
-    """
-    The facts of a gate; None of one that is open, or that asked for an answer and no nodes: no job will end there.
-
-    `states` are those that the decision went by.
-    """
-    decision = gate.decision
-    if decision is None or not gate.request.lease:
-        return None
-    way = way_of(gate, decision)
-    would = decision.would or decision.decision
-    known = {state.node: state for state in states}
-    faults = dict.fromkeys(_left_out(decision))
-    if way in (GateEnding.OBSERVED, GateEnding.OVERRIDDEN) and would is not Verdict.ADMIT:
-        faults.update(dict.fromkeys(_run_on(gate, decision, known)))
-    alarmed = any(not fault.out for fault in faults)
-    kept = sorted(faults, key=lambda fault: fault.out)[:MOST_FAULTS]
-    return GateFacts(
-        gate=gate.id,
-        decided_at=decision.decided_at,
-        way=way,
-        would=would,
-        alarmed=alarmed,
-        clean=way in STARTED and would is Verdict.ADMIT and not alarmed,
-        wait_seconds=max(0.0, decision.duration_seconds),
-        device_seconds=device_seconds(gate, known),
-        faults=tuple(kept),
-    )
-
-
-def way_of(gate: Gate, decision: Decision) -> GateEnding:
-    """How it ended."""
-    codes = {reason.code for reason in decision.reasons[:1]}
-    if decision.decision is not Verdict.ADMIT:
-        return GateEnding.WITHDRAWN if codes & {closing.value for closing in Closing} else GateEnding.REJECTED
-    if "Override" in codes:
-        return GateEnding.OVERRIDDEN
-    return GateEnding.OBSERVED if gate.terms.mode is Mode.OBSERVE else GateEnding.ADMITTED
-
-
-def _left_out(decision: Decision) -> Iterator[Fault]:
-    for excluded in decision.excluded:
-        for why in excluded.reasons[:4]:
-            if why.code not in _TAKEN:
-                yield Fault(node=excluded.node, check=why.check or "", code=why.code, out=True)
-
-
-def _run_on(gate: Gate, decision: Decision, states: Mapping[str, NodeState]) -> Iterator[Fault]:
-    """What had failed on the nodes that the job was given all the same, of the evidence that the gate asks for."""
-    given = {node.node for node in decision.nodes}
-    found: list[Reason] = []
-    for name in sorted(given & states.keys()):
-        state = states[name]
-        if any(result.status is Status.FAIL for result in state.results):
-            found.extend(judge_tier(state, gate.terms.tier, gate.terms.max_age_seconds)[1])
-    for validation in gate.validations:
-        if validation.verdict is not None:
-            found.extend(consequence(validation).out.values())
-    for why in found:
-        if why.status is Status.FAIL and why.node in given:
-            yield Fault(node=why.node, check=why.check or "collectives", code=why.code, out=False)
-
-
-# --- what it cost -----------------------------------------------------------------------------------------------------
-
-
-def device_seconds(gate: Gate, states: Mapping[str, NodeState]) -> float:
-    """Seconds of devices that the gate's runs and collectives have taken, as far as the nodes' states tell."""
-    runs = sum(run_seconds(gate, name, states[name]) for name in gate.ordered if name in states)
-    return runs + sum(
-        tested.seconds * sum(validation.ranks.get(name, 0) for name in tested.members)
-        for validation in gate.validations
-        for tested in validation.history
-    )
-
-
-def run_seconds(gate: Gate, name: str, state: NodeState) -> float:
-    """Of the active checks that a node has run since the gate ordered it to; `state` has ages as of the decision."""
-    if gate.decision is None or name not in gate.ordered:
-        return 0.0
-    since = gate.decision.decided_at - gate.ordered[name].ordered_at
-    active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
-    devices = (state.inventory.device_count if state.inventory is not None else None) or 1
-    # Numbers of a node's own, which go into sums that are kept: none is more than it can be.
-    return min(max(1, devices), MOST_DEVICES) * sum(
-        min(max(0.0, result.duration_seconds), since)
-        for result in state.results
-        if result.check in active and result.age_seconds <= since
-    )
-
-
-# How right the gate is: figures from how jobs ended, held against what the gate had said of their nodes. Pure.
-
-
-MOST_NODES = 10
-"""Nodes that the report lists: those to look at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,10 +127,6 @@ class Report:
     device_seconds_per_gate: float | None
     exit: Exit
     ungated: UngatedFigure | None = None
-
-
-MOST_EXCLUDED_ROWS = 20_000
-"""Nodes, and (node, reason) pairs, that one report looks at: a fleet of 10,000 with two reasons each."""
 
 
 def counts_of(found: Iterable[tuple[GateFacts, str | None]]) -> Counts:
@@ -387,6 +241,17 @@ def exit_of(observed: Sequence[EndRow], rule: ExitRule) -> Exit:
     return Exit(ready=ready, why=tuple(why))
 
 
+def needed(count: int, rule: ExitRule) -> int:
+    """How many successful jobs it takes, `count` of them alarmed, until the upper end is below the rule's."""
+    low, high = max(1, count), max(2, 2 * count)
+    while wilson(count, high)[1] >= rule.most_false_ratio:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if wilson(count, middle)[1] < rule.most_false_ratio else (middle, high)
+    return high
+
+
 def _bounded(count: int, of: int, what: str, rule: ExitRule) -> tuple[bool, str]:
     """Whether a share is below the bound for certain, and the sentence that says so."""
     most = f"{100 * rule.most_false_ratio:g} %"
@@ -399,17 +264,6 @@ def _bounded(count: int, of: int, what: str, rule: ExitRule) -> tuple[bool, str]
     if count / of >= rule.most_false_ratio:
         return False, f"{text}; it must be below {most}: find out what failed before jobs that succeeded"
     return False, f"{text}; to show less than {most}, {needed(count, rule) - of} more jobs without one are needed"
-
-
-def needed(count: int, rule: ExitRule) -> int:
-    """How many successful jobs it takes, `count` of them alarmed, until the upper end is below the rule's."""
-    low, high = max(1, count), max(2, 2 * count)
-    while wilson(count, high)[1] >= rule.most_false_ratio:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if wilson(count, middle)[1] < rule.most_false_ratio else (middle, high)
-    return high
 
 
 def _of(rows: Iterable[EndRow], *, word: str | None = None, ways: Sequence[GateEnding] = STARTED) -> list[EndRow]:
@@ -454,3 +308,144 @@ def _nodes(excluded: Iterable[tuple[str, str, int]], out: Mapping[str, int]) -> 
         )
         for node in worst
     )
+
+
+# --- what is kept of a decided gate -----------------------------------------------------------------------------------
+
+
+def facts_of(gate: Gate, states: Iterable[NodeState]) -> GateFacts | None:
+    """
+    The facts of a gate; None of one that is open, or that asked for an answer and no nodes: no job will end there.
+
+    `states` are those that the decision went by.
+    """
+    decision = gate.decision
+    if decision is None or not gate.request.lease:
+        return None
+    way = way_of(gate, decision)
+    would = decision.would or decision.decision
+    known = {state.node: state for state in states}
+    faults = dict.fromkeys(_left_out(decision))
+    if way in (GateEnding.OBSERVED, GateEnding.OVERRIDDEN) and would is not Verdict.ADMIT:
+        faults.update(dict.fromkeys(_run_on(gate, decision, known)))
+    alarmed = any(not fault.out for fault in faults)
+    kept = sorted(faults, key=lambda fault: fault.out)[:MOST_FAULTS]
+    return GateFacts(
+        gate=gate.id,
+        decided_at=decision.decided_at,
+        way=way,
+        would=would,
+        alarmed=alarmed,
+        clean=way in STARTED and would is Verdict.ADMIT and not alarmed,
+        wait_seconds=max(0.0, decision.duration_seconds),
+        device_seconds=device_seconds(gate, known),
+        faults=tuple(kept),
+    )
+
+
+def way_of(gate: Gate, decision: Decision) -> GateEnding:
+    """How it ended."""
+    codes = {reason.code for reason in decision.reasons[:1]}
+    if decision.decision is not Verdict.ADMIT:
+        return GateEnding.WITHDRAWN if codes & {closing.value for closing in Closing} else GateEnding.REJECTED
+    if "Override" in codes:
+        return GateEnding.OVERRIDDEN
+    return GateEnding.OBSERVED if gate.terms.mode is Mode.OBSERVE else GateEnding.ADMITTED
+
+
+def _left_out(decision: Decision) -> Iterator[Fault]:
+    for excluded in decision.excluded:
+        for why in excluded.reasons[:4]:
+            if why.code not in _TAKEN:
+                yield Fault(node=excluded.node, check=why.check or "", code=why.code, out=True)
+
+
+def _run_on(gate: Gate, decision: Decision, states: Mapping[str, NodeState]) -> Iterator[Fault]:
+    """What had failed on the nodes that the job was given all the same, of the evidence that the gate asks for."""
+    given = {node.node for node in decision.nodes}
+    found: list[Reason] = []
+    for name in sorted(given & states.keys()):
+        state = states[name]
+        if any(result.status is Status.FAIL for result in state.results):
+            found.extend(judge_tier(state, gate.terms.tier, gate.terms.max_age_seconds)[1])
+    for validation in gate.validations:
+        if validation.verdict is not None:
+            found.extend(consequence(validation).out.values())
+    for why in found:
+        if why.status is Status.FAIL and why.node in given:
+            yield Fault(node=why.node, check=why.check or "collectives", code=why.code, out=False)
+
+
+# --- what it cost -----------------------------------------------------------------------------------------------------
+
+
+def device_seconds(gate: Gate, states: Mapping[str, NodeState]) -> float:
+    """Seconds of devices that the gate's runs and collectives have taken, as far as the nodes' states tell."""
+    runs = sum(run_seconds(gate, name, states[name]) for name in gate.ordered if name in states)
+    return runs + sum(
+        tested.seconds * sum(validation.ranks.get(name, 0) for name in tested.members)
+        for validation in gate.validations
+        for tested in validation.history
+    )
+
+
+def run_seconds(gate: Gate, name: str, state: NodeState) -> float:
+    """Of the active checks that a node has run since the gate ordered it to; `state` has ages as of the decision."""
+    if gate.decision is None or name not in gate.ordered:
+        return 0.0
+    since = gate.decision.decided_at - gate.ordered[name].ordered_at
+    active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
+    devices = (state.inventory.device_count if state.inventory is not None else None) or 1
+    # Numbers of a node's own, which go into sums that are kept: none is more than it can be.
+    return min(max(1, devices), MOST_DEVICES) * sum(
+        min(max(0.0, result.duration_seconds), since)
+        for result in state.results
+        if result.check in active and result.age_seconds <= since
+    )
+
+
+# --- shares of small numbers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """`count` of `of`, with Wilson's 95 % interval. There is none of nothing: `of` is above 0."""
+
+    count: int
+    of: int
+    ratio: float
+    low: float
+    high: float
+
+
+def share(count: int, of: int) -> Share | None:
+    """A share with its interval; None of nothing."""
+    if of <= 0:
+        return None
+    low, high = wilson(count, of)
+    return Share(count=count, of=of, ratio=count / of, low=low, high=high)
+
+
+def wilson(count: int, of: int, *, z: float = Z_95) -> tuple[float, float]:
+    """
+    The interval of a share of which `count` of `of` were seen; (0, 1) of nothing.
+
+    Source: E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927). Unlike
+    the usual one it is right for small numbers, and for none or all.
+    """
+    if of <= 0:
+        return 0.0, 1.0
+    ratio = count / of
+    middle = ratio + z * z / (2 * of)
+    half = z * math.sqrt(ratio * (1 - ratio) / of + z * z / (4 * of * of))
+    scale = 1 + z * z / of
+    low = 0.0 if count <= 0 else max(0.0, (middle - half) / scale)
+    high = 1.0 if count >= of else min(1.0, (middle + half) / scale)
+    return low, high
+
+
+def quantile(ascending: Sequence[float], q: float) -> float:
+    """By nearest rank: a value that was seen. ValueError of nothing."""
+    if not ascending:
+        raise ValueError("no quantile of an empty list")
+    return ascending[max(0, math.ceil(q * len(ascending)) - 1)]

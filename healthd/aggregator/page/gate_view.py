@@ -26,6 +26,13 @@ _SAID = {
 # All phases in their order, with the words for them.
 PHASES = tuple((phase, _SAID.get(phase.value, phase.value)) for phase in Phase)
 
+TONES = {
+    Outcome.PASS: ("healthy", "✓", "passed"),
+    Outcome.SLOW: ("degraded", "!", "slow"),
+    Outcome.UNKNOWN: ("unknown", "?", "no outcome"),
+    Outcome.FAIL: ("unhealthy", "✕", "failed"),
+}
+
 
 def steps_of(gate: Gate) -> list[tuple[Phase, str]]:
     """The phases that a gate goes through."""
@@ -33,14 +40,6 @@ def steps_of(gate: Gate) -> list[tuple[Phase, str]]:
     if gate.phase.value != "collecting" and gate.request.join is None:
         skipped.add("collecting")
     return [(phase, said) for phase, said in PHASES if phase.value not in skipped]
-
-
-TONES = {
-    Outcome.PASS: ("healthy", "✓", "passed"),
-    Outcome.SLOW: ("degraded", "!", "slow"),
-    Outcome.UNKNOWN: ("unknown", "?", "no outcome"),
-    Outcome.FAIL: ("unhealthy", "✕", "failed"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)

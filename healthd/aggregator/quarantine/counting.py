@@ -1,4 +1,8 @@
-"""Adds results and accusations to the record: what is counted, what latches, what passes again. Pure."""
+"""
+Adds results and accusations to the record: what is counted, what latches, what passes again. Pure.
+
+`facts_of` turns the state of a node into what the rules may see of it.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,12 @@ LONGEST_WINDOW_SECONDS = 7 * 86400.0
 MOST_MARKS = 100
 MOST_LATCHES = 32
 """Of one node: two for each of 16 devices. What is beyond adds nothing to a node that is out."""
+MOST_FAULTS = 8
+"""Findings of one result that are looked at: one is enough to fail it, more only say more."""
+MOST_MESSAGE = 500
+"""Characters of a finding's message: what is longer is cut, because sentences are built of it and kept."""
+MOST_OUTCOMES = 200
+"""Checks of one node that are looked at: some five times as many as there are."""
 
 
 def count_results(record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleRecord:
@@ -250,17 +260,7 @@ def count_accusations(now: float, record: RuleRecord, facts: Facts, effects: lis
     return dataclasses.replace(record, counts=counts, seen=seen)
 
 
-# What the rules may see of a node: its state turned into facts. Pure.
-
-
-MOST_FAULTS = 8
-"""Findings of one result that are looked at: one is enough to fail it, more only say more."""
-
-MOST_MESSAGE = 500
-"""Characters of a finding's message: what is longer is cut, because sentences are built of it and kept."""
-
-MOST_OUTCOMES = 200
-"""Checks of one node that are looked at: some five times as many as there are."""
+# --- facts of a node, from its state ----------------------------------------------------------------------------------
 
 
 def facts_of(

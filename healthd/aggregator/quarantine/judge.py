@@ -3,6 +3,10 @@
 
 The same facts change nothing a second time: results are counted once, by the time they were measured. Unknown results
 never clear a node, and only faults of the node itself are among the facts.
+
+`causes_of` gives the reasons to keep the node out, `speak` begins, changes and ends the verdict, and `next_probe`
+chooses the run to order when nothing else would show that the node is healthy. `judge_inherited` takes over a
+quarantine that a node reports from a database that was lost.
 """
 
 from __future__ import annotations
@@ -54,10 +58,134 @@ from healthd.aggregator.quarantine.records import (
 from healthd.core.model import FINAL_STATUSES, OrderStatus, Quarantine
 from healthd.core.text import moment, span
 
-# Why a node is to be kept out, as the record stands: each cause with its sentence. Pure.
-
-
 _ORDER = {Rule.HARD: 0, Rule.ACCUSED: 1, Rule.SOFT: 2}
+MOST_DEVICES = 4
+"""Devices of a node that may be at fault at once without the node being at fault: a quarter of 16."""
+COOLDOWN_SECONDS = 600.0
+"""How long a rule's first quarantine lasts at least. Ten minutes: nobody's job starts and dies in between."""
+COOLDOWN_FACTOR = 4.0
+"""How much longer each repeat lasts. Four: 10 min, 40 min, 2.7 h, 10.7 h, a day."""
+COOLDOWN_MAX_SECONDS = 86400.0
+"""The longest least time. A day: somebody should have looked by then."""
+MOST_REPEATS = 1000
+AGAIN_SECONDS = 30.0
+"""After a run that helped: the next pass in the row."""
+RETRY_SECONDS = 600.0
+"""After a run that was refused or did not help, at least: whoever has the devices may keep them for long."""
+MOST_COUNTS = 64
+"""Checks of one node that are counted: some twice as many as there are."""
+
+_CODE = "Quarantined"
+
+
+def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple[RuleRecord, tuple[Effect, ...]]:
+    """
+    What is remembered from now on, and what is to be done. `record.latches` are those that are on the node's
+    identities or in its seats now.
+
+    A latch of `facts.identities` that is missing in the answer was cleared; others only left the node.
+    """
+    effects: list[Effect] = []
+    told = facts
+    if facts.maintenance or record.maintenance:
+        facts = _blameless(facts)
+    record = dataclasses.replace(_without_cleared_faults(record, facts), maintenance=facts.maintenance)
+    record = _replaced(now, record, facts, effects)
+    record = count_results(record, facts, effects)
+    record = count_accusations(now, record, facts, effects)
+    record = _unlatched(record, facts, effects)
+    record = dataclasses.replace(record, counts=_in_time(now, record), seats=_seats(record, facts))
+    causes = causes_of(record, facts, policy)
+    word, repeats, last_at = speak(now, record, facts, causes, effects)
+    record = dataclasses.replace(record, word=word, repeats=repeats, last_at=last_at)
+    if word is None:
+        record = dataclasses.replace(record, counts=tuple(one for one in record.counts if not one.tripped))
+    record = dataclasses.replace(record, seen=_still_needed(record, told))
+    return next_probe(now, record, facts, policy, causes), tuple(effects)
+
+
+def judge_inherited(
+    now: float, record: RuleRecord, facts: Facts, spoken: Quarantine, policy: Policy
+) -> tuple[RuleRecord, tuple[Effect, ...]]:
+    """
+    As `judge`, of this quarantine alone.
+
+    Results are left for the next look: they count only from a node whose contact is confirmed, and a quarantine is
+    taken over from the first word of the node on. Neither the share of the pool nor its breaker stops it: it was
+    within the share when it began, and how large the pool is shows only when its nodes have come.
+    """
+    room = dataclasses.replace(facts.room, kept=0, most=1, open=False)
+    bare = dataclasses.replace(facts, outcomes=(), quick_at=None, deep_at=None, room=room)
+    return judge(now, _inherited(now, record, facts, spoken), bare, policy)
+
+
+def released(record: RuleRecord) -> RuleRecord:
+    """A person lets the node in: all is forgiven but the number of repeats; what was counted is not counted again."""
+    return dataclasses.replace(record, counts=(), latches=(), seats=(), owed=(), word=None, probe=None)
+
+
+def due_at(record: RuleRecord) -> float:
+    """When time alone may change something of the record, though nothing is heard; in the past: at the next word."""
+    word = record.word
+    if word is None:
+        return float("inf")
+    if word.clear:
+        return word.until
+    times = [word.until, record.probe_after]
+    if record.probe is not None:
+        times = [record.probe.ordered_at + record.probe.deadline_seconds]
+    return max(times)
+
+
+def _blameless(facts: Facts) -> Facts:
+    """
+    The facts of a node in maintenance, or of its first report after that: what failed was measured in it and says
+    nothing, nor does what validations say of it. It counts as seen, so that it is not held against the node later. No
+    run is ordered meanwhile.
+    """
+    outcomes = tuple(
+        dataclasses.replace(one, passed=None, faults=()) if one.passed is False else one for one in facts.outcomes
+    )
+    return dataclasses.replace(facts, outcomes=outcomes, accusations=(), allocated=facts.allocated or facts.maintenance)
+
+
+def _inherited(now: float, record: RuleRecord, facts: Facts, spoken: Quarantine) -> RuleRecord:
+    """What a hard rule said is latched; the others count as accused. One with an end has nothing left but time."""
+    name = spoken.owner.removeprefix("rule:")
+    rule = Rule(name) if name in {known.value for known in Rule} else Rule.HARD
+    if spoken.until is not None:
+        word = RuleVerdict(
+            rule=rule,
+            mode=RuleMode.ENFORCED,
+            code=_CODE,
+            reason=spoken.reason,
+            lead="",
+            since=spoken.since,
+            until=spoken.until,
+            clear=True,
+            injected=False,
+            repeats_before=0,
+            last_before=None,
+        )
+        return dataclasses.replace(record, word=word, repeats=1, last_at=spoken.since)
+    fault = Fault(
+        code=_CODE,
+        check=INHERITED,
+        target="node",
+        message=spoken.reason,
+        action=HARD_ACTIONS[0] if rule is Rule.HARD else Action.INSPECT,
+        device=None,
+        injected=False,
+    )
+    if rule is Rule.HARD:
+        quiet: list[Effect] = []
+        return latch_fault(record, facts, fault, Tier.QUICK, now, quiet)
+    mark = CountedResult(at=now, failed=True)
+    count = dataclasses.replace(accused(now, fault), fails=1, marks=(mark,), tripped=True)
+    return dataclasses.replace(record, counts=(*record.counts, count))
+
+
+# --- causes -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +214,9 @@ def causes_of(record: RuleRecord, facts: Facts, policy: Policy) -> tuple[Cause, 
     return tuple(sorted(found, key=lambda one: (one.observed, _ORDER[one.rule], one.injected, one.key)))
 
 
-MOST_DEVICES = 4
-"""Devices of a node that may be at fault at once without the node being at fault: a quarter of 16."""
+def rebooted(latch: Latch, facts: Facts) -> bool:
+    """Whether this is known to be another boot than that in which the fault was seen."""
+    return latch.boot_id is not None and facts.boot_id is not None and latch.boot_id != facts.boot_id
 
 
 def _at_fault(record: RuleRecord, causes: tuple[Cause, ...]) -> tuple[str, ...]:
@@ -96,11 +225,6 @@ def _at_fault(record: RuleRecord, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     found = devices_at_fault(device for one in meant for device in (one.devices or (None,)))
     # Beyond the bound of latches a device may be latched that is not among them.
     return () if len(found) > MOST_DEVICES or len(record.latches) >= MOST_LATCHES else found
-
-
-def rebooted(latch: Latch, facts: Facts) -> bool:
-    """Whether this is known to be another boot than that in which the fault was seen."""
-    return latch.boot_id is not None and facts.boot_id is not None and latch.boot_id != facts.boot_id
 
 
 def _cause(
@@ -174,16 +298,7 @@ def _counted(count: FailureCount, policy: Policy) -> Cause:
     return _cause(count.rule, fault.code, key, reason, policy, injected=fault.injected, devices=count.devices)
 
 
-# Lifecycle of a quarantine verdict: when it begins, what comes of it, when it ends. Pure.
-
-
-COOLDOWN_SECONDS = 600.0
-"""How long a rule's first quarantine lasts at least. Ten minutes: nobody's job starts and dies in between."""
-COOLDOWN_FACTOR = 4.0
-"""How much longer each repeat lasts. Four: 10 min, 40 min, 2.7 h, 10.7 h, a day."""
-COOLDOWN_MAX_SECONDS = 86400.0
-"""The longest least time. A day: somebody should have looked by then."""
-MOST_REPEATS = 1000
+# --- the verdict ------------------------------------------------------------------------------------------------------
 
 
 def speak(
@@ -227,6 +342,19 @@ def speak(
     word = dataclasses.replace(word, injected=injected, devices=_at_fault(record, causes))
     _tell(before, word, facts, effects)
     return word, repeats, last_at
+
+
+def quarantine_of(word: RuleVerdict) -> Quarantine:
+    """The word as others are told of it: without an end until only time has to pass."""
+    return Quarantine(
+        reason=word.reason,
+        owner=f"rule:{word.rule.value}",
+        owner_kind="rule",
+        since=word.since,
+        until=word.until if word.clear else None,
+        injected=word.injected,
+        devices=word.devices,
+    )
 
 
 def _without_cause(
@@ -287,26 +415,7 @@ def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: 
         effects.append(word)
 
 
-def quarantine_of(word: RuleVerdict) -> Quarantine:
-    """The word as others are told of it: without an end until only time has to pass."""
-    return Quarantine(
-        reason=word.reason,
-        owner=f"rule:{word.rule.value}",
-        owner_kind="rule",
-        since=word.since,
-        until=word.until if word.clear else None,
-        injected=word.injected,
-        devices=word.devices,
-    )
-
-
-# Which run to order on a node that the rules keep out, because nothing else would show that it is well. Pure.
-
-
-AGAIN_SECONDS = 30.0
-"""After a run that helped: the next pass in the row."""
-RETRY_SECONDS = 600.0
-"""After a run that was refused or did not help, at least: whoever has the devices may keep them for long."""
+# --- the next run -----------------------------------------------------------------------------------------------------
 
 
 def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, causes: tuple[Cause, ...]) -> RuleRecord:
@@ -352,62 +461,7 @@ def _tiers(record: RuleRecord, facts: Facts) -> Iterator[Tier | None]:
             yield count.tier if count.tier is not Tier.PASSIVE else Tier.QUICK
 
 
-def due_at(record: RuleRecord) -> float:
-    """When time alone may change something of the record, though nothing is heard; in the past: at the next word."""
-    word = record.word
-    if word is None:
-        return float("inf")
-    if word.clear:
-        return word.until
-    times = [word.until, record.probe_after]
-    if record.probe is not None:
-        times = [record.probe.ordered_at + record.probe.deadline_seconds]
-    return max(times)
-
-
-MOST_COUNTS = 64
-"""Checks of one node that are counted: some twice as many as there are."""
-
-
-def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple[RuleRecord, tuple[Effect, ...]]:
-    """
-    What is remembered from now on, and what is to be done. `record.latches` are those that are on the node's
-    identities or in its seats now.
-
-    A latch of `facts.identities` that is missing in the answer was cleared; others only left the node.
-    """
-    effects: list[Effect] = []
-    told = facts
-    if facts.maintenance or record.maintenance:
-        facts = _blameless(facts)
-    record = dataclasses.replace(_without_cleared_faults(record, facts), maintenance=facts.maintenance)
-    record = _replaced(now, record, facts, effects)
-    record = count_results(record, facts, effects)
-    record = count_accusations(now, record, facts, effects)
-    record = _unlatched(record, facts, effects)
-    record = dataclasses.replace(record, counts=_in_time(now, record), seats=_seats(record, facts))
-    causes = causes_of(record, facts, policy)
-    word, repeats, last_at = speak(now, record, facts, causes, effects)
-    record = dataclasses.replace(record, word=word, repeats=repeats, last_at=last_at)
-    if word is None:
-        record = dataclasses.replace(record, counts=tuple(one for one in record.counts if not one.tripped))
-    record = dataclasses.replace(record, seen=_still_needed(record, told))
-    return next_probe(now, record, facts, policy, causes), tuple(effects)
-
-
-def _blameless(facts: Facts) -> Facts:
-    """
-    The facts of a node in maintenance, or of its first report after that: what failed was measured in it and says
-    nothing, nor does what validations say of it. It counts as seen, so that it is not held against the node later. No
-    run is ordered meanwhile.
-    """
-    outcomes = tuple(
-        dataclasses.replace(one, passed=None, faults=()) if one.passed is False else one for one in facts.outcomes
-    )
-    return dataclasses.replace(facts, outcomes=outcomes, accusations=(), allocated=facts.allocated or facts.maintenance)
-
-
-# --- what goes ------------------------------------------------------------------------------------------------------
+# --- what goes --------------------------------------------------------------------------------------------------------
 
 
 def _without_cleared_faults(record: RuleRecord, facts: Facts) -> RuleRecord:
@@ -501,7 +555,7 @@ def _in_time(now: float, record: RuleRecord) -> tuple[FailureCount, ...]:
     return tuple(kept[-MOST_COUNTS:])
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
+# --- what is kept -----------------------------------------------------------------------------------------------------
 
 
 def _seats(record: RuleRecord, facts: Facts) -> tuple[DeviceSlot, ...]:
@@ -524,65 +578,3 @@ def _still_needed(record: RuleRecord, facts: Facts) -> dict[str, LastCounted]:
     if any(count.rule is Rule.ACCUSED for count in record.counts):
         wanted.add(COLLECTIVES)
     return {check: seen for check, seen in record.seen.items() if check in wanted}
-
-
-def released(record: RuleRecord) -> RuleRecord:
-    """A person lets the node in: all is forgiven but the number of repeats; what was counted is not counted again."""
-    return dataclasses.replace(record, counts=(), latches=(), seats=(), owed=(), word=None, probe=None)
-
-
-# What a node tells of a rule's quarantine out of a database that was lost. Pure.
-
-
-_CODE = "Quarantined"
-
-
-def judge_inherited(
-    now: float, record: RuleRecord, facts: Facts, spoken: Quarantine, policy: Policy
-) -> tuple[RuleRecord, tuple[Effect, ...]]:
-    """
-    As `judge`, of this quarantine alone.
-
-    Results are left for the next look: they count only from a node whose contact is confirmed, and a quarantine is
-    taken over from the first word of the node on. Neither the share of the pool nor its breaker stops it: it was
-    within the share when it began, and how large the pool is shows only when its nodes have come.
-    """
-    room = dataclasses.replace(facts.room, kept=0, most=1, open=False)
-    bare = dataclasses.replace(facts, outcomes=(), quick_at=None, deep_at=None, room=room)
-    return judge(now, _inherited(now, record, facts, spoken), bare, policy)
-
-
-def _inherited(now: float, record: RuleRecord, facts: Facts, spoken: Quarantine) -> RuleRecord:
-    """What a hard rule said is latched; the others count as accused. One with an end has nothing left but time."""
-    name = spoken.owner.removeprefix("rule:")
-    rule = Rule(name) if name in {known.value for known in Rule} else Rule.HARD
-    if spoken.until is not None:
-        word = RuleVerdict(
-            rule=rule,
-            mode=RuleMode.ENFORCED,
-            code=_CODE,
-            reason=spoken.reason,
-            lead="",
-            since=spoken.since,
-            until=spoken.until,
-            clear=True,
-            injected=False,
-            repeats_before=0,
-            last_before=None,
-        )
-        return dataclasses.replace(record, word=word, repeats=1, last_at=spoken.since)
-    fault = Fault(
-        code=_CODE,
-        check=INHERITED,
-        target="node",
-        message=spoken.reason,
-        action=HARD_ACTIONS[0] if rule is Rule.HARD else Action.INSPECT,
-        device=None,
-        injected=False,
-    )
-    if rule is Rule.HARD:
-        quiet: list[Effect] = []
-        return latch_fault(record, facts, fault, Tier.QUICK, now, quiet)
-    mark = CountedResult(at=now, failed=True)
-    count = dataclasses.replace(accused(now, fault), fails=1, marks=(mark,), tripped=True)
-    return dataclasses.replace(record, counts=(*record.counts, count))

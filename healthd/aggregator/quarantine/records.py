@@ -1,5 +1,5 @@
 """
-What the rules of quarantine remember of a node, and what they want done. Frozen data; nothing here acts.
+What the rules of quarantine see and remember of a node, and what they want done. Frozen data; nothing here acts.
 
 All `*_at`, `since` and `until` are seconds of the engine's clock.
 """
@@ -13,7 +13,39 @@ from dataclasses import dataclass, field
 from checks.contract import Action, Tier
 from healthd.core.model import OrderStatus, Quarantine
 
-# What the rules of quarantine may see of a node. Frozen data; all `*_at` are seconds of the controller's clock.
+ACCUSED_WINDOW_SECONDS = 86400.0
+"""How old accusations that count may be. A day: jobs start a few times a day."""
+COLLECTIVES = "collectives"
+"""The name under which accusations by validations are counted, in the place of a check's."""
+INHERITED = "inherited"
+"""The name under which the quarantine is counted that a rule spoke before the database was lost."""
+HARD_ACTIONS = (Action.REPLACE, Action.RESET_DEVICE, Action.REBOOT)
+"""Actions of reasons that no later pass takes back by itself; the catalogue of reasons says which have them."""
+BY_BOOT = (Action.RESET_DEVICE, Action.REBOOT)
+"""Actions that a new boot has done."""
+
+
+class Rule(str, enum.Enum):
+    """SOFT: failed too often lately. HARD: a fault that does not heal by itself. ACCUSED: named by validations."""
+
+    SOFT = "soft"
+    HARD = "hard"
+    ACCUSED = "accused"
+
+
+class RuleMode(str, enum.Enum):
+    """
+    What came of a rule's verdict. ENFORCED: the node is quarantined. OBSERVED: the rule may only watch. HELD: the
+    breaker is open. SHADOWED: a person keeps the node out already.
+    """
+
+    ENFORCED = "enforced"
+    OBSERVED = "observed"
+    HELD = "held"
+    SHADOWED = "shadowed"
+
+
+# --- what the rules see of a node -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,43 +138,7 @@ class Facts:
         return tuple(dict.fromkeys((self.identity, f"node:{self.node}", *found)))
 
 
-ACCUSED_WINDOW_SECONDS = 86400.0
-"""How old accusations that count may be. A day: jobs start a few times a day."""
-
-COLLECTIVES = "collectives"
-"""The name under which accusations by validations are counted, in the place of a check's."""
-
-INHERITED = "inherited"
-"""The name under which the quarantine is counted that a rule spoke before the database was lost."""
-
-HARD_ACTIONS = (Action.REPLACE, Action.RESET_DEVICE, Action.REBOOT)
-"""Actions of reasons that no later pass takes back by itself; the catalogue of reasons says which have them."""
-
-BY_BOOT = (Action.RESET_DEVICE, Action.REBOOT)
-"""Actions that a new boot has done."""
-
-
-class Rule(str, enum.Enum):
-    """SOFT: failed too often lately. HARD: a fault that does not heal by itself. ACCUSED: named by validations."""
-
-    SOFT = "soft"
-    HARD = "hard"
-    ACCUSED = "accused"
-
-
-class RuleMode(str, enum.Enum):
-    """
-    What came of a rule's verdict. ENFORCED: the node is quarantined. OBSERVED: the rule may only watch. HELD: the
-    breaker is open. SHADOWED: a person keeps the node out already.
-    """
-
-    ENFORCED = "enforced"
-    OBSERVED = "observed"
-    HELD = "held"
-    SHADOWED = "shadowed"
-
-
-# --- what is remembered ---------------------------------------------------------------------------------------------
+# --- what is remembered -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +298,7 @@ class Breaker:
     reason: str
 
 
-# --- what is wanted -------------------------------------------------------------------------------------------------
+# --- what is wanted ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from checks.contract import Action
 
+MOST_STEPS = 20
+"""Of one repair; beyond that the oldest go, except for the first."""
+
 
 class RepairState(str, enum.Enum):
     """How far a repair is."""
@@ -50,9 +53,6 @@ class RepairEnd(str, enum.Enum):
 
 REPAIRED = (RepairEnd.PASSED, RepairEnd.CLEARED)
 """The ends after which the node is known to be repaired."""
-
-MOST_STEPS = 20
-"""Of one repair; beyond that the oldest go, except for the first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,31 +35,6 @@ ALIKE = 0.85
 """How much a name resembles another (difflib) that is taken for a slip; one wrong letter in eight reaches it."""
 
 
-# The run directory: where it is by default, and whether it may be used; only commands that use it look.
-
-
-def default_run_dir() -> Path:
-    """Root's is the system's; another user's is their own."""
-    if os.geteuid() == 0:
-        return Path("/run/healthd")
-    import tempfile
-
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "healthd" if base else Path(tempfile.gettempdir()) / f"healthd-{os.geteuid()}"
-
-
-def check_run_dir(folder: Path) -> None:
-    """ConfigError where it is the default one, of which everybody knows the name, and somebody else has made it."""
-    if os.geteuid() == 0 or folder != default_run_dir().absolute():
-        return  # in /run root alone makes directories, for whomever
-    try:
-        status = folder.lstat()
-    except OSError:
-        return  # who makes it says what is wrong
-    if status.st_uid != os.geteuid():
-        raise ConfigError(f"{folder}: another user has made it; name a directory of yours with --run-dir")
-
-
 @dataclass(frozen=True, kw_only=True, init=False)
 class Settings(Tables):
     """
@@ -332,3 +307,28 @@ class Settings(Tables):
                 raise ConfigError(f"{self.where('checks', name, *path)}: checks.{name}: {error}") from None
             params[name] = values
         return params, timeouts
+
+
+# --- the run directory ------------------------------------------------------------------------------------------------
+
+
+def default_run_dir() -> Path:
+    """Root's is the system's; another user's is their own."""
+    if os.geteuid() == 0:
+        return Path("/run/healthd")
+    import tempfile
+
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "healthd" if base else Path(tempfile.gettempdir()) / f"healthd-{os.geteuid()}"
+
+
+def check_run_dir(folder: Path) -> None:
+    """ConfigError where it is the default one, of which everybody knows the name, and somebody else has made it."""
+    if os.geteuid() == 0 or folder != default_run_dir().absolute():
+        return  # in /run root alone makes directories, for whomever
+    try:
+        status = folder.lstat()
+    except OSError:
+        return  # who makes it says what is wrong
+    if status.st_uid != os.geteuid():
+        raise ConfigError(f"{folder}: another user has made it; name a directory of yours with --run-dir")

@@ -46,6 +46,8 @@ authorityKeyIdentifier = keyid
 subjectAltName = {names}
 """
 
+LOOPBACK = ("localhost", "127.0.0.1")
+
 
 @click.group(short_help="Create a CA and a certificate for the aggregator: init.")
 def tls() -> None:
@@ -112,9 +114,6 @@ def own_names() -> tuple[str, ...]:
 
     found = (socket.gethostname(), socket.getfqdn(), own_address())
     return (*(name for name in dict.fromkeys(found) if _is_address(name) or _NAME.fullmatch(name)), *LOOPBACK)
-
-
-LOOPBACK = ("localhost", "127.0.0.1")
 
 
 def _alternatives(names: Sequence[str]) -> tuple[str, ...]:

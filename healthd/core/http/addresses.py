@@ -6,6 +6,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from healthd.core.errors import BadInputError, ConfigError, HealthdError
 
+MOST_AGGREGATORS = 16
+"""Of one setting: more is a slip."""
+
 
 class ListenError(HealthdError):
     """An address or socket path that cannot be listened on."""
@@ -18,10 +21,6 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65535 or (":" in bare and bare == host):
         raise ConfigError(f"listen: {listen!r} is not HOST:PORT; write 127.0.0.1:8080 or [::1]:8080")
     return bare or "0.0.0.0", int(port)  # noqa: S104  (no host means all of them, as everywhere)
-
-
-MOST_AGGREGATORS = 16
-"""Of one setting: more is a slip."""
 
 
 def aggregators_in(text: str, *, where: str) -> tuple[str, ...]:

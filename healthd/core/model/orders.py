@@ -10,6 +10,9 @@ from typing import Any
 from checks.contract import Finding, Tier
 from healthd.core.model.node import Lease
 
+RANK_READY = "ready"
+"""`RankReport.last` of a rank whose process is up and that has not given a sign of life in the check yet."""
+
 
 class OrderKind(enum.StrEnum):
     """What a node can be asked to do."""
@@ -116,10 +119,6 @@ class Order:
     run: RunOrder | None = None
     lease: Lease | None = None
     collective: CollectiveOrder | None = None
-
-
-RANK_READY = "ready"
-"""`RankReport.last` of a rank whose process is up and that has not given a sign of life in the check yet."""
 
 
 @dataclass(frozen=True, kw_only=True)

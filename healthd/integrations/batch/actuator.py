@@ -7,6 +7,8 @@ nothing on an instance that is DRAINING, while the tasks on it run on. What we d
 name, and only what bears them is ever made ACTIVE again or terminated: an instance that was DRAINING before we came is
 somebody else's.
 
+Calls of AWS block, so they run in threads: bounded, and with one kind of error.
+
 Source: botocore's service models of ecs, batch and ec2; Amazon ECS developer guide, "Draining container instances".
 Unverified on AWS: run against moto's server alone; whether Batch places nodes of multi-node jobs by the same rule at
 once was not seen.
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
     from healthd.aggregator.drain.settings import ActuatorSettings
 
 
-# Calls of AWS, which block, in threads: bounded, and with one kind of error.
-
-
 T = TypeVar("T")
 
 METHOD_SECONDS = 20.0
@@ -45,40 +44,6 @@ THROTTLED = frozenset({"ThrottlingException", "Throttling", "RequestLimitExceede
 THROTTLED_PAUSE_SECONDS = 30.0
 
 _over: contextvars.ContextVar[threading.Event] = contextvars.ContextVar("over")
-
-
-def while_awaited(clients: Callable[[str], Any], service: str) -> Any:
-    """The client for one call; ActuatorError once nobody waits for the method that makes it: then all may be other."""
-    if _over.get().is_set():
-        raise ActuatorError("no request waits for it any more")
-    return clients(service)
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """
-    What `work` gives, within METHOD_SECONDS; ActuatorError for all that AWS, the network or boto3 can say. After that
-    it makes no further call: nothing is drained or terminated by what was decided long ago.
-    """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    over = threading.Event()
-    _over.set(over)
-    try:
-        async with asyncio.timeout(METHOD_SECONDS):
-            return await asyncio.to_thread(work)
-    except TimeoutError:
-        raise ActuatorError(f"AWS did not respond within {METHOD_SECONDS:g} s") from None
-    except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "")
-        pause = THROTTLED_PAUSE_SECONDS if code in THROTTLED else None
-        raise ActuatorError(f"AWS refused: {error}", retry_after_seconds=pause) from None
-    except BotoCoreError as error:
-        raise ActuatorError(f"AWS could not be reached: {error}") from None
-    except (msgspec.ValidationError, KeyError, TypeError) as error:
-        raise ActuatorError(f"cannot parse the response from AWS: {error}") from None
-    finally:
-        over.set()
-
 
 OWNER, NODE, REASON = "healthd.owner", "healthd.node", "healthd.reason"
 # What the value of an attribute may hold, and how much.
@@ -319,3 +284,39 @@ def make(settings: ActuatorSettings) -> BatchActuator:
 
     made.update({service: session.client(service, config=config) for service in ("ecs", "batch", "ec2")})
     return BatchActuator(wanted, owner=settings.owner, clients=client)
+
+
+# --- calls of AWS, in threads -----------------------------------------------------------------------------------------
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """
+    What `work` gives, within METHOD_SECONDS; ActuatorError for all that AWS, the network or boto3 can say. After that
+    it makes no further call: nothing is drained or terminated by what was decided long ago.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    over = threading.Event()
+    _over.set(over)
+    try:
+        async with asyncio.timeout(METHOD_SECONDS):
+            return await asyncio.to_thread(work)
+    except TimeoutError:
+        raise ActuatorError(f"AWS did not respond within {METHOD_SECONDS:g} s") from None
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        pause = THROTTLED_PAUSE_SECONDS if code in THROTTLED else None
+        raise ActuatorError(f"AWS refused: {error}", retry_after_seconds=pause) from None
+    except BotoCoreError as error:
+        raise ActuatorError(f"AWS could not be reached: {error}") from None
+    except (msgspec.ValidationError, KeyError, TypeError) as error:
+        raise ActuatorError(f"cannot parse the response from AWS: {error}") from None
+    finally:
+        over.set()
+
+
+def while_awaited(clients: Callable[[str], Any], service: str) -> Any:
+    """The client for one call; ActuatorError once nobody waits for the method that makes it: then all may be other."""
+    if _over.get().is_set():
+        raise ActuatorError("no request waits for it any more")
+    return clients(service)

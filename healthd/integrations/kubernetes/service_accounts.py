@@ -75,6 +75,9 @@ OF_POD = "authentication.kubernetes.io/"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
 NODE_NAMES_SINCE = "Kubernetes 1.32 does, and 1.30 with the feature ServiceAccountTokenPodNodeInfo"
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Review:
@@ -458,10 +461,6 @@ def claims_of(token: str) -> Mapping[str, object] | None:
         return wire.decode(text, dict[str, Any], what="claims")
     except (BadInputError, binascii.Error, ValueError):
         return None
-
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 def _put(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:

@@ -22,26 +22,6 @@ _CONDITION = re.compile(r"[a-z0-9][a-z0-9.-]{1,250}/[A-Za-z][A-Za-z0-9_.-]{0,62}
 
 _SIGN = re.compile(r"(taint|condition|label|annotation):([A-Za-z0-9][A-Za-z0-9._/-]{0,316})(?:=(.{0,256}))?")
 
-
-@dataclass(frozen=True, kw_only=True)
-class MaintenanceSign:
-    """What a Kubernetes node in maintenance bears. `value` None: whatever value it has."""
-
-    kind: str
-    name: str
-    value: str | None
-
-
-def parse_maintenance_sign(text: str) -> MaintenanceSign:
-    """`taint:KEY`, `condition:TYPE` (True), `label:KEY[=VALUE]`, `annotation:KEY[=VALUE]`; ValueError for all else."""
-    match = _SIGN.fullmatch(text)
-    if match is None or (match[3] is not None and match[1] in ("taint", "condition")):
-        raise ValueError(
-            f"maintenance: {text!r} must be taint:KEY, condition:TYPE, label:KEY[=VALUE] or annotation:KEY[=VALUE]"
-        )
-    return MaintenanceSign(kind=match[1], name=match[2], value=match[3])
-
-
 MAINTENANCE = (
     "condition:MaintenanceInProgress",
     "condition:DrainInProgress",
@@ -60,6 +40,25 @@ without MaintenancePlanned: nothing has happened then. The taints: medik8s/node-
 (`controllers/taint.go`, NodeMaintenance), aws/aws-node-termination-handler (`pkg/node/node.go`), Karpenter's
 disruption taint, Google Distributed Cloud's maintenance mode.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceSign:
+    """What a Kubernetes node in maintenance bears. `value` None: whatever value it has."""
+
+    kind: str
+    name: str
+    value: str | None
+
+
+def parse_maintenance_sign(text: str) -> MaintenanceSign:
+    """`taint:KEY`, `condition:TYPE` (True), `label:KEY[=VALUE]`, `annotation:KEY[=VALUE]`; ValueError for all else."""
+    match = _SIGN.fullmatch(text)
+    if match is None or (match[3] is not None and match[1] in ("taint", "condition")):
+        raise ValueError(
+            f"maintenance: {text!r} must be taint:KEY, condition:TYPE, label:KEY[=VALUE] or annotation:KEY[=VALUE]"
+        )
+    return MaintenanceSign(kind=match[1], name=match[2], value=match[3])
 
 
 @dataclass(frozen=True, kw_only=True)

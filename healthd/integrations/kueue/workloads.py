@@ -37,6 +37,9 @@ Impossible = Literal["reject", "retry"]
 MOST_PODS_PER_NODE = 1000
 MOST_HOSTS = 20_000
 
+TERMS = ("tier", "max-age", "wait", "pods-per-node", "after-admission", "impossible")
+PREFIX = "healthd.internal/"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
@@ -223,10 +226,6 @@ def parse_admission_check(found: Mapping[str, object]) -> AdmissionCheck:
         ),
         since="" if condition is None else _text(condition, "lastTransitionTime"),
     )
-
-
-TERMS = ("tier", "max-age", "wait", "pods-per-node", "after-admission", "impossible")
-PREFIX = "healthd.internal/"
 
 
 def parse_terms(annotations: Mapping[str, str]) -> Terms:

@@ -5,6 +5,8 @@ A lease lives as long as its workload: a pod of Kubernetes, a process of this ho
 that a job scheduler of the host shows by its name, else any process that holds the devices or any workload that they
 are given to. It has a grace period for its start, and a bound for the time in which the workload cannot be seen.
 `judge_lease` is pure; nothing here reads /proc, except `process_start` and `ProcessFinder`.
+
+`claim_devices` stores a lease first, so that no probe starts, and then looks at who has the devices.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 # Final reports that are stored: an aggregator lists a handful of orders at a time, and drops them within minutes.
 MAX_FINAL_REPORTS = 512
 MAX_LEASES = 16
+LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its devices refuses a lease
+# Looks that fail until it does. One may on a busy host; each may take 10 s, and a lease is confirmed within 30 s.
+FAILED_LOOKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +218,70 @@ class LeaseStore:
             self._held, self._final_reports = held, dict(list(fates.items())[-MAX_FINAL_REPORTS:])
 
 
+# --- devices for a lease ----------------------------------------------------------------------------------------------
+
+
+async def claim_devices(lease: Lease, *, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> OrderReport:
+    """
+    Accepted once it is stored that nobody else was seen to have the devices; else refused, and the lease is over.
+
+    One that is stored and was not accepted yet, such as one that a restart came between, is looked at again. Raises
+    OSError when something cannot be stored.
+    """
+    if other := [held.lease for held in leases.held if held.lease.id != lease.id]:
+        why = f"job {other[0].job} has a lease on the node"
+    else:
+        if not leases.held:
+            leases.add(lease)
+            store.set_leases(leases.with_stamps())
+        await scheduler.stop_active(f"job {lease.job} is about to get the node")
+        why = await _taken(lease, leases, store, scheduler)
+    if not why:
+        leases.note_claimed(lease.id)
+        return OrderReport(status=OrderStatus.ACCEPTED)
+    report = OrderReport(status=OrderStatus.REFUSED, message=why)
+    if any(held.lease.id == lease.id for held in leases.held):
+        leases.release(lease.id, report)
+        store.set_leases(leases.with_stamps())
+    return report
+
+
+async def _taken(lease: Lease, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> str:
+    """Why a lease cannot have the devices: somebody was seen to have them, or looks failed; empty when it can."""
+    why, failures = "", 0
+    for look in range(LOOKS):  # the ranks of a validation, or of the job before, may be about to end
+        await asyncio.sleep(LOOK_AGAIN_SECONDS if look else 0)
+        failed = await scheduler.refresh()
+        if leases.doubt:
+            return ""  # it may be in force from before, and its job running
+        if failed:
+            why, failures = f"the devices could not be checked: {failed}", failures + 1
+            if failures == FAILED_LOOKS:
+                break
+            continue
+        others = others_than(lease, store.allocated, store.scheduled.workloads)
+        why = f"the devices are taken: {describe(others)}" if others else ""
+        if all(one.by == "scheduler" for one in others):
+            break
+    return why
+
+
+def others_than(lease: Lease, claims: Sequence[Allocation], workloads: Sequence[Workload]) -> list[Allocation]:
+    """
+    Who is seen to have devices beside the workload of a lease: processes, and jobs of a scheduler.
+
+    Where that cannot be seen, a gate takes the node for busy. It grants a lease there only after a hook in the
+    job's own container has looked at the devices.
+    """
+    process = process_of(lease.workload)
+    own = "" if process is None else f"pid {process.pid} "
+    beside = foreign(claims, workloads, {lease.workload, lease.job})
+    return [one for one in beside if one.by in ("process", "scheduler") and not (own and own in f"{one.holder} ")]
+
+
+# --- how a lease ends -------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class Observations:
     """What can be seen of workloads now."""
@@ -329,17 +398,7 @@ def _unseen(lease: Lease, age: float, what: str) -> LeaseFate:
     return LeaseFate(ended="" if age < grace else f"{what} within {grace:.0f} s")
 
 
-def others_than(lease: Lease, claims: Sequence[Allocation], workloads: Sequence[Workload]) -> list[Allocation]:
-    """
-    Who is seen to have devices beside the workload of a lease: processes, and jobs of a scheduler.
-
-    Where that cannot be seen, a gate takes the node for busy. It grants a lease there only after a hook in the
-    job's own container has looked at the devices.
-    """
-    process = process_of(lease.workload)
-    own = "" if process is None else f"pid {process.pid} "
-    beside = foreign(claims, workloads, {lease.workload, lease.job})
-    return [one for one in beside if one.by in ("process", "scheduler") and not (own and own in f"{one.holder} ")]
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
 def process_start(proc: Path, pid: int) -> int | None:
@@ -383,56 +442,3 @@ def _ids(proc: Path, pid: int) -> tuple[int, ...]:
         return ()
     row = next((line for line in text.splitlines() if line.startswith("NSpid:")), "")
     return tuple(int(word) for word in row.split()[1:] if word.isdecimal())
-
-
-# Gives the devices of the node to a lease: stores it first, so that no probe starts, then looks at who has them.
-
-
-LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its devices refuses a lease
-# Looks that fail until it does. One may on a busy host; each may take 10 s, and a lease is confirmed within 30 s.
-FAILED_LOOKS = 2
-
-
-async def claim_devices(lease: Lease, *, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> OrderReport:
-    """
-    Accepted once it is stored that nobody else was seen to have the devices; else refused, and the lease is over.
-
-    One that is stored and was not accepted yet, such as one that a restart came between, is looked at again. Raises
-    OSError when something cannot be stored.
-    """
-    if other := [held.lease for held in leases.held if held.lease.id != lease.id]:
-        why = f"job {other[0].job} has a lease on the node"
-    else:
-        if not leases.held:
-            leases.add(lease)
-            store.set_leases(leases.with_stamps())
-        await scheduler.stop_active(f"job {lease.job} is about to get the node")
-        why = await _taken(lease, leases, store, scheduler)
-    if not why:
-        leases.note_claimed(lease.id)
-        return OrderReport(status=OrderStatus.ACCEPTED)
-    report = OrderReport(status=OrderStatus.REFUSED, message=why)
-    if any(held.lease.id == lease.id for held in leases.held):
-        leases.release(lease.id, report)
-        store.set_leases(leases.with_stamps())
-    return report
-
-
-async def _taken(lease: Lease, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> str:
-    """Why a lease cannot have the devices: somebody was seen to have them, or looks failed; empty when it can."""
-    why, failures = "", 0
-    for look in range(LOOKS):  # the ranks of a validation, or of the job before, may be about to end
-        await asyncio.sleep(LOOK_AGAIN_SECONDS if look else 0)
-        failed = await scheduler.refresh()
-        if leases.doubt:
-            return ""  # it may be in force from before, and its job running
-        if failed:
-            why, failures = f"the devices could not be checked: {failed}", failures + 1
-            if failures == FAILED_LOOKS:
-                break
-            continue
-        others = others_than(lease, store.allocated, store.scheduled.workloads)
-        why = f"the devices are taken: {describe(others)}" if others else ""
-        if all(one.by == "scheduler" for one in others):
-            break
-    return why
