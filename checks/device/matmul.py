@@ -13,6 +13,16 @@ from checks.limits import within
 from checks.peers import median
 from checks.profiling.operations import with_profile
 
+_ALWAYS = ("fp32", "bf16")
+_NARROW = "NoData"  # for a product whose sums were rounded on the way: nothing to judge it by
+_WHERE_THERE = ("fp16", "fp8")  # from the deep tier on; not every device has them
+_U_FP32 = 2.0**-24
+_NARROW_RATIO = (
+    0.05  # of elements beyond the bound: a fault hits few or is gross, a narrow sum errs a little everywhere
+)
+_NARROW_STEPS = 2.0  # n u times this is eight standard deviations of a sum that is rounded to the dtype at each step
+_EXACT_ROWS = 512  # rows checked one element at a time; the rest by sums (see `_compare`)
+
 
 @dataclass(frozen=True)
 class Format:
@@ -30,15 +40,6 @@ _DTYPES = {
     "fp16": (Format("float16", 2.0**-11, 2.0**-25),),
     "fp8": (Format("float8_e4m3fn", 2.0**-4, 2.0**-10), Format("float8_e5m2", 2.0**-3, 2.0**-17)),
 }
-_ALWAYS = ("fp32", "bf16")
-_NARROW = "NoData"  # for a product whose sums were rounded on the way: nothing to judge it by
-_WHERE_THERE = ("fp16", "fp8")  # from the deep tier on; not every device has them
-_U_FP32 = 2.0**-24
-_NARROW_RATIO = (
-    0.05  # of elements beyond the bound: a fault hits few or is gross, a narrow sum errs a little everywhere
-)
-_NARROW_STEPS = 2.0  # n u times this is eight standard deviations of a sum that is rounded to the dtype at each step
-_EXACT_ROWS = 512  # rows checked one element at a time; the rest by sums (see `_compare`)
 
 
 @dataclass(frozen=True)

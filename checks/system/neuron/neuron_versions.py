@@ -18,6 +18,8 @@ from checks.contract import Action, Context, Finding, Measurement, NoParams, Sta
 from checks.host.machine import Host, HostError
 
 Version = tuple[int, ...]
+_FIRST: Version = (0,)
+_LAST: Version = (1 << 31,)
 
 
 class Pair(NamedTuple):
@@ -31,9 +33,6 @@ class Pair(NamedTuple):
     other_below: Version
     remedy: str
 
-
-_FIRST: Version = (0,)
-_LAST: Version = (1 << 31,)
 
 # Source: release notes of the Neuron runtime and driver. They name driver 2.29 and runtime 2.32; that what came after
 # them is no less strict is an assumption.

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from healthd.core.model import Verdict
 
+WORDS: Mapping[str, str] = {"ok": "ok", "succeeded": "ok", "failed": "failed", "infra": "infra"}
+"""What a launcher may say of a job's end -> what it counts as; any other word counts as `other`."""
+
 
 class GateEnding(str, enum.Enum):
     """
@@ -24,9 +27,6 @@ class GateEnding(str, enum.Enum):
 
 STARTED = (GateEnding.ADMITTED, GateEnding.OBSERVED, GateEnding.OVERRIDDEN)
 """Ways after which a job may run."""
-
-WORDS: Mapping[str, str] = {"ok": "ok", "succeeded": "ok", "failed": "failed", "infra": "infra"}
-"""What a launcher may say of a job's end -> what it counts as; any other word counts as `other`."""
 
 
 @dataclass(frozen=True, kw_only=True)
