@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+
+log = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.002
 """So long the backlog works in one turn of the loop; one piece more may have begun before."""
@@ -27,10 +30,10 @@ Work = Callable[[], None]
 class Urgency:
     """Something urgent that is under way, until `end`. Safe to repeat."""
 
-    __slots__ = ("_backlog", "began")
+    __slots__ = ("_backlog",)
 
-    def __init__(self, backlog: Backlog, began: float) -> None:
-        self._backlog, self.began = backlog, began
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
 
     def end(self) -> None:
         """It is done, or waits for something that the backlog may bring."""
@@ -38,14 +41,15 @@ class Urgency:
 
 
 _URGENCY: ContextVar[Urgency | None] = ContextVar("URGENCY", default=None)
+ARRIVED: ContextVar[float | None] = ContextVar("ARRIVED", default=None)
+"""When the request of this context began to be read, by `time.perf_counter`."""
 
 
 class Backlog:
     """
     Work that may wait, on one event loop. `do` does it at once while there is time in this turn and nothing waits.
 
-    Work does not raise. `prior` goes before the rest: what a gate waits for. The loop and its clock are found at the
-    first use unless a test gives its own.
+    `prior` goes before the rest, two pieces of it for one: what a gate waits for. Work that raises is logged.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -54,6 +58,7 @@ class Backlog:
         self._rest: deque[Work] = deque()
         self._urgent: set[Urgency] = set()
         self._spent = 0.0
+        self._turn = 0
         self._turn_ends = False  # whether the end of this turn is scheduled
         self._held_since: float | None = None
         self._free_until = float("-inf")
@@ -76,7 +81,7 @@ class Backlog:
     @contextlib.contextmanager
     def urgent(self) -> Iterator[None]:
         """What runs within is urgent, until it ends or calls `at_ease`."""
-        urgency = Urgency(self, self._clock())
+        urgency = Urgency(self)
         self._urgent.add(urgency)
         token = _URGENCY.set(urgency)
         try:
@@ -128,14 +133,23 @@ class Backlog:
     def _next_turn(self) -> None:
         """A new turn of the loop: a new slice."""
         self._turn_ends, self._spent = False, 0.0
-        while (waiting := self._prior or self._rest) and self._spent < SLICE_SECONDS and not self._held_back():
-            self._work(waiting.popleft())
+        while len(self) and self._spent < SLICE_SECONDS and not self._held_back():
+            self._work(self._next())
         if len(self):
             self._go_on()
 
+    def _next(self) -> Work:
+        """The piece whose turn it is: a flood of what claims to be prior must not make nodes silent."""
+        self._turn = (self._turn + 1) % 3
+        first, second = (self._rest, self._prior) if self._turn == 0 else (self._prior, self._rest)
+        return (first or second).popleft()
+
     def _work(self, work: Work) -> None:
         began = self._clock()
-        work()
+        try:
+            work()
+        except Exception:
+            log.exception("a piece of work of the backlog failed")
         self._spent += self._clock() - began
 
 
@@ -143,8 +157,3 @@ def at_ease() -> None:
     """What is under way in this context is urgent no more: it waits for nodes now."""
     if (urgency := _URGENCY.get()) is not None:
         urgency.end()
-
-
-def arrived() -> float | None:
-    """When what is urgent in this context began, by `time.perf_counter`; None where nothing is."""
-    return None if (urgency := _URGENCY.get()) is None else urgency.began

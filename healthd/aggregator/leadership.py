@@ -330,6 +330,7 @@ async def leading(terms: Terms, store: Store, drained: Callable[[], Awaitable[No
                 guard=terms.guard,
                 settings=terms.settings,
                 on_state=parts.ungated.see,
+                leads=store.leads,
             )
             try:
                 yield Leading(

@@ -127,8 +127,8 @@ class Policy:
     """Time for the members of a group to join. Twenty minutes, because images are pulled."""
 
     silent_seconds: float = SILENT_SECONDS
-    """A node that has not reported for this long is excluded. A little more than two syncs of 25 s; unless it is set,
-    it follows from `aggregator.hold_max`: two of these and 10 s. Where it is less, requests are held for less."""
+    """A node that has not reported for this long is excluded. A little more than two syncs of 25 s. Left at 60 s,
+    it follows from `aggregator.hold_max`: two of these and 10 s. If it is set to less, requests are held for less."""
 
     run_seconds: Mapping[Tier, float] = field(default_factory=lambda: RUN_SECONDS)
     """Time limit of an ordered run, by tier; tiers that are not named keep their default. Generous, because the run has
@@ -236,12 +236,12 @@ class Policy:
         """
         The policy of an aggregator that may hold requests for so long.
         """
-        if self.tuning.settle_seconds == SILENT_SECONDS:
-            tuning = dataclasses.replace(self.tuning, settle_seconds=silent_after(hold_max_seconds))
-            self = dataclasses.replace(self, tuning=tuning)
-        if self.silent_seconds == SILENT_SECONDS:
-            return dataclasses.replace(self, silent_seconds=silent_after(hold_max_seconds))
-        return self
+        silent = silent_after(hold_max_seconds) if self.silent_seconds == SILENT_SECONDS else self.silent_seconds
+        settle = self.tuning.settle_seconds
+        if settle == SILENT_SECONDS:
+            settle = silent_after(min(hold_max_seconds, longest_hold(silent)))
+        tuning = dataclasses.replace(self.tuning, settle_seconds=settle)
+        return dataclasses.replace(self, silent_seconds=silent, tuning=tuning)
 
     def checks_over_nodes(self, kind: ValidationKind, tier: Tier) -> tuple[str, ...]:
         """What nodes run together. Never empty: without deep checks a validation of training runs collectives."""

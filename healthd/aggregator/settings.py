@@ -70,8 +70,8 @@ class AggregatorSettings:
 
     hold_max_seconds: float = 25.0
     """Longest time that an answer is delayed if the caller asked to wait: load balancers close connections after 30 or
-    60 s. Where none stands between, 60 s halves the load of a fleet of more than 10,000 nodes: each node is told how
-    long to ask for, 25 s up to 5,000 nodes. A node is then taken for silent later; see `policy.silent`."""
+    60 s. Without a load balancer in between, 60 s halves the load of a fleet of more than 10,000 nodes: each node is
+    told how long to ask for, 25 s up to 5,000 nodes. A node is then taken for silent later; see `policy.silent`."""
 
     read_timeout_seconds: float = 10.0
     """Time limit for receiving a request's body, so that a slow or dead client does not block a place."""

@@ -68,7 +68,7 @@ class SyncSettings:
     to a leader that `aggregators` does not list."""
 
     wait_seconds: float = 60.0
-    """Longest time that the aggregator may wait before it answers a sync; it says how long it likes to, 25 s unless
+    """Longest time that the aggregator may wait before it answers a sync; it states the time it prefers, 25 s unless
     `aggregator.hold_max` allows more. Set less where a load balancer closes connections sooner."""
 
     full_seconds: float = 300.0

@@ -148,6 +148,8 @@ class SyncClient:
         # What the aggregator has.
         self._known_digest: str | None = None
         self._known: NodeState | None = None
+        # An older aggregator does not know `use`: it asks for everything each time.
+        self._use_is_known = True
         self._full_at = 0.0
         self._sent: tuple[str, Mapping[str, OrderReport]] | None = None
         self._trouble = LogOnce(log)
@@ -252,7 +254,7 @@ class SyncClient:
         """Connect; the first request is not held, so that both sides know each other at once. UnreachableError."""
         await self._close()
         self._connection = await self._connect_to(url)
-        self._known_digest, self._known, self._full_at = None, None, 0.0
+        self._known_digest, self._known, self._full_at, self._use_is_known = None, None, 0.0, True
         # Known before the first request, and renewed whenever the route may have changed.
         self._store.set_peer_address(self._connection.peer_address)
         self._connected = True  # not before: what is new goes with the first request, and not beside it
@@ -311,7 +313,7 @@ class SyncClient:
         if self._clock.boot() - sent_at > wait_seconds + 2 * SLACK_SECONDS:
             raise UnreachableError(f"aggregator {connection.url}: its answer is too old to act on")
         self.apply(request, answer, sent_at)
-        if answer.retry_after_seconds > 0:
+        if answer.retry_after_seconds > 0 and request.use is None:  # somebody waits for what it says
             await asyncio.sleep(min(answer.retry_after_seconds, self._settings.backoff_max_seconds))
 
     def compose(self) -> SyncRequest:
@@ -345,7 +347,7 @@ class SyncClient:
     def _use(self, state: NodeState, digest: str) -> Use | None:
         """Who uses the node, where nothing else has changed since the state that the aggregator has."""
         known, since = self._known, self._known_digest
-        if known is None or since is None or since == digest:
+        if not self._use_is_known or known is None or since is None or since == digest:
             return None
         use = Use(since=since, allocated=state.allocated, leases=state.leases, running=state.running)
         return use if digest_of(_used(known, use)) == digest else None
@@ -363,6 +365,7 @@ class SyncClient:
         if last is not None and answer.issuer == last.issuer and answer.seq <= last.seq and sent_at < self._answered_at:
             return False
         if answer.send_all:
+            self._use_is_known = self._use_is_known and request.use is None
             self._known_digest = self._known = None
         elif request.use is not None and request.use.since == self._known_digest and self._known is not None:
             self._known_digest, self._known = request.digest, _used(self._known, request.use)

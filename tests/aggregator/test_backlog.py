@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from healthd.aggregator.backlog import SLICE_SECONDS, URGENT_SECONDS, Backlog, arrived, at_ease
+from healthd.aggregator.backlog import SLICE_SECONDS, URGENT_SECONDS, Backlog, at_ease
 
 SYNC_SECONDS = 0.0005
 GATE_STEPS, STEP_SECONDS = 8, 0.001
@@ -63,7 +63,6 @@ async def test_what_is_urgent_waits_for_nothing_until_it_is_at_ease() -> None:
     time = Time()
     backlog = Backlog(clock=time)
     with backlog.urgent():
-        assert arrived() == time.now
         for _ in range(100):
             backlog.do(time.work(SYNC_SECONDS))
         assert await gate(time) == pytest.approx(GATE_STEPS * STEP_SECONDS)
@@ -71,7 +70,6 @@ async def test_what_is_urgent_waits_for_nothing_until_it_is_at_ease() -> None:
         at_ease()  # it waits for nodes now
         await turns(50)
         assert len(backlog) == 0
-    assert arrived() is None
 
 
 async def test_a_stream_of_urgent_work_leaves_the_backlog_half_of_the_time() -> None:
@@ -109,3 +107,29 @@ async def test_at_rest_it_works_at_once_and_wakes_nobody() -> None:
     assert done == [1]
     await turns(2)
     assert not asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+
+
+async def test_a_flood_of_what_claims_to_be_prior_leaves_a_third_to_the_rest() -> None:
+    time = Time()
+    backlog, done = Backlog(clock=time), list[str]()
+    with backlog.urgent():
+        for _ in range(30):
+            backlog.do(time.work(SYNC_SECONDS, lambda: done.append("prior")), prior=True)
+        backlog.do(time.work(SYNC_SECONDS, lambda: done.append("a sync")))
+    await turns(2)
+    assert "a sync" in done[:3]
+
+
+async def test_work_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    time = Time()
+    backlog, done = Backlog(clock=time), list[int]()
+
+    def fails() -> None:
+        raise RuntimeError("broken")
+
+    with backlog.urgent():
+        backlog.do(fails)
+        backlog.do(time.work(SYNC_SECONDS, lambda: done.append(1)))
+    await turns(3)
+    assert done == [1]
+    assert "broken" in caplog.text

@@ -114,6 +114,19 @@ async def test_a_person_who_quarantines_a_node_ends_its_screening() -> None:
         assert here.world.orders("n1") == ()
 
 
+async def test_a_node_that_is_forgotten_ends_its_screening_and_no_other(tmp_path: Path) -> None:
+    async with site(Idle("n1", "n2")) as here:
+        await here.turn()
+        (name,) = here.world.screened()
+        await here.run.engine.forget(name, "ana")
+        await here.turn(61.0)
+        (other,) = here.world.screened()
+        assert {name, other} == {"n1", "n2"}
+        here.world.finish(other)
+        await here.turn(4 * 3600.0)  # long after the run on the forgotten node would have been late
+        assert await here.kinds(other) == ["screened"]
+
+
 async def test_the_next_aggregator_knows_what_had_passed_and_withdraws_what_runs(tmp_path: Path) -> None:
     url, world = f"sqlite:///{tmp_path}/a.db", Idle("n1", "n2")
     async with site(world, url=url) as here:

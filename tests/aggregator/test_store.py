@@ -30,6 +30,7 @@ from healthd.aggregator.store.rows import (
     PutNode,
     PutOutcome,
     PutRecord,
+    apply_changes,
 )
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import ConfigError, HealthdError, StoreError
@@ -37,6 +38,7 @@ from healthd.core.model import Verdict
 from tests.aggregator.store_kit import QUARANTINE, ended, gate
 from tests.aggregator.world import NOW, POLICY, lease, state
 from tests.every import every
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 
@@ -352,7 +354,8 @@ async def test_more_records_go_in_one_transaction_than_a_statement_has_parameter
 
     store = Store.open(url)
     await store.write([PutRecord(kind=Kind.QUARANTINE, key=name, record=QUARANTINE) for name in ("n1", "kept")])
-    await store.write([PutRecord(kind=Kind.QUARANTINE, key=name, record=None) for name in names])
+    gone = [PutRecord(kind=Kind.QUARANTINE, key=name, record=None) for name in names]
+    await store.run(lambda connection: apply_changes(connection, gone), seconds=60.0 * PATIENCE)
     assert set(store.load().quarantines) == {"kept"}
     store.close()
 

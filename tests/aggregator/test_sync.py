@@ -397,3 +397,27 @@ def test_syncs_leave_nothing_behind_for_the_garbage_collector(tmp_path: Path) ->
         writer.close()
 
     scenario(test, tmp_path)
+
+
+def test_what_waits_for_its_turn_when_the_lead_is_lost_takes_the_long_way(tmp_path: Path) -> None:
+    async def run() -> None:
+        settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
+        registry = fleet(time.monotonic)  # type: ignore[arg-type]
+        answers: list[str] = []
+
+        async def elsewhere(scope: Any, receive: Any, send: Any) -> None:
+            answers.append(scope["path"])
+            await send({"type": "http.response.start", "status": 421, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        app = SyncEndpoint(nothing_behind, fleet=registry, guard=Guard(None), settings=settings, leads=lambda: False)
+        sock = bind(settings.listen)
+        async with (
+            Server(elsewhere, [sock], direct=app),
+            httpx.AsyncClient(base_url=f"http://{address_of(sock)}", timeout=60.0) as client,
+        ):
+            response = await Line(registry, client).post(Node(registry, time.monotonic).request(state()), "?wait=0")  # type: ignore[arg-type]
+        assert (response.status_code, answers) == (421, ["/v1/nodes/n1/sync"])
+        assert registry.syncs == 0
+
+    asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))

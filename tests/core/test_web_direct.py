@@ -127,3 +127,24 @@ async def test_a_server_that_stops_answers_what_is_held_first() -> None:
         assert await answer(reader) == b"bye"
         assert await reader.read() == b""
         await stopping
+
+
+async def test_a_request_is_answered_once_though_it_is_handed_over_late() -> None:
+    async with serving() as (holding, _, address), connected(address) as (reader, writer):
+        writer.write(post(b"hold"))
+        await holding.came.wait()
+        (request,) = holding.held
+        request.hand_over()
+        assert holding.gone.is_set(), "who held it forgets it"
+        assert json.loads(await answer(reader))[-1] == "hold"
+        request.respond(b"twice")
+        request.hand_over()
+        writer.write(post(b"next"))
+        assert await answer(reader) == b"direct next"
+
+
+async def test_chunked_bodies_are_the_applications() -> None:
+    async with serving() as (_, _, address), connected(address) as (reader, writer):
+        head = b"POST /direct HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+        assert json.loads(await answer(reader))[-1] == "ab"

@@ -35,8 +35,15 @@ SMALL += "[checks.load]\nmax_load_per_core_ratio = 1000.0\n"  # how busy the mac
 NO_RULES = "rules_observe = ['soft', 'hard']\n"
 OPENED = """[gate]
 callers_may = ["lease", "mode"]
+
+[screening]
+tier = "deep"
+pools = ["none"]
 """
-"""The gates of these tests leave the nodes free for the next one, and one of them only watches."""
+"""
+The gates of these tests leave the nodes free for the next one, and one of them only watches. Screening has its metrics,
+and no node.
+"""
 VALUES = {
     "job": "healthd-node",
     "aggregator_job": "healthd-aggregator",

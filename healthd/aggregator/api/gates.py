@@ -50,7 +50,7 @@ from healthd.aggregator.api.handling import (
     problems,
 )
 from healthd.aggregator.api.nodes import PersonDecision, checked, end_of, owner_of
-from healthd.aggregator.backlog import arrived
+from healthd.aggregator.backlog import ARRIVED
 from healthd.aggregator.engine import Engine, GivenBack, Rights, RollCallAnswer, RollCallBody, less_than_policy
 from healthd.aggregator.gate.records import Gate, LeaseRow, LeaseState, Override
 from healthd.aggregator.identity.tokens import AuthError, Caller, Scope
@@ -143,12 +143,13 @@ async def ask(request: Request, response: Response, caller: GateCaller, wait: Wa
     collective, lease) need `gate.callers_may`, else the answer is 403.
     """
     parts = parts_of(request)
-    began = arrived() or time.perf_counter()
+    began = ARRIVED.get() or time.perf_counter()
     asked = _of_caller(caller, asked)
     _check_floor(parts, caller, asked)
     _check_asked(parts, caller, asked)
     with _held(parts, caller, wait, None if asked.join is None else asked.join.node):
-        gate = await _asked(parts, caller, asked, wait)
+        with parts.fleet.backlog.urgent():  # until its first transaction is on disk
+            gate = await _asked(parts, caller, asked, wait)
         if gate.decision is not None and wait > 0 and (held := await parts.engine.confirm(gate, wait)) is not None:
             response.headers["retry-after"] = str(HOLD_RETRY_SECONDS)
             return held

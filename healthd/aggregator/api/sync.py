@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
+from healthd.aggregator.backlog import ARRIVED
 from healthd.aggregator.fleet import ANYBODY, Fleet, Speaker
 from healthd.aggregator.identity.tokens import AuthError, Caller, Guard, Scope, key_hash
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import BadInputError, HealthdError
 from healthd.core.http.server import DirectRequest, keep_connection
-from healthd.core.model import PROTOCOL, NodeState, SyncRequest
+from healthd.core.model import PROTOCOL, NodeState, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
 
 log = logging.getLogger(__name__)
@@ -68,23 +70,26 @@ class SyncEndpoint:
         guard: Guard,
         settings: AggregatorSettings,
         on_state: Callable[[NodeState], None] = lambda _: None,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_state` hears each state that a node's daemon has sent and that was taken in."""
+        """
+        `on_state` hears each state that a node's daemon has sent and that was taken in. Once it does not lead any more,
+        what has not had its turn takes the long way.
+        """
+        self._leads = leads
         self._backlog = fleet.backlog
         self._on_state = on_state
         self._behind = behind
         self._fleet = fleet
         self._guard = guard
         self._settings = settings
+        self._most_seconds = min(settings.hold_max_seconds, fleet.hold_max_seconds)
         self._max_bytes = settings.max_state_bytes + AROUND_STATE_BYTES
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         match = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if match is None and scope.get("method") == "POST" and scope["path"] == "/v1/gates":
-            with self._backlog.urgent():  # until its first transaction is on disk
-                await self._behind(scope, receive, send)
-            return
         if match is None:
+            ARRIVED.set(time.perf_counter())
             await self._behind(scope, receive, send)
             return
         try:
@@ -120,8 +125,10 @@ class SyncEndpoint:
     def _taken(self, request: DirectRequest) -> bool:
         """Whether it is answered, or will be; if not, nothing was changed."""
         match, headers = _DIRECT.fullmatch(request.url), dict(request.headers)
-        if match is None or len(request.body) > self._max_bytes or request.disconnected:
-            return request.disconnected
+        if request.disconnected:
+            return True
+        if match is None or len(request.body) > self._max_bytes or not self._leads():
+            return False
         node = match[1].decode("ascii")
         caller = self._guard.admit_at_once(_said(headers), Scope.SYNC)
         key = headers.get(KEY_HEADER, b"").decode("latin-1")
@@ -131,20 +138,27 @@ class SyncEndpoint:
         said = decode(request.body, SyncRequest, what="sync")
         if said.protocol != PROTOCOL:
             return False
-        wait_seconds = min(float(match[2]), self._settings.hold_max_seconds)
-        keep_connection(request.scope)
+        wait_seconds = min(float(match[2]), self._most_seconds)
+
+        def respond(answer: SyncAnswer) -> None:
+            keep_connection(request.scope)
+            request.respond(encode(answer))
+
         gone = self._fleet.sync_at_once(
             node,
             key_hash(key),
             said,
             wait_seconds,
-            lambda answer: request.respond(encode(answer)),
+            respond,
             speaker=_speaker(caller),
         )
         if gone is None:
             return False
         request.on_gone = gone
-        self._tell_of_state(node, said)
+        try:
+            self._tell_of_state(node, said)
+        except Exception:
+            log.exception("%s: its state was taken in, and could not be looked at", node)
         return True
 
     def _tell_of_state(self, node: str, said: SyncRequest) -> None:
@@ -167,7 +181,7 @@ class SyncEndpoint:
             raise HttpError(
                 401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
             )
-        wait_seconds = min(wait_seconds, self._settings.hold_max_seconds)
+        wait_seconds = min(wait_seconds, self._most_seconds)
         body = await read_body(
             receive,
             headers,

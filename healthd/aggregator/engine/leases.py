@@ -180,6 +180,7 @@ class LeaseReconciler:
             self._fleet_state.close_lease(batch, self._fleet_state.leases[lease_id], "the node was forgotten")
         if node in self._fleet_state.quarantines:
             self._fleet_state.put_quarantine(batch, node, None, why=f"the node was forgotten by {owner}")
+        self._fleet_state.end_screening(node)
         batch.changes.append(ForgetNode(node=node))
         batch.event(node, "forgotten", f"by {owner}")
         batch.forgotten.add(node)

@@ -462,10 +462,8 @@ class CompactState:
         found = self._event
         if found is None or found.seconds is None:
             return found
-        aged_since, age = self.at, self._ages.get(EVENTS_CHECK)
-        if age is None:
-            aged_since, age = self._received_at, self._event_age
-        return dataclasses.replace(found, seconds=found.seconds - age - (now - aged_since))
+        # The seconds are of the state that came, so they count from its age, whatever the check has found since.
+        return dataclasses.replace(found, seconds=found.seconds - self._event_age - (now - self._received_at))
 
     def _reasons(self) -> tuple[Reason, ...]:
         """What was added, as reasons."""

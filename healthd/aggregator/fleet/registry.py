@@ -149,7 +149,7 @@ class Fleet:
         self.accused: Callable[[str], Reason | None] = lambda _node: None
         """The accusation by a validation that stands against a node, which its next sync carries."""
         self._max_nodes = max_nodes
-        self._hold_max_seconds = hold_max_seconds
+        self.hold_max_seconds = hold_max_seconds
         self._records: dict[str, NodeRecord] = {}
         self._names: list[str] = []
         self._known_as = Names()
@@ -712,7 +712,7 @@ class Fleet:
             retry_after_seconds=min(jitter, 10.0),
             quarantine=record.quarantine,
             accused=self.accused(record.node),
-            hold_seconds=hold_seconds(len(self._names), self._hold_max_seconds) * random.uniform(1 - HOLD_JITTER, 1.0),  # noqa: S311
+            hold_seconds=hold_seconds(len(self._names), self.hold_max_seconds) * random.uniform(1 - HOLD_JITTER, 1.0),  # noqa: S311
         )
 
     def _answer_former(self, record: NodeRecord, request: SyncRequest) -> SyncAnswer:

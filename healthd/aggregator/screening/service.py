@@ -130,6 +130,7 @@ class Screening:
         self._queued: set[str] = set()
         self._unwritten: dict[str, Screened] = {}
         self._events: list[PutEvent] = []
+        self._accused: tuple[Accuse, ...] = ()
         self._failed: dict[tuple[str, str], dict[str, float]] = {}  # by label and value: when which node failed last
         self._pause = min(PLAN_SECONDS, settings.every_seconds / PLANS_EACH_REST)
         self._plan_at = -math.inf
@@ -177,13 +178,16 @@ class Screening:
             for start in self._plan(now):
                 orders |= self._begin(start, now)
         written = list(self._unwritten.values())
-        events, self._events = self._events, []
-        if orders or accused or events:
+        self._accused = (*self._accused, *accused)
+        if orders or self._accused or self._events:
+            events, found = tuple(self._events), self._accused
             try:
-                await self._engine.screen(orders, events, accused)
+                await self._engine.screen(orders, events, found)
             except StoreError:
                 self._running.clear()  # what was ordered is not known: what stands is withdrawn in the next turn
                 raise
+            del self._events[: len(events)]
+            self._accused = self._accused[len(found) :]
         self._drop_unwanted()
         if written:
             await self._store.write([PutRecord(kind=Kind.SCREENED, key=one.node, record=one) for one in written])
@@ -283,7 +287,8 @@ class Screening:
         if not over and not lost and now < one.ends_at + LATE_SECONDS:
             return False
         self._look(name, now)
-        known = self._known[name]
+        if (known := self._known.get(name)) is None:
+            return True  # it was forgotten
         checks = order.run.checks if order.run is not None else ()
         rest = _left(one, known, checks)
         failed = one.before is not None and known.screened.failures > one.before.failures
@@ -301,7 +306,7 @@ class Screening:
 
     def _note_yield(self, one: Running, name: str, now: float, who: str, done: str = "") -> None:
         """A node is wanted, or quarantined. What passed on it counts."""
-        self._note(name, now, "screening yields", f"{one.work(name)}{done}: {who} wanted elsewhere or quarantined")
+        self._note(name, now, "screening yields", f"{one.work(name)}{done}: {who} needed by a job, or quarantined")
 
     def _rest(self, name: str, now: float) -> None:
         """A screening has ended without a pass: the node is not tried again at once."""
@@ -363,13 +368,15 @@ class Screening:
     def _partners(self, one: Running, count: int) -> tuple[str, ...]:
         """Free nodes of the pool for the search for who is at fault, within the share."""
         kinds = {known.kind for name in one.nodes if (known := self._known.get(name)) is not None}
-        busy = self._pools_running()
+        busy, wanted = self._pools_running(), self._engine.pools_wanted()
         room = plan.limit(self.settings, self._sizes().get(one.pool, 0)) - sum(p == one.pool for p in busy.values())
         found: list[str] = []
         for name, known in self._known.items():
             if len(found) >= min(count, room):
                 break
-            if (known.pool or "") == one.pool and known.kind in kinds and name not in busy and self._is_free(name):
+            if (known.pool or "") != one.pool or known.kind not in kinds or name in busy or known.pool in wanted:
+                continue
+            if self._is_free(name):
                 found.append(name)
         return tuple(found)
 

@@ -327,12 +327,17 @@ class DirectRequest:
         transport.write(head + end + body)
         if not self.keep_alive:
             transport.close()
-        self._connection.on_response_complete()
+        self._connection.answered()
 
     def hand_over(self) -> None:
-        """Let the application answer it after all."""
-        if not self.disconnected:
-            self._connection.start_application(self)
+        """Let the application answer it after all; whoever waits to answer it is told to forget it."""
+        if self.disconnected or self.response_complete:
+            return
+        on_gone, self.on_gone = self.on_gone, None
+        if on_gone is not None:
+            on_gone()
+        self.response_complete = True  # not by this object
+        self._connection.start_application(self)
 
     def gone(self) -> None:
         """The peer has gone."""
@@ -416,8 +421,9 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, dict(app_state))
         self._direct = direct
-        # The one that has begun in the piece that is read now.
+        # The one that has begun in the piece that is read now, and the one that has no answer yet.
         self._arriving: DirectRequest | None = None
+        self._unanswered: DirectRequest | None = None
         self._listener, self._asking, self._owner_only = listener, asking, owner_only
         self._pending: Pending | None = pending
         self._limits = asking.limits
@@ -434,9 +440,10 @@ class Connection(HttpToolsProtocol):
         self._asking.discard(self)
         if self._pending is not None:
             self._listener.gone(self._pending)
-        if isinstance(request := self._current(), DirectRequest):
+        if self._unanswered is not None:
+            self._unanswered.gone()
+        if isinstance(self._current(), DirectRequest):
             self.cycle = None  # type: ignore[assignment]
-            request.gone()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -455,6 +462,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._unset_keepalive_if_required()  # the one before was answered in the same piece
         self._head_done()
         self._in_head, self._head_bytes = True, 0
 
@@ -470,8 +478,9 @@ class Connection(HttpToolsProtocol):
         # Requests of peers that are gone take a moment to end, or are held back to their time.
         full = not self._asking.make_room(self) or len(self.tasks) >= 2 * self._limits.connections
         if not full and self._is_direct():
-            self._arriving = DirectRequest(self, keep_alive=self.parser.should_keep_alive())
+            self._arriving = self._unanswered = DirectRequest(self, keep_alive=self.parser.should_keep_alive())
             self.cycle = self._arriving  # type: ignore[assignment]
+            self._note_state()
             return
         self.limit_concurrency = 0 if full else None  # with 0 uvicorn answers this one request 503
         super().on_headers_complete()
@@ -508,6 +517,7 @@ class Connection(HttpToolsProtocol):
             and self.parser.get_method() == b"POST"
             and self.parser.get_http_version() == "1.1"
             and not self.parser.should_upgrade()
+            and not any(name == b"transfer-encoding" for name, _ in self.headers)
             and self._direct.wants(self.url)
         )
 
@@ -535,10 +545,16 @@ class Connection(HttpToolsProtocol):
         cycle.body += request.body
         cycle.more_body = request.more_body
         cycle.message_event.set()
-        self._arriving = None
+        self._arriving = self._unanswered = None
         if self._current() is request:
             self.cycle = cycle
+            self._note_state()
         self._start_asgi_task(cycle, self.app)
+
+    def answered(self) -> None:
+        """A direct request has its answer."""
+        self._unanswered = None
+        self.on_response_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

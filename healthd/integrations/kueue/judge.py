@@ -43,6 +43,9 @@ then, so that nothing has to be waited for."""
 WATCH_SECONDS = 2.0
 """How often nodes are looked at: of a running Workload that is evicted when one of them turns bad, and of one that is
 Ready and waits for Kueue."""
+TAKEN_BACK_SECONDS = 5.0
+"""So long Kueue has to admit before a Ready is taken back because a node turned bad; usually it needs one second. An
+override may grant bad nodes, and Kueue needs some time in which such a grant stands."""
 MARK_SECONDS = 60
 """So often at most a running Workload's bad nodes are asked about by another gate."""
 LEASE_SECONDS = 30 * 86400.0
@@ -224,7 +227,7 @@ def _ready(workload: Workload, check: AdmissionCheck, state: CheckState, known: 
             "it was granted for another quota reservation" if stale else f"Kueue did not admit in {span(READY_SECONDS)}"
         )
         return Step(write=_renewed(workload, state, f"taken back: {why}; the gate is asked again", now))
-    if keep is not None and known.unfit and now - state.since >= WATCH_SECONDS:  # Kueue is away, or slow
+    if keep is not None and known.unfit and now - state.since >= TAKEN_BACK_SECONDS:  # Kueue is away, or slow
         why = f"a node turned bad before Kueue admitted: {_told(known.unfit)}"
         return Step(write=_renewed(workload, state, f"taken back: {why}; the gate is asked again", now))
     return Step(keep=keep, due=min(state.since + READY_SECONDS, now + WATCH_SECONDS))

@@ -17,6 +17,7 @@ from checks import catalog
 from deploy.batch import definitions, hosts
 from healthd.cli.hooks.preflight import preflight
 from healthd.integrations.batch import launcher
+from healthd.integrations.batch.settings import BatchActuatorSettings
 from healthd.postmortem import EXIT_CODES
 from tests.deploy.aws_kit import complaints, load_settings
 from tests.every import every
@@ -321,6 +322,5 @@ def test_settings_in_the_docs_are_settings_that_healthd_has(page: str, tmp_path:
         settings = load_config(Settings, file=file, environ={}, arguments={}, defaults=defaults)
         assert settings.actuator.kind == "batch"
         assert settings.actuator.mode == "observe"
-        assert settings.actuator.batch.compute_environments == (
-            load("compute-environment.json")["computeEnvironmentName"],
-        )
+        drained = settings.actuator.of("batch", BatchActuatorSettings).compute_environments
+        assert drained == (load("compute-environment.json")["computeEnvironmentName"],)

@@ -21,7 +21,7 @@ from healthd.integrations.kueue.controller import (
     REFUSED_SECONDS,
     Queues,
 )
-from healthd.integrations.kueue.judge import READY_SECONDS, WATCH_SECONDS, Answer, Write
+from healthd.integrations.kueue.judge import READY_SECONDS, TAKEN_BACK_SECONDS, Answer, Write
 from healthd.integrations.kueue.workloads import GatedPod, Terms, Workload
 from tests.integrations.kueue import player
 from tests.integrations.kueue.world import World, sentence
@@ -396,7 +396,7 @@ def test_a_node_that_turns_bad_while_kueue_is_away_starts_no_pods() -> None:
         assert state(found, "a") == "Ready"
         bad, _ = next(iter(found.gates.values())).nodes
         found.unfit_nodes = {bad: "link is down"}
-        found.now += WATCH_SECONDS + 1
+        found.now += TAKEN_BACK_SECONDS + 1
         await found.run_pass()
         assert (state(found, "a"), f"node {bad}: link is down" in said(found, "a")) == ("Pending", True)
         found.now += 2

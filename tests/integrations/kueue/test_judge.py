@@ -9,7 +9,15 @@ import pytest
 
 from healthd.core.evidence import reason
 from healthd.core.model import AdmittedNode, Decision, GateRequest, Verdict
-from healthd.integrations.kueue.judge import READY_SECONDS, WATCH_SECONDS, Known, Refusal, Step, attempt_of, judge
+from healthd.integrations.kueue.judge import (
+    READY_SECONDS,
+    TAKEN_BACK_SECONDS,
+    Known,
+    Refusal,
+    Step,
+    attempt_of,
+    judge,
+)
 from healthd.integrations.kueue.workloads import (
     AdmissionCheck,
     Flavor,
@@ -325,7 +333,7 @@ def test_a_ready_is_taken_back_when_a_node_turns_bad_before_kueue_admits() -> No
     found, unfit = ready(admitted=False), {"n2": "link is down"}
     (check,) = read(found).checks
     assert judged(read(found), now=check.since, unfit=unfit).write is None
-    step = judged(read(found), now=check.since + WATCH_SECONDS, unfit=unfit)
+    step = judged(read(found), now=check.since + TAKEN_BACK_SECONDS, unfit=unfit)
     assert (wrote(step)[0], "node n2: link is down" in wrote(step)[1], step.keep) == ("Pending", True, None)
     assert judged(read(ready(admitted=False, bound=False)), now=check.since + 3, unfit=unfit).write is None, (
         "observe mode"

@@ -29,7 +29,8 @@ def upgrade() -> None:
         first, *_, last = (*some, *some)
         for row in connection.execute(FAULTS, {"first": first, "last": last}).mappings():
             fault = {"node": row["node"], "check": row["check_name"], "code": row["code"]}
-            some[row["gate"]]["faults"].append({**fault, "out": bool(row["left_out"])})
+            if row["gate"] in some:
+                some[row["gate"]]["faults"].append({**fault, "out": bool(row["left_out"])})
         for one in some.values():
             one.update(alarmed=bool(one["alarmed"]), clean=bool(one["clean"]))
         connection.execute(WRITE, [{"key": gate, "record": json.dumps(one)} for gate, one in some.items()])
