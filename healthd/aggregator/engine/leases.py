@@ -4,8 +4,8 @@ Leases: reconciles the leases in memory with what nodes report, and detects the 
 A node that took orders from another database, or holds a lease or quarantine that this database must have created but
 does not contain, is a witness of the loss. A node can report anything, so a share of the fleet decides, and only for a
 while after the database was opened: later it cannot have been replaced. Without a witness that holds such a lease or
-quarantine nothing was lost, as after a new installation. What a single node claims is handled by `reports`, for that
-node alone.
+quarantine nothing was lost, as after a new installation. What a single node claims counts for that node
+alone.
 
 Also here:
 

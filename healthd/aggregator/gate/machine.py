@@ -415,7 +415,7 @@ def _advance(context: StepContext) -> Hold | Reject | Admit:
     """Take the gate through as many phases as it can, and say how the step ends."""
     if context.snapshot.recovering is not None:
         return Hold((reason("Recovering", context.snapshot.recovering),))
-    pending = rendezvous.collect_members(context)
+    pending = rendezvous.collect_members(context) if context.gate.request.join is not None else None
     if pending is not None:
         return pending
     impossible = _never_possible(context)
@@ -475,8 +475,9 @@ def _conclude(context: StepContext, end: Hold | Reject | Admit) -> None:
         context.gate.deadline,
         extra_nodes_until(context),
         end.wake_at,
-        rendezvous.wake_at(context),
     ]
+    if context.gate.request.join is not None:
+        times.append(rendezvous.wake_at(context))
     times += [found.wake_at for found in context.assessments.values()]
     times += [grant.granted_at + context.policy.tuning.lease_ack_seconds for grant in context.gate.granted.values()]
     # A millisecond later, because some bounds must be passed and not only reached.

@@ -10,7 +10,8 @@ What belongs to one phase alone is in the record of that phase, which is also ho
 
 Also here:
 
-- effects: what a step wants done, committed with gate' in one transaction, then carried out; each may be repeated;
+- effects: what a step wants done, applied to memory and committed with gate' in one transaction; each may be
+  repeated;
 - who has a node, by the engine: claims, leases as the aggregator keeps them, and overrides.
 """
 
