@@ -125,8 +125,8 @@ def test_every_row_of_what_was_verified_has_its_date() -> None:
 
 def test_the_walks_of_the_architecture_lead_through_files_that_exist() -> None:
     walks = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## Three walks")[2]
-    files = re.findall(r"^\d+\. `([^`]+)`: ", walks, flags=re.MULTILINE)
-    assert len(files) == 29
+    files = re.findall(r"`((?:checks|healthd)/[^`]+\.py)`", walks)
+    assert len(files) > 29
     assert [name for name in files if not (ROOT / name).is_file()] == []
 
 
