@@ -255,9 +255,9 @@ class Walk:
 
 
 WALKS = {
-    "result": Walk(passive_result, most_files=46, aim=20),
-    "admission": Walk(admission, most_files=46, aim=35),
-    "validation": Walk(validation, most_files=68, aim=35),
+    "result": Walk(passive_result, most_files=46, aim=30),
+    "admission": Walk(admission, most_files=46, aim=32),
+    "validation": Walk(validation, most_files=68, aim=48),
 }
 
 
