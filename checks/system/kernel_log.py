@@ -297,8 +297,8 @@ def find_stages(
     """
     The stage of each fault that a reset cures.
 
-    What an earlier look has seen counts where its lines are no longer in the log, because then all that is in the log
-    came later; else the log itself is read anew.
+    If the lines that an earlier look saw have left the log, what it saw counts, because all that is in the log now came
+    later. Otherwise the log itself is read again.
     """
     first = next((stamp for stamp, _ in lines if stamp is not None), None)
     stages: dict[Key, Stage] = {}

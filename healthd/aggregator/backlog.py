@@ -1,7 +1,7 @@
 """
 The order of work on the event loop: syncs, which come by the hundred, give way to gates.
 
-One gate of 64 nodes makes 64 nodes answer at once, several times. First come, first served, the next gate would wait
+One gate of 64 nodes makes 64 nodes answer at once, several times. Served in order of arrival, the next gate would wait
 for all of them at each of its steps. So work that may wait is done in slices: at most `SLICE_SECONDS` of it in one turn
 of the loop, and none while something urgent is under way, for `URGENT_SECONDS` at most.
 """
@@ -37,7 +37,7 @@ class Urgency:
 
     def end(self) -> None:
         """It is done, or waits for something that the backlog may bring."""
-        self._backlog.calm(self)
+        self._backlog.ended(self)
 
 
 _URGENCY: ContextVar[Urgency | None] = ContextVar("URGENCY", default=None)
@@ -49,7 +49,7 @@ class Backlog:
     """
     Work that may wait, on one event loop. `do` does it at once while there is time in this turn and nothing waits.
 
-    `prior` goes before the rest, two pieces of it for one: what a gate waits for. Work that raises is logged.
+    `prior` is what a gate waits for: two of three pieces, as long as there are some. Work that raises is logged.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -80,7 +80,7 @@ class Backlog:
 
     @contextlib.contextmanager
     def urgent(self) -> Iterator[None]:
-        """What runs within is urgent, until it ends or calls `at_ease`."""
+        """What runs within is urgent, until it ends or calls `no_longer_urgent`."""
         urgency = Urgency(self)
         self._urgent.add(urgency)
         token = _URGENCY.set(urgency)
@@ -90,12 +90,11 @@ class Backlog:
             _URGENCY.reset(token)
             urgency.end()
 
-    def calm(self, urgency: Urgency) -> None:
-        """That is urgent no more."""
-        if urgency in self._urgent:
-            self._urgent.discard(urgency)
-            if len(self):
-                self._go_on()
+    def ended(self, urgency: Urgency) -> None:
+        """That is no longer urgent. Safe to repeat."""
+        self._urgent.discard(urgency)
+        if len(self):
+            self._go_on()
 
     def _held_back(self) -> bool:
         """Whether something urgent is under way. After `URGENT_SECONDS` of that the backlog has as long for itself."""
@@ -153,7 +152,7 @@ class Backlog:
         self._spent += self._clock() - began
 
 
-def at_ease() -> None:
-    """What is under way in this context is urgent no more: it waits for nodes now."""
+def no_longer_urgent() -> None:
+    """What is under way in this context waits for nodes from now on."""
     if (urgency := _URGENCY.get()) is not None:
         urgency.end()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from healthd.aggregator.backlog import SLICE_SECONDS, URGENT_SECONDS, Backlog, at_ease
+from healthd.aggregator.backlog import SLICE_SECONDS, URGENT_SECONDS, Backlog, no_longer_urgent
 
 SYNC_SECONDS = 0.0005
 GATE_STEPS, STEP_SECONDS = 8, 0.001
@@ -59,7 +59,7 @@ async def test_a_gate_waits_at_most_a_slice_at_each_of_its_steps() -> None:
     assert done == list(range(400)), "in the order in which they came"
 
 
-async def test_what_is_urgent_waits_for_nothing_until_it_is_at_ease() -> None:
+async def test_what_is_urgent_waits_for_nothing_until_it_is_urgent_no_longer() -> None:
     time = Time()
     backlog = Backlog(clock=time)
     with backlog.urgent():
@@ -67,7 +67,7 @@ async def test_what_is_urgent_waits_for_nothing_until_it_is_at_ease() -> None:
             backlog.do(time.work(SYNC_SECONDS))
         assert await gate(time) == pytest.approx(GATE_STEPS * STEP_SECONDS)
         assert len(backlog) == 100
-        at_ease()  # it waits for nodes now
+        no_longer_urgent()  # it waits for nodes now
         await turns(50)
         assert len(backlog) == 0
 

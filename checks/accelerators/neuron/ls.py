@@ -153,7 +153,7 @@ def program_name(command: object) -> str:
 
 
 def devices_of_the_dead(owners: list[dict[str, Any]] | None) -> set[int]:
-    """The numbers of devices with cores that nobody is left to release."""
+    """The numbers of devices with cores whose owner has died, so that it cannot release them."""
     return {index for owner in owners or () if owner["alive"] is False for index in owner["devices"]}
 
 
@@ -175,7 +175,7 @@ def find_chip(kind: str | None, type_name: object) -> Chip | None:
 
 
 def in_force(wanted: int | None, chip: Chip | None) -> int | None:
-    """The configuration that is wanted, unless the chip has it not: then nobody can have meant it for this machine."""
+    """The configuration that is wanted, unless the chip does not have it: then it was meant for another machine."""
     return wanted if wanted is None or chip is None or wanted in chip.lnc else None
 
 

@@ -52,8 +52,8 @@ REQUIRED = ("mem_ecc_uncorrected", "sram_ecc_uncorrected")
 CORRECTED = ("mem_ecc_corrected", "sram_ecc_corrected")
 NEWER = ("mem_ecc_repairable_uncorrected", *CORRECTED)
 COMPONENTS = "unhealthy_components"
-STATE = "reset"  # to read it tells the state of the device; to write it resets the device, which nobody here does
-UNREADABLE = "?"  # in the place of a text that could not be read
+STATE = "reset"  # reading it gives the state of the device; writing it would reset the device, so healthd never does
+UNREADABLE = "?"  # instead of a text that could not be read
 # Of a core. Statuses whose cause is the program that ran (bad input, queue full, wrong NEFF, ...) are not read at all.
 HARDWARE_STATUSES = (
     "hw_error",

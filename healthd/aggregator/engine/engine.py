@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from checks.contract import Tier
-from healthd.aggregator.backlog import at_ease
+from healthd.aggregator.backlog import no_longer_urgent
 from healthd.aggregator.engine import admission
 from healthd.aggregator.engine.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
 from healthd.aggregator.engine.leases import LeaseReconciler
@@ -734,7 +734,7 @@ class Engine:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 result = await future
-            at_ease()
+            no_longer_urgent()
             return result
         except TimeoutError:
             why = self._store.trouble() or "the aggregator is too busy"
