@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 
-from checks.contract import Finding, Status
+from checks.contract import Finding, Measurement, Status
 from healthd.aggregator.fleet.node_record import CompactState
 from healthd.aggregator.fleet.packed_records import KeptState, later, pack_all, unpack_all
 from healthd.core.model import NodeState
@@ -53,3 +53,14 @@ def test_the_version_before_reads_it_and_is_read() -> None:
     (older,) = decode(zlib.decompress(packed), tuple[NodeState, ...], what="evidence")
     assert [result.age_seconds for result in older.results] == [3.0, 3.0], "as it came"
     assert unpack_all(pack_all([older]), what="evidence") == (older,)
+
+
+def test_an_event_counts_from_the_state_that_told_of_it_though_its_check_has_run_since() -> None:
+    left = Measurement(name="scheduled_event_seconds", value=1000.0, lower=None, upper=None, origin="")
+    found = Finding(target="node", status=Status.WARN, message="stop", reason="ScheduledEvent", measurements=(left,))
+    ran = dataclasses.replace(state("n1").results[1], check="scheduled_events", findings=(found,), age_seconds=10.0)
+    compact = CompactState(state("n1", results=(ran,)), 100.0)
+    compact.refresh({"scheduled_events": 1.0}, 160.0)
+    event = compact.event(170.0)
+    assert event is not None
+    assert event.seconds == 1000.0 - 10.0 - 70.0
